@@ -1,0 +1,55 @@
+# Everything a contributor runs. Targets make what they need: a fresh clone needs Python >= 3.10 and nothing else.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint unit gpu docs samples clean
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- environments; the stamps make a second run quick ---------------------------------------------------------------
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml precdoctor-boot.pth requirements/torch.txt | $(BIN)/python
+	@echo "installing precdoctor and torch into $(VENV) ..."
+	$(PIP) install --editable . --requirement requirements/torch.txt
+	@touch $@
+
+$(VENV)/.installed-dev: requirements/dev.txt $(VENV)/.installed
+	@echo "installing the development tools into $(VENV) ..."
+	$(PIP) install --editable . --requirement requirements/dev.txt
+	@touch $@
+
+# --- what people run --------------------------------------------------------------------------------------------------
+
+demo: $(VENV)/.installed  ## record a training run that goes wrong, live, and diagnose it
+	$(BIN)/precdoctor demo
+
+test: lint unit  ## everything continuous integration runs: style, types, tests
+
+lint: $(VENV)/.installed-dev  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-dev  ## the tests alone; make unit ARGS="-k gate" picks some
+	$(PYTEST) -n 2 --dist loadfile -m "not gpu" $(ARGS)
+
+gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device
+	$(PYTEST) -m gpu tests $(ARGS)
+
+docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
+	$(BIN)/python docs/generate.py
+
+samples: $(VENV)/.installed-dev  ## record sample_runs/ again, with their diagnoses
+	$(BIN)/python sample_runs/regenerate.py
+	$(BIN)/python docs/generate.py
+
+clean:  ## remove the environment and every cache
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,71 @@
+"""Writes the generated pages: docs/rules/ from the rules themselves, docs/images/diagnose.svg from a sample run.
+
+``make docs`` runs it; a test compares the pages with what it would write.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.finding import Severity
+from precdoctor.diagnosis.registry import RULES
+from precdoctor.reporting.console import THEME
+from precdoctor.reporting.terminal import print_full
+from precdoctor.runlog import open_run
+
+DOCS = Path(__file__).resolve().parent
+SAMPLES = DOCS.parent / "sample_runs"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page with its content."""
+    rows = [f"| [{r.code}]({r.code}.md) | {r.name} | {r.severity.value} |" for r in RULES]
+    index = [
+        "# Rules",
+        "",
+        "In the order in which they are checked. `precdoctor explain CODE` prints the same pages.",
+        "",
+        "| code | name | severity |",
+        "|---|---|---|",
+        *rows,
+        "",
+    ]
+    generated = {DOCS / "rules" / f"{rule.code}.md": rule.markdown() for rule in RULES}
+    return generated | {DOCS / "rules" / "index.md": "\n".join(index)}
+
+
+def picture(run: Path, title: str) -> str:
+    """What `precdoctor diagnose` prints for a run, as SVG that loads nothing from anywhere."""
+    console = Console(
+        file=io.StringIO(), record=True, width=104, theme=THEME, force_terminal=True, markup=False, highlight=False
+    )
+    diagnosis = diagnose(open_run(run))
+    print_full(diagnosis, console)
+    svg = console.export_svg(title=title, theme=MONOKAI)
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Write what has changed, and remove pages of rules that are gone."""
+    wanted = pages()
+    for stale in set((DOCS / "rules").glob("*.md")) - set(wanted):
+        stale.unlink()
+    for run in sorted(SAMPLES.glob("*/run")):
+        if any(f.severity is Severity.ERROR for f in diagnose(open_run(run)).findings):
+            wanted[DOCS / "images" / "diagnose.svg"] = picture(run, "precdoctor diagnose")
+            break
+    for path, content in wanted.items():
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_text() != content:
+            path.write_text(content)
+            print(f"Wrote {path.relative_to(DOCS.parent)}")
+
+
+if __name__ == "__main__":
+    main()

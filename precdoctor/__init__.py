@@ -1,0 +1,39 @@
+"""Finds out why a training run went wrong numerically.
+
+>>> import precdoctor
+>>> run = precdoctor.open_run("precdoctor-runs/train-...")   # pandas frames: run.tensors(), run.steps(), run.events()
+>>> precdoctor.diagnose(run).findings
+
+Names are loaded on first use: every process started under ``precdoctor record`` imports this module at start-up.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing.TYPE_CHECKING without importing typing
+if TYPE_CHECKING:
+    from precdoctor.diagnosis import diagnose
+    from precdoctor.numerics import Format
+    from precdoctor.runlog import open_run
+
+__version__ = "0.1.0"
+__all__ = ["Format", "__version__", "diagnose", "open_run"]
+
+_HOME = {
+    "Format": "precdoctor.numerics",
+    "diagnose": "precdoctor.diagnosis",
+    "open_run": "precdoctor.runlog",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'precdoctor' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,7 @@
+"""``python -m precdoctor`` is ``precdoctor``."""
+
+import sys
+
+from precdoctor.cli import main
+
+sys.exit(main())

@@ -1,0 +1,72 @@
+"""The command line. :func:`main` is the only place that prints an error and turns it into an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from precdoctor.errors import PrecdoctorError, UsageError
+
+INTERRUPTED = 130
+#: What a shell reports for a process that a closed pipe ended; never mistaken for a verdict.
+BROKEN_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status; see docs/exit-codes.md."""
+    try:
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
+    except PrecdoctorError as error:
+        return _say(error, error.exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout once more
+        return BROKEN_PIPE
+    except Exception:  # noqa: BLE001 - whatever it is, it is ours: shown whole, never as a verdict
+        import traceback
+
+        traceback.print_exc()
+        return _say("this is a defect of precdoctor: please report it with the lines above", PrecdoctorError.exit_code)
+
+
+def _run(args: list[str]) -> int:
+    if sys.platform == "win32":
+        raise UsageError("precdoctor runs on Linux and macOS; on Windows use it inside WSL")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name the terminal cannot encode must not end the program
+    import typer
+
+    from precdoctor.cli.app import app
+
+    if "_PRECDOCTOR_COMPLETE" in os.environ:  # the shell asks for completions
+        app()
+    command = typer.main.get_command(app)
+    # typer has its own copy of click from 0.20 on; both call this base class ClickException
+    click_exception: type[Exception] = typer.BadParameter.__mro__[2]
+    try:
+        with command.make_context("precdoctor", args) as context:
+            return command.invoke(context) or 0
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except click_exception as error:
+        raise UsageError(_sentence(error)) from None
+
+
+def _sentence(error: Exception) -> str:
+    """What click has to say about an argument, and where to look."""
+    message: str = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "precdoctor"
+    return f"{message}; see {path} --help"
+
+
+def _say(message: object, status: int) -> int:
+    from precdoctor.reporting.text import clean
+
+    print(f"precdoctor: {clean(message)}", file=sys.stderr)  # noqa: T201 - the one place
+    return status

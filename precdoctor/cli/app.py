@@ -1,0 +1,45 @@
+"""The program: its commands, in the order a person meets them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import precdoctor
+from precdoctor.cli import diagnose, explain, gate, log, record, show
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor record -- python train.py     run it, record its numerics
+  precdoctor diagnose                      what went wrong in the newest run
+  precdoctor gate RUN --baseline GOOD      the same as a verdict for CI"""
+
+app = typer.Typer(
+    name="precdoctor",
+    help="Finds out why a training run went wrong numerically: NaN, overflow, underflow, lost updates.",
+    epilog=_EXAMPLES,
+    rich_markup_mode=None,  # plain help: quick, and no boxes
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _program(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"precdoctor {precdoctor.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+record.register(app)
+diagnose.register(app)
+gate.register(app)
+show.register(app)
+explain.register(app)
+log.register(app)

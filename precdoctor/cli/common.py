@@ -1,0 +1,53 @@
+"""What several commands share: finding the run, and putting a report where it was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from precdoctor.errors import RunExistsError, UsageError
+
+if TYPE_CHECKING:
+    from precdoctor.runlog import Run
+
+
+def say(message: str) -> None:
+    """Talk goes to stderr, so that stdout holds data only."""
+    from precdoctor.reporting.text import clean
+
+    print(clean(message), file=sys.stderr)  # noqa: T201 - the program talking
+
+
+def opened(run: Path | None) -> Run:
+    """The run at ``run``, or the newest one, which is then named on stderr."""
+    from precdoctor.runlog import open_run
+    from precdoctor.runlog.layout import newest_run
+
+    if run is None:
+        run = newest_run()
+        say(f"newest run: {run}")
+    return open_run(run)
+
+
+@contextlib.contextmanager
+def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
+    """Stdout, or a new file that is announced when it is complete.
+
+    Raises:
+        RunExistsError: the file is there and ``force`` is not given.
+        UsageError: the file cannot be written.
+    """
+    if file is None:
+        yield sys.stdout
+        return
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as stream:
+            yield stream
+    except FileExistsError:
+        raise RunExistsError(f"{file} is already there; give another name, or --force to replace it") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
+    say(f"Wrote {file}")

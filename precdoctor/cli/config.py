@@ -1,0 +1,149 @@
+"""Settings: flag, then ``PRECDOCTOR_<SECTION>_<KEY>`` in the environment, then the nearest file, then the default.
+
+The file is ``precdoctor.toml`` or, in the same directory and after it, the ``[tool.precdoctor]`` table of
+``pyproject.toml``; the nearest directory upward that has one wins whole. ``PRECDOCTOR_RUN`` and ``PRECDOCTOR_OPTIONS``
+carry a recording from process to process and are not settings.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from precdoctor.cli import values
+from precdoctor.errors import UsageError
+
+#: Every key a file or the environment may set, by section, with what reads it.
+SETTINGS: dict[str, dict[str, values.Parser]] = {
+    "record": {
+        "output": values.parse_path,
+        "every": values.parse_every,
+        "steps": values.parse_steps,
+        "include": values.parse_list,
+        "exclude": values.parse_list,
+        "first-step": values.parse_count,
+        "scene-memory": values.parse_size,
+        "max-disk": values.parse_size,
+        "redact-names": values.parse_switch,
+        "strict": values.parse_switch,
+    },
+    "diagnose": {
+        "output-format": values.choice("full", "concise", "json"),
+        "select": values.parse_list,
+        "ignore": values.parse_list,
+        "fail-on": values.choice("error", "warning"),
+    },
+    "gate": {
+        "baseline": values.parse_path,
+        "output-format": values.choice("full", "concise", "json"),
+        "select": values.parse_list,
+        "ignore": values.parse_list,
+        "fail-on": values.choice("error", "warning"),
+    },
+}
+_PREFIX = "PRECDOCTOR_"
+
+
+class Settings:
+    """What the environment and the file say, read once and checked whole; flags are added by :meth:`get`.
+
+    Raises:
+        UsageError: the file cannot be read, a key is not known, a value cannot be taken.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None, start: Path | None = None) -> None:
+        file, table = _nearest(Path.cwd() if start is None else start)
+        self._values: dict[tuple[str, str], Any] = {}
+        #: ``{"PD201": {"option": value}}`` as the file has it; the diagnosis checks the names.
+        self.rules: dict[str, dict[str, Any]] = {}
+        self.file = file
+        if file is not None:
+            self._take_file(file, table)
+        self._take_environment(os.environ if environ is None else environ)
+
+    def get(self, section: str, key: str, flag: Any = None) -> Any:
+        """The value in force, or None; ``flag`` is what the command line said, None or empty for nothing."""
+        if flag is None or flag in ((), []):
+            return self._values.get((section, key))
+        return _parse(SETTINGS[section][key], flag, f"--{key}")
+
+    def chosen(self, section: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of ``flags`` that somebody set, ready to be passed on: ``{"first_step": 100}``."""
+        found = {key: self.get(section, key, flag) for key, flag in flags.items()}
+        return {key.replace("-", "_"): value for key, value in found.items() if value is not None}
+
+    def _take_file(self, file: Path, table: Mapping[str, Any]) -> None:
+        sections = [*SETTINGS, "rules"]
+        for section, entries in table.items():
+            if section not in sections:
+                raise UsageError(f"{file}: no section {section!r}{values.did_you_mean(section, sections)}")
+            if not isinstance(entries, dict):
+                raise UsageError(f"{file}: {section!r} is a section; write [{_title(file, section)}] above its keys")
+            if section == "rules":
+                self._take_rules(file, entries)
+                continue
+            for written, value in entries.items():
+                key = written.replace("_", "-")
+                if key not in SETTINGS[section]:
+                    near = values.did_you_mean(key, SETTINGS[section])
+                    raise UsageError(f"{file}: no key {written!r} in [{_title(file, section)}]{near}")
+                self._values[section, key] = _parse(SETTINGS[section][key], value, f"{file}: {written}")
+                if key in ("output", "baseline"):  # paths in a file are meant from where the file lies
+                    self._values[section, key] = file.parent / self._values[section, key]
+
+    def _take_rules(self, file: Path, entries: Mapping[str, Any]) -> None:
+        for code, options in entries.items():
+            if not isinstance(options, dict):
+                raise UsageError(f"{file}: options of a rule stand in a table; write [{_title(file, f'rules.{code}')}]")
+            self.rules[code] = {key.replace("-", "_"): value for key, value in options.items()}
+
+    def _take_environment(self, environ: Mapping[str, str]) -> None:
+        for section, keys in SETTINGS.items():
+            prefix = f"{_PREFIX}{section.upper()}_"
+            for name in sorted(n for n in environ if n.startswith(prefix)):
+                key = name.removeprefix(prefix).lower().replace("_", "-")
+                if key not in keys:
+                    known = [prefix + k.upper().replace("-", "_") for k in keys]
+                    raise UsageError(f"environment: no setting {name!r}{values.did_you_mean(name, known)}")
+                self._values[section, key] = _parse(keys[key], environ[name], name)
+
+
+def _title(file: Path, section: str) -> str:
+    return section if file.name == "precdoctor.toml" else f"tool.precdoctor.{section}"
+
+
+def _parse(parser: values.Parser, raw: Any, origin: str) -> Any:
+    try:
+        return parser(raw)
+    except ValueError as error:
+        raise UsageError(f"{origin}: {error}") from None
+
+
+def _nearest(start: Path) -> tuple[Path | None, Mapping[str, Any]]:
+    """The file in force and its table."""
+    for directory in (start.absolute(), *start.absolute().parents):
+        own = directory / "precdoctor.toml"
+        if own.is_file():
+            return own, _load(own)
+        project = directory / "pyproject.toml"
+        if project.is_file():
+            tool = _load(project).get("tool", {})
+            if isinstance(tool, dict) and "precdoctor" in tool:
+                if not isinstance(tool["precdoctor"], dict):
+                    raise UsageError(f"{project}: precdoctor is a table; write [tool.precdoctor.record] above its keys")
+                return project, tool["precdoctor"]
+    return None, {}
+
+
+def _load(file: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # malformed TOML and bad UTF-8 are both ValueError
+        raise UsageError(f"{file} cannot be read as TOML: {error}") from None

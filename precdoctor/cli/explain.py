@@ -1,0 +1,39 @@
+"""``precdoctor explain``: the page of a rule."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor explain
+  precdoctor explain PD201
+  precdoctor explain lost-weight-updates"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command("explain", epilog=_EXAMPLES)(explain)
+
+
+def explain(
+    code: Annotated[
+        str | None, typer.Argument(help="Code or name of a rule; default: list them.", metavar="[CODE]")
+    ] = None,
+) -> int:
+    """Explain a rule.
+
+    What it finds, why it matters, what to do, its options. Without a code, list all rules.
+    """
+    from precdoctor.diagnosis import registry
+    from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.rule_view import print_page, print_rules
+
+    console = make_console()
+    if code is None:
+        print_rules(registry.RULES, console)
+    else:
+        print_page(registry.find_rule(code), console)
+    return 0

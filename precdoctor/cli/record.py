@@ -1,0 +1,114 @@
+"""``precdoctor record``: run a training command with recording on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from precdoctor.cli.config import Settings
+from precdoctor.errors import UsageError
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor record -- python train.py --lr 3e-4
+  precdoctor record -o runs/a -- torchrun --nproc-per-node 8 train.py
+  precdoctor record --every 16 --steps 1000: -m project.train"""
+
+
+class _RecordCommand(TyperCommand):
+    """As Python itself: what follows ``-m MODULE`` belongs to the module."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        flags = {name for p in self.params if getattr(p, "is_flag", False) for name in (*p.opts, *p.secondary_opts)}
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] != "--":
+            if args[at] in ("-m", "--module"):
+                args = [*args[: at + 2], "--", *args[at + 2 :]]
+                break
+            at += 1 if args[at] in flags or "=" in args[at] else 2
+        return super().parse_args(ctx, args)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    settings = {"allow_interspersed_args": False}
+    app.command("record", cls=_RecordCommand, context_settings=settings, epilog=_EXAMPLES)(record)
+
+
+def record(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="What to run: a command, or a script for this Python.", metavar="COMMAND"),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option("-m", "--module", help="Run a module with this Python, as python -m does.", metavar="MODULE"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="Run directory to make; default: a new one in precdoctor-runs/.", metavar="DIR"
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run directory if there is one.")] = False,
+    every: Annotated[
+        str | None,
+        typer.Option(help="Full statistics on every N-th step, a power of two; default: 1.", metavar="N"),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Full statistics on these steps only, B excluded.", metavar="A:B")
+    ] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Only modules like this; may be repeated.", metavar="GLOB")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="No modules like this; may be repeated.", metavar="GLOB")
+    ] = None,
+    first_step: Annotated[
+        str | None, typer.Option(help="Number of the first step, for a run that resumes; default: 0.", metavar="N")
+    ] = None,
+    scene_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory for copies of weights before the step; default: 256MiB.", metavar="SIZE"),
+    ] = None,
+    max_disk: Annotated[
+        str | None, typer.Option(help="Stop recording, not training, at this size per rank.", metavar="SIZE")
+    ] = None,
+    redact_names: Annotated[
+        bool | None,
+        typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log."),
+    ] = None,
+    strict: Annotated[
+        bool | None, typer.Option("--strict/--no-strict", help="Let an internal error of the recorder stop the run.")
+    ] = None,
+) -> int:
+    """Run a training command and record its numerics.
+
+    The script is not changed, and neither is a bit of its training. The exit status is the command's own.
+    """
+    from precdoctor.recording.launch import command_line, launch
+    from precdoctor.recording.options import RecordOptions
+
+    settings = Settings()
+    flags = {
+        "every": every,
+        "steps": steps,
+        "include": include,
+        "exclude": exclude,
+        "first-step": first_step,
+        "scene-memory": scene_memory,
+        "max-disk": max_disk,
+        "redact-names": redact_names,
+        "strict": strict,
+    }
+    options = RecordOptions(**settings.chosen("record", flags))
+    arguments = list(command or [])
+    if module is None and arguments[:1] == ["-m"]:  # behind the dashes it means the same
+        if len(arguments) == 1:
+            raise UsageError("-m needs the name of a module, as in: precdoctor record -m project.train")
+        module, arguments = arguments[1], arguments[2:]
+    directory = settings.get("record", "output", output)
+    return launch(command_line(arguments, module), directory, options, force=force)

@@ -1,0 +1,53 @@
+"""``precdoctor show``: what is in a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from precdoctor.cli.common import destination, opened
+from precdoctor.cli.values import choice, parse_count
+from precdoctor.errors import UsageError
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor show
+  precdoctor show runs/a --top 20
+  precdoctor show runs/a --output-format json"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command("show", epilog=_EXAMPLES)(show)
+
+
+def show(
+    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    top: Annotated[str, typer.Option(help="How many tensors per table.", metavar="N")] = "10",
+    output_format: Annotated[str, typer.Option(help="full or json.", metavar="FORMAT")] = "full",
+) -> int:
+    """Show what is in a run.
+
+    What was recorded and how, the tensors nearest to trouble, the timeline.
+    """
+    try:
+        shape, count = choice("full", "json")(output_format), parse_count(top)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    from precdoctor.reporting.summary import summarise
+
+    summary = summarise(opened(run), top=count)
+    with destination(None, force=False) as stream:
+        if shape == "json":
+            from precdoctor.diagnosis.finding import jsonable
+            from precdoctor.reporting.json_report import dumps
+
+            stream.write(dumps({"schema_version": 1, **jsonable(summary)}))
+        else:
+            from precdoctor.reporting.console import make_console
+            from precdoctor.reporting.show_view import print_summary
+
+            print_summary(summary, make_console(stream))
+    return 0

@@ -1,0 +1,97 @@
+"""From the text of a flag, an environment variable or a setting to a value; bad ones raise ValueError with a reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+Parser = Callable[[Any], Any]
+
+_UNITS = {
+    "": 1, "B": 1,
+    "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(raw: Any) -> int:
+    """``256MiB``, ``1.5 GB`` or a plain number of bytes."""
+    match = _SIZE.fullmatch(str(raw))
+    unit = match and next((u for u in _UNITS if u.lower() == match[2].lower()), None)
+    if isinstance(raw, bool) or match is None or unit is None:
+        raise ValueError(f"{raw!r} is not a size; write a number and a unit, such as 256MiB or 2GB")
+    count = int(float(match[1]) * _UNITS[unit])
+    if count <= 0:
+        raise ValueError(f"{raw!r} is not a size above zero, such as 256MiB")
+    return count
+
+
+def parse_steps(raw: Any) -> tuple[int | None, int | None]:
+    """A half-open range ``A:B``; either end may be left out."""
+    match = re.fullmatch(r"\s*(\d*)\s*:\s*(\d*)\s*", str(raw))
+    if match is None:
+        raise ValueError(f"{raw!r} is not a step range; write A:B, A included and B not, such as 100:200 or 500:")
+    first, last = (int(end) if end else None for end in match.groups())
+    if last is not None and last <= (first or 0):
+        raise ValueError(f"{raw!r} holds no step; in a range A:B, A is below B, such as 100:200")
+    return first, last
+
+
+def parse_count(raw: Any) -> int:
+    """A whole number from 0."""
+    if isinstance(raw, bool) or not re.fullmatch(r"\s*\d+\s*", str(raw)):
+        raise ValueError(f"{raw!r} is not a whole number from 0, such as 8")
+    return int(raw)
+
+
+def parse_every(raw: Any) -> int:
+    """A power of two."""
+    count = parse_count(raw)
+    if count < 1 or count & (count - 1):
+        raise ValueError(f"{raw!r} is not a power of two; take one of 1, 2, 4, 8, 16 ...")
+    return count
+
+
+def parse_switch(raw: Any) -> bool:
+    """True or false, in TOML's spelling or a shell's."""
+    known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    try:
+        return known[str(raw).strip().lower()]
+    except KeyError:
+        raise ValueError(f"{raw!r} is neither true nor false") from None
+
+
+def parse_list(raw: Any) -> tuple[str, ...]:
+    """One string with commas, or a list of strings."""
+    parts = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) for p in parts):
+        raise ValueError(f'{raw!r} is not a list of strings, such as ["blocks.*", "head"]')
+    return tuple(p.strip() for p in parts if p.strip())
+
+
+def parse_path(raw: Any) -> Path:
+    """A path; ``~`` is the home directory."""
+    if not isinstance(raw, (str, Path)) or not str(raw):
+        raise ValueError(f"{raw!r} is not a path")
+    return Path(raw).expanduser()
+
+
+def choice(*options: str) -> Parser:
+    """A parser that takes one of ``options``."""
+
+    def parse(raw: Any) -> str:
+        if raw in options:
+            return str(raw)
+        raise ValueError(f"{raw!r} is not one of {', '.join(options)}{did_you_mean(str(raw), options)}")
+
+    return parse
+
+
+def did_you_mean(name: str, known: Any) -> str:
+    """A closing ``; did you mean ...?``, or nothing when no name is near."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,20 @@
+"""Findings from a recorded run: :func:`diagnose` runs the rules; the values it returns are in :mod:`.finding`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.engine import diagnose
+    from precdoctor.diagnosis.finding import Diagnosis, Finding
+
+__all__ = ["Diagnosis", "Finding", "diagnose"]
+_HOMES = {"Diagnosis": "finding", "Finding": "finding", "diagnose": "engine"}
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded on first use: the values of a finding are needed where pandas is not."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

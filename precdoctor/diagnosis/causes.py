@@ -1,0 +1,100 @@
+"""What the log supports, at module level, about *why* a value became non-finite.
+
+Only arithmetic that must hold is used: a matrix product of finite operands can only become infinite by leaving the
+format's range; ``exp`` overflows above ``ln(max)``; and so on. Where several causes fit, none is named.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.finding import Phase
+from precdoctor.diagnosis.origin import Origin
+from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format
+
+_PRODUCT = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN", re.IGNORECASE)
+_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+_SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+_RMS_NORM = re.compile(r"RMS_?Norm", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause of DESIGN section 6 with how far to trust it; ``name`` is None when the log does not tell."""
+
+    name: str | None
+    confidence: float
+    why: str
+
+
+UNKNOWN = Cause(None, 0.0, "the log at module level does not tell the operation")
+
+
+def forward_cause(origin: Origin, rows: Sequence[TensorRow]) -> Cause:
+    """The cause of a forward or loss origin, if the surrounding rows leave just one."""
+    row, after = origin.row, origin.after
+    fmt = known_format(row.dtype)
+    if origin.phase is Phase.DATA:
+        return Cause("nonfinite-input-batch", 0.97, "the batch itself holds the non-finite values")
+    if fmt is None or after is None or after.amax is None:
+        return UNKNOWN
+    names = f"{origin.module_class} {origin.module}"
+    if origin.masks and row.nan and (_SOFTMAX.search(names) or _ATTENTION.search(names)):
+        return Cause("softmax-fully-masked", 0.8, "a -inf mask went into a softmax and NaN came out")
+    if origin.how == "module" and _PRODUCT.search(origin.module_class) and row.inf:
+        if known_format(after.dtype) != fmt and after.amax >= fmt.overflow_limit:
+            return Cause("cast-overflow", 0.9, f"its input reaches {after.amax:.4g}, above {row.dtype}'s {fmt.max:g}")
+        return Cause("matmul-overflow", 0.9, "finite operands of a matrix product can only become Inf by overflow")
+    if _ATTENTION.search(names):
+        return _attention_cause(origin, rows, fmt.max)
+    if _RMS_NORM.search(origin.module_class) and after.dtype == row.dtype == "float16" and after.amax**2 > fmt.max:
+        return Cause("square-overflow", 0.7, f"the square of its input's amax {after.amax:.4g} exceeds {fmt.max:g}")
+    if origin.how == "module" and origin.phase is Phase.FORWARD:
+        return UNKNOWN
+    return _functional_cause(row, after, fmt.max)
+
+
+def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) -> Cause:
+    """Attention logits are dot products: at most ``d * amax(q) * amax(k)``."""
+    inside = [
+        r
+        for r in rows
+        if r.kind in FORWARD_KINDS and r.root == origin.root and r.amax and r.position < origin.row.position
+        and (r.module == origin.module or r.module.startswith(origin.module + "."))
+    ]
+    wide = max(inside, key=lambda r: r.amax or 0.0, default=origin.after)
+    if wide is None or not wide.amax or not wide.shape:
+        return UNKNOWN
+    bound = wide.amax**2 * wide.shape[-1]
+    if bound < largest:
+        return UNKNOWN
+    certainty = 0.85 if origin.row.dtype == "float16" else 0.6
+    why = f"operands up to {wide.amax:.4g} let the dot products of length {wide.shape[-1]} reach {bound:.3g} > {largest:g}"
+    return Cause("matmul-overflow", certainty, why)
+
+
+def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause:
+    """Functional code between two tensors: only the extremes of what went in are known."""
+    amax = after.amax or 0.0
+    looks_like_probabilities = after.zero > 0 and amax <= 1.0
+    if row.inf and not row.nan and looks_like_probabilities:
+        return Cause("log-of-nonpositive", 0.6, f"{after.zero:,} exact zeros among values up to {amax:.4g} went in")
+    if row.pos_inf and math.log(largest) < amax < math.sqrt(largest):
+        why = f"values up to {amax:.4g} went in: exp overflows {row.dtype} above {math.log(largest):.2f}, squares do not"
+        return Cause("exp-overflow", 0.6, why)
+    return UNKNOWN
+
+
+def backward_cause(origin: Origin, rows: Sequence[TensorRow], loss_scale: float | None) -> Cause:
+    """The cause of a backward origin."""
+    row = origin.row
+    own = next((r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)), None)
+    if row.dtype == "float16" and row.inf and (row.scale or loss_scale or 1.0) > 1.0:
+        return Cause("loss-scale-overflow", 0.85, f"FP16 gradients at loss scale {row.scale or loss_scale:g} became Inf")
+    if row.kind == "grad_output" and own is not None and own.zero and row.nan + row.inf == own.zero:
+        why = f"exactly the {own.zero:,} zeros of the tensor have a non-finite gradient"
+        return Cause("sqrt-gradient-at-zero", 0.6, why)
+    return UNKNOWN

@@ -1,0 +1,149 @@
+"""Running the rules over one run, and settling what each of them came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
+from precdoctor.diagnosis.folding import fold
+from precdoctor.diagnosis.registry import RULES, find_rule, nearest, select_rules
+from precdoctor.diagnosis.rule import Checked, Options, Rule
+from precdoctor.diagnosis.view import RunView
+from precdoctor.errors import NothingRecordedError, UsageError
+
+if TYPE_CHECKING:
+    from precdoctor.runlog.reader import Run
+
+#: Per rule (code or name) the options to change, by name.
+RuleOptions = Mapping[str, Mapping[str, Any]]
+
+
+def diagnose(
+    run: Run, *, select: Iterable[str] = (), ignore: Iterable[str] = (), options: RuleOptions | None = None
+) -> Diagnosis:
+    """Run the rules over ``run``.
+
+    Args:
+        select: rules to run (codes, names, or prefixes such as ``PD1``); none means all.
+        ignore: rules to leave out.
+        options: per rule the thresholds to change, e.g. ``{"PD201": {"flushed_share": 0.1}}``.
+
+    Raises:
+        UsageError: an unknown rule or option, or a value an option cannot take.
+        NothingRecordedError: the run holds no training step.
+    """
+    rules = select_rules(select, ignore)
+    settings = resolve_options(options or {})
+    view = RunView(run)
+    if view.steps.empty:
+        raise NothingRecordedError(
+            "the run holds no training step: no optimizer step was seen, so there is nothing to diagnose; "
+            "`precdoctor log verify` says what is in it"
+        )
+    return diagnose_view(view, rules, settings)
+
+
+def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, Options]) -> Diagnosis:
+    """The same on a view and resolved options, so that a caller can share one view."""
+    checked = {rule.code: _check(view, rule, settings[rule.code]) for rule in rules}
+    findings = fold([f for result in checked.values() for f in result.findings])
+    outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]
+    return Diagnosis(
+        run=describe(view), findings=tuple(sorted(findings, key=_importance)), rules=tuple(outcomes),
+        recorder=describe_recorder(view),
+    )
+
+
+def resolve_options(options: RuleOptions) -> dict[str, Options]:
+    """Every rule's options with defaults filled in, by code.
+
+    Raises:
+        UsageError: an unknown rule or option, or a value an option cannot take.
+    """
+    settings: dict[str, Options] = {rule.code: rule.defaults() for rule in RULES}
+    for name, changes in options.items():
+        rule = find_rule(name)
+        if not isinstance(changes, Mapping):
+            raise UsageError(f"the options of {rule.code} are a table of names and numbers, got {changes!r}")
+        settings[rule.code] = {**settings[rule.code], **{k: v for k, v in _checked_options(rule, changes)}}
+    return settings
+
+
+def _checked_options(rule: Rule, changes: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    known = {o.name: o for o in rule.options}
+    for key, value in changes.items():
+        option = known.get(str(key).replace("-", "_"))
+        if option is None:
+            raise UsageError(f"{rule.code} has no option {key!r}{nearest(str(key), known)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise UsageError(f"{rule.code} {option.name} takes a number ({option.unit}), got {value!r}")
+        if not option.minimum <= value <= option.maximum:
+            limits = f"between {option.minimum:g} and {option.maximum:g}"
+            raise UsageError(f"{rule.code} {option.name} takes a number {limits} ({option.unit}), got {value!r}")
+        yield option.name, float(value)
+
+
+def _check(view: RunView, rule: Rule, options: Options) -> Checked:
+    """One rule; what it needs and the log does not have is missing data, never a pass."""
+    absent = [c for c in rule.step_columns if c not in view.steps.columns]
+    if absent:
+        return Checked.indeterminate(f"the log has no column {', '.join(absent)}")
+    if rule.kinds and not view.sampled_steps:
+        return Checked.indeterminate("no step was recorded with full statistics")
+    return rule.check(view, options)
+
+
+def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Finding]) -> RuleOutcome:
+    if checked.findings:
+        kept = any(f.code == rule.code for f in findings)
+        reason = checked.reason if kept else f"{checked.reason}; a consequence of another finding"
+        return RuleOutcome(rule.code, rule.name, Status.FAILED, reason)
+    status, reason = checked.status or Status.PASSED, checked.reason
+    if status is Status.PASSED and view.missing is not None:
+        status, reason = Status.INDETERMINATE, f"nothing found in {reason}, but {view.missing}"
+    elif status is Status.NOT_APPLICABLE and view.missing is not None:
+        status, reason = Status.INDETERMINATE, f"{reason}, but {view.missing}"
+    return RuleOutcome(rule.code, rule.name, status, reason)
+
+
+def _importance(finding: Finding) -> tuple[Any, ...]:
+    """Heavier first; among equals the earlier cause in triage order, then the earlier step."""
+    triage = next((r.triage for r in RULES if r.code == finding.code), len(RULES))
+    step = finding.location.step
+    return (-finding.severity.weight, triage, finding.code, step is None, step or 0, -finding.confidence)
+
+
+def describe(view: RunView) -> dict[str, Any]:
+    """The run in a few facts, for the head of every report."""
+    steps = view.steps
+    sampled = view.sampled_steps
+    facts = view.any_facts
+    return {
+        "path": str(getattr(view.run, "path", "")),
+        "command": view.run.info.get("command"),
+        "ranks": len({p.rank for p in view.processes}),
+        "attempts": len(view.processes),
+        "first_step": int(steps["step"].min()),
+        "last_step": int(steps["step"].max()),
+        "steps": int(steps["step"].nunique()),
+        "sampled_steps": len(sampled),
+        "complete": view.complete,
+        "problems": list(view.problems),
+        "device": facts.get("device"),
+        "versions": facts.get("versions"),
+        "roots": [r.get("name") for r in facts.get("roots") or ()],
+    }
+
+
+def describe_recorder(view: RunView) -> dict[str, Any]:
+    """What recording cost, and what it lost."""
+    known = view.steps[["recorder_ns", "step_ns"]].apply(lambda c: c.astype("float64")).dropna()
+    total = float(known["step_ns"].sum()) if len(known) else 0.0
+    return {
+        "overhead_fraction": round(float(known["recorder_ns"].sum()) / total, 6) if total > 0 else None,
+        "dropped": dict(view.dropped),
+        "errors": list(view.recorder_errors),
+    }
+
+

@@ -1,0 +1,151 @@
+"""What a diagnosis is made of: plain values that every reporter, gate and test reads, and nothing else computes."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Severity(str, enum.Enum):
+    """How bad it is; the order of definition is the order of weight."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+    @property
+    def weight(self) -> int:
+        """3 for an error, 2 for a warning, 1 for information."""
+        return {"error": 3, "warning": 2, "info": 1}[self.value]
+
+
+class Phase(str, enum.Enum):
+    """Where in a training step."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class Status(str, enum.Enum):
+    """What a rule came to."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    INDETERMINATE = "indeterminate"
+    NOT_APPLICABLE = "not-applicable"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A line of the user's code; ``code`` is null when the log was recorded with ``--redact-names``."""
+
+    file: str
+    line: int
+    code: str | None = None
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a finding happened. ``module`` is the FQN below ``root``; null when it is not about one module."""
+
+    root: str | None = None
+    module: str | None = None
+    module_class: str | None = None
+    kind: str | None = None
+    phase: Phase | None = None
+    rank: int | None = None
+    step: int | None = None
+    op: str | None = None
+    source: Source | None = None
+
+
+@dataclass(frozen=True)
+class Prescription:
+    """A change, what the log predicts it would do, and the lines to paste."""
+
+    title: str
+    change: Mapping[str, Any]
+    predicted: Mapping[str, Any]
+    snippet: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim with evidence.
+
+    ``evidence`` holds the measured values against their limits. Two keys have a fixed shape, for the reporters:
+    ``range`` (``dtype, amax, amin_nonzero, exp_lo, exp_hist``: the tensor's exponents, drawn as a bar) and ``path``
+    (a list of ``{module, kind, name, dtype, order, amax, headroom_binades, nan, inf}``: the tensors in execution order
+    that lead to it, the last one being the finding's own).
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    confidence: float
+    title: str
+    message: str
+    location: Location
+    cause: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    prescriptions: Sequence[Prescription] = ()
+
+
+@dataclass(frozen=True)
+class RuleOutcome:
+    """What one rule came to, and why: for a pass, what it looked at; else what was missing or found."""
+
+    code: str
+    name: str
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything a reporter needs: findings, most important first, and what was checked."""
+
+    run: Mapping[str, Any]
+    findings: Sequence[Finding]
+    rules: Sequence[RuleOutcome]
+    recorder: Mapping[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        """``findings`` if any is at warning or above; else ``indeterminate`` if a rule lacked its data; else ``clean``."""
+        if any(f.severity.weight >= Severity.WARNING.weight for f in self.findings):
+            return "findings"
+        if any(r.status is Status.INDETERMINATE for r in self.rules):
+            return "indeterminate"
+        return "clean"
+
+
+def jsonable(value: Any) -> Any:
+    """``value`` as JSON can hold it: non-finite numbers become the strings "NaN", "Infinity", "-Infinity".
+
+    Dataclasses become objects, enums their values, NumPy scalars and arrays plain numbers and lists.
+    """
+    if isinstance(value, enum.Enum):
+        return value.value
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: jsonable(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if hasattr(value, "tolist"):  # NumPy scalars and arrays
+        return jsonable(value.tolist())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(v) for v in value]
+    number = float(value)
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    return number

@@ -1,0 +1,54 @@
+"""One fault, one finding: consequences are told inside the finding of their cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from precdoctor.diagnosis.finding import Finding
+
+#: Findings of the first code explain those of the others when they cover the same steps.
+_EXPLAINS = {
+    "PD104": ("PD101", "PD102", "PD103", "PD105", "PD301"),
+    "PD101": ("PD301",),
+    "PD103": ("PD301",),
+}
+
+
+def covered_steps(finding: Finding) -> tuple[int, int] | None:
+    """The steps a finding answers for, first and last; None when it is not about steps."""
+    first = finding.location.step
+    if first is None:
+        return None
+    last = finding.evidence.get("explains_until", finding.evidence.get("last_bad_step", first))
+    return first, max(first, int(last if last is not None else first))
+
+
+def explains(cause: Finding, effect: Finding) -> bool:
+    """Whether ``effect`` is a consequence of ``cause``: named so above, and it begins while the cause is at work."""
+    if effect.code not in _EXPLAINS.get(cause.code, ()):
+        return False
+    span, begin = covered_steps(cause), effect.evidence.get("first_overflow_step", effect.location.step)
+    return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
+
+
+def fold(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings that are nobody's consequence, each with its consequences added to ``evidence["consequences"]``."""
+    kept: list[Finding] = []
+    for finding in findings:
+        if any(other is not finding and explains(other, finding) for other in findings):
+            continue
+        effects = [f for f in findings if f is not finding and explains(finding, f)]
+        kept.append(_with_consequences(finding, effects) if effects else finding)
+    return kept
+
+
+def _with_consequences(finding: Finding, effects: Sequence[Finding]) -> Finding:
+    own = list(finding.evidence.get("consequences", ()))
+    for effect in effects:
+        own += [{"code": effect.code, "name": effect.name, "message": effect.title}]
+        own += [c for c in effect.evidence.get("consequences", ()) if c not in own]
+    heaviest = max([finding, *effects], key=lambda f: f.severity.weight)
+    confidence = max(finding.confidence, *(min(0.9, e.confidence) for e in effects))
+    evidence = {**finding.evidence, "consequences": own}
+    return replace(finding, severity=heaviest.severity, confidence=confidence, evidence=evidence)

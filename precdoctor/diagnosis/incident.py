@@ -1,0 +1,397 @@
+"""Incidents: the steps at which something that matters became non-finite, each led back to one origin.
+
+The five rules of the PD1xx family are five answers to one question, so the question is asked once per run, here. Steps
+that follow an incident without a finite one between them belong to it; ranks that report at the same time (or one step
+later, when poisoned weights reach them) share it; the same origin at a later step is another occurrence of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+
+from precdoctor.diagnosis.causes import UNKNOWN, Cause, backward_cause, forward_cause
+from precdoctor.diagnosis.finding import Phase
+from precdoctor.diagnosis.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious
+from precdoctor.diagnosis.rows import (
+    BACKWARD_KINDS,
+    FORWARD_KINDS,
+    TRIGGER_KINDS,
+    Key,
+    TensorRow,
+    known_format,
+    number,
+    path_to,
+)
+from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView, StepFacts
+
+#: Healthy steps an incident is compared with: enough to see a mask that only some batches have.
+REFERENCE_STEPS = 8
+#: Episodes led back to their origin, per process; later ones are counted only. Bounds work on a run that fails for days.
+MAX_EPISODES = 32
+
+_PHASE_ORDER = [Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER]
+_CODE_OF_PHASE = {Phase.DATA: "PD104", Phase.FORWARD: "PD101", Phase.LOSS: "PD103", Phase.BACKWARD: "PD102"}
+_GRADIENTS = frozenset({"weight_grad", "weight_grad_step"})
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One origin of non-finite values, and everything that followed from it."""
+
+    code: str
+    process: Process
+    step: int
+    phase: Phase
+    #: None when the step's tensors are not in the log; then ``unrecorded`` says why.
+    origin: Origin | None
+    cause: Cause
+    path: tuple[TensorRow, ...] = ()
+    unrecorded: str | None = None
+    #: How weights became non-finite (PD105): optimizer | between | start.
+    how: str = ""
+    #: Non-finite tensors by kind at the incident's step, the origin included.
+    bad: Mapping[str, int] = field(default_factory=dict)
+    last_finite: int | None = None
+    last_step: int = 0
+    bad_steps: int = 1
+    #: Every bad step was skipped by the loss scaler, and a healthy one followed.
+    recovered: bool = False
+    history: tuple[Sighting, ...] = ()
+    ranks: tuple[int, ...] = ()
+    occurrences: tuple[int, ...] = ()
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Incidents with equal identity are occurrences of the same fault."""
+        where = None if self.origin is None else (self.origin.root, self.origin.module, self.origin.row.key)
+        return (self.code, where, self.cause.name, self.how, self.unrecorded is not None)
+
+
+def incidents(view: RunView) -> tuple[Incident, ...]:
+    """All incidents of the run, first things first; computed once per view."""
+    return view.remember("incidents", lambda: tuple(_all_incidents(view)))
+
+
+def incident_steps(view: RunView) -> Mapping[Process, Mapping[int, frozenset[str]]]:
+    """Per process the steps with a non-finite loss, gradient or weight that no loss scaler took care of, and the kinds."""
+    return view.remember("incident-steps", lambda: _incident_steps(view))
+
+
+def _all_incidents(view: RunView) -> list[Incident]:
+    found = [i for process in view.processes for i in _of_process(view, process)]
+    found.sort(key=lambda i: (i.step, _PHASE_ORDER.index(i.phase), i.origin is None, i.process))
+    return _over_time(_over_ranks(found))
+
+
+# -- which steps ------------------------------------------------------------------------------------------------------
+
+
+def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
+    kinds = _recorded_kinds(view)
+    for process, steps in view.timeline.items():
+        mine = kinds.setdefault(process, {})
+        for facts in steps:
+            if facts.step not in mine and (facts.non_finite or facts.loss_is_bad):
+                mine[facts.step] = _announced_kinds(view, process, facts)
+        for step in [s for s, k in mine.items() if _handled(view.step_facts(process, s), k)]:
+            del mine[step]
+        if steps and not steps[-1].complete and steps[-1].step not in mine and _died_of_it(view, process, steps[-1]):
+            mine[steps[-1].step] = frozenset({"output"})
+    return {p: {s: frozenset(k) for s, k in sorted(m.items())} for p, m in kinds.items()}
+
+
+def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
+    """From the tensors table; a weight that holds nothing but ``-inf`` is a mask kept as a parameter."""
+    kinds: dict[Process, dict[int, frozenset[str]]] = {}
+    for frame in view.scan(["kind", *BAD_COUNTS], TRIGGER_KINDS, bad=True):
+        mask = (frame["kind"] == "weight") & (frame["nan"] == 0) & (frame["pos_inf"] == 0)
+        chosen = frame.loc[~mask, ["rank", "attempt", "step", "kind"]].drop_duplicates()
+        for rank, attempt, step, kind in chosen.itertuples(index=False, name=None):
+            mine = kinds.setdefault(Process(int(rank), int(attempt)), {})
+            mine[int(step)] = mine.get(int(step), frozenset()) | {str(kind)}
+    return kinds
+
+
+def _announced_kinds(view: RunView, process: Process, facts: StepFacts) -> frozenset[str]:
+    """Of a step without full statistics: from its ``nonfinite`` event, else from the step's own columns."""
+    for event in view.remember("nonfinite-events", lambda: view.events_of("nonfinite")):
+        if number(event.get("step")) == facts.step and number(event.get("rank")) == process.rank:
+            listed = event["data"].get("kinds")
+            if isinstance(listed, list) and listed:
+                return frozenset(str(k) for k in listed)
+    return frozenset({"loss"} if facts.loss_is_bad else {"weight_grad"})
+
+
+def _handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
+    """A gradient overflow for which the scaler skipped the step is the scaler doing its work."""
+    return facts is not None and facts.skipped and kinds <= _GRADIENTS
+
+
+def _died_of_it(view: RunView, process: Process, facts: StepFacts) -> bool:
+    """Whether the step in which the run ended made something non-finite that is not a mask.
+
+    Training loops that check ``isfinite(loss)`` and raise never hand the bad loss to ``backward``.
+    """
+    rows = [r for r in view.rows(process, facts.step) if r.kind in FORWARD_KINDS and r.phase != "recompute"]
+    return any(r.bad and not r.mask_like and r.kind != "batch" for r in rows) and _suspect(
+        rows, _reference(view, process, facts.step, frozenset({facts.step})), loss_is_finite=False
+    )
+
+
+def _suspect(rows: Sequence[TensorRow], reference: Reference, *, loss_is_finite: bool) -> bool:
+    return suspicious(rows, reference, loss_is_finite=loss_is_finite)[0] is not None
+
+
+# -- one process ------------------------------------------------------------------------------------------------------
+
+
+def _of_process(view: RunView, process: Process) -> list[Incident]:
+    bad_steps = incident_steps(view).get(process, {})
+    order = [f.step for f in view.timeline.get(process, ())] or sorted(bad_steps)
+    episodes: list[list[int]] = []
+    for previous, step in zip([None, *order], order, strict=False):
+        if step in bad_steps:
+            if previous in bad_steps and episodes:
+                episodes[-1].append(step)
+            else:
+                episodes.append([step])
+    found = []
+    for episode in episodes[:MAX_EPISODES]:
+        incident = _lead_back(view, process, episode[0], bad_steps)
+        if incident is not None:
+            found.append(_with_course(view, incident, episode, bad_steps, order))
+    return found
+
+
+def _with_course(
+    view: RunView, incident: Incident, episode: Sequence[int], bad_steps: Mapping[int, frozenset[str]], order: Sequence[int]
+) -> Incident:
+    """Add what came before and after."""
+    facts = [view.step_facts(incident.process, s) for s in episode]
+    skipped = all(f is not None and f.skipped for f in facts)
+    followed = any(s > episode[-1] and s not in bad_steps for s in order)
+    clean = [
+        s
+        for s in order
+        if s < incident.step and s not in bad_steps and not getattr(view.step_facts(incident.process, s), "non_finite", 0)
+    ]
+    return replace(
+        incident,
+        last_finite=clean[-1] if clean else None,
+        last_step=episode[-1],
+        bad_steps=len(episode),
+        recovered=skipped and followed,
+        ranks=(incident.process.rank,),
+        occurrences=(incident.step,),
+    )
+
+
+def _reference(view: RunView, process: Process, step: int, exclude: frozenset[int]) -> Reference:
+    """How each tensor looked on the healthy steps nearest before ``step`` (after it, when there is none before)."""
+    healthy = [f.step for f in view.timeline.get(process, ()) if f.sampled and f.complete and f.step not in exclude]
+    healthy = [s for s in healthy if not _unhandled(view, process, s)]
+    chosen = [s for s in healthy if s < step][-REFERENCE_STEPS:] or [s for s in healthy if s > step][:REFERENCE_STEPS]
+    seen: dict[Key, list[Sighting]] = {}
+    if not chosen:
+        return seen
+    columns = ["root", "module", "kind", "name", "call", "dtype", "numel", *BAD_COUNTS, "amax"]
+    for frame in view.scan(columns, (*FORWARD_KINDS, "loss", *BACKWARD_KINDS), steps=chosen):
+        mine = frame[(frame["rank"] == process.rank) & (frame["attempt"] == process.attempt)]
+        for key, sighting in _sightings(mine):
+            seen.setdefault(key, []).append(sighting)
+    return {key: tuple(sorted(s, key=lambda x: x.step)) for key, s in seen.items()}
+
+
+def _unhandled(view: RunView, process: Process, step: int) -> bool:
+    facts = view.step_facts(process, step)
+    return facts is not None and (facts.loss_is_bad or (facts.non_finite > 0 and not facts.skipped))
+
+
+def _sightings(frame: pd.DataFrame) -> list[tuple[Key, Sighting]]:
+    result = []
+    for r in frame.to_dict("records"):
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        badness = frozenset(c for c in BAD_COUNTS if r[c] > 0)
+        amax, fmt = number(r["amax"]), known_format(str(r["dtype"]))
+        headroom = fmt.headroom(amax) if fmt is not None and amax else None
+        share = float(r["neg_inf"]) / max(1, int(r["numel"]))
+        result.append((key, Sighting(int(r["step"]), badness, share, amax, headroom)))
+    return result
+
+
+# -- one step ---------------------------------------------------------------------------------------------------------
+
+
+def _lead_back(
+    view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]
+) -> Incident | None:
+    """The incident that begins at ``step``; None when a closer look finds nothing wrong (a mask, a handled overflow)."""
+    rows = [r for r in view.rows(process, step) if r.phase != "recompute"]
+    facts = view.step_facts(process, step)
+    if not rows:
+        return _unrecorded(process, step, bad_steps[step], facts)
+    bad = dict(Counter(r.kind for r in rows if r.bad))
+    weight = next((r for r in rows if r.kind == "weight" and r.bad and not r.mask_like), None)
+    if weight is not None:
+        return replace(_bad_weights(view, process, step, weight, rows), bad=bad)
+    reference = _reference(view, process, step, frozenset(bad_steps))
+    skipped = facts is not None and facts.skipped
+    forward = _forward(view, process, step, rows, reference, facts)
+    if forward is not None:
+        return None if skipped and _scaled_loss_overflow(forward) else replace(forward, bad=bad)
+    if skipped:
+        return None
+    backward = _backward(view, process, step, rows, reference, facts) or _after_backward(view, process, step, rows)
+    if backward is not None:
+        return replace(backward, bad=bad)
+    return None if not bad else _unrecorded(process, step, bad_steps[step], facts)
+
+
+def _forward(
+    view: RunView, process: Process, step: int, rows: Sequence[TensorRow], reference: Reference, facts: StepFacts | None
+) -> Incident | None:
+    losses = [r for r in rows if r.kind == "loss"]
+    loss_is_finite = not any(r.bad for r in losses) and not (facts is not None and facts.loss_is_bad)
+    loss_is_finite = loss_is_finite and (bool(losses) or (facts is not None and facts.complete))
+    candidates = [r for r in rows if r.kind in (*FORWARD_KINDS, "loss")]
+    row, masks = suspicious(candidates, reference, loss_is_finite=loss_is_finite)
+    if row is None:
+        return None
+    origin = locate_forward(row, rows, masks, view.module_classes)
+    code = _CODE_OF_PHASE[origin.phase]
+    return Incident(
+        code, process, step, origin.phase, origin, forward_cause(origin, rows),
+        path=tuple(path_to([r for r in rows if r.kind in (*FORWARD_KINDS, "loss")], row)),
+        history=tuple(reference.get(row.key, ())),
+    )
+
+
+def _scaled_loss_overflow(incident: Incident) -> bool:
+    """An FP16 loss that only overflowed when multiplied by the scale: a backoff mends it."""
+    row = incident.origin.row if incident.origin else None
+    return row is not None and row.kind == "loss" and row.dtype == "float16" and (row.scale or 1.0) > 1.0 and not row.nan
+
+
+def _backward(
+    view: RunView, process: Process, step: int, rows: Sequence[TensorRow], reference: Reference, facts: StepFacts | None
+) -> Incident | None:
+    gradients = [r for r in rows if r.kind in BACKWARD_KINDS]
+    row, _ = suspicious(gradients, reference, loss_is_finite=False)
+    if row is None:
+        return None
+    origin = locate_backward(row, rows, view.module_classes)
+    scale = facts.loss_scale if facts is not None else None
+    path = path_to([r for r in rows if r.kind in (*FORWARD_KINDS, "loss", *BACKWARD_KINDS)], row)
+    return Incident(
+        "PD102", process, step, Phase.BACKWARD, origin, backward_cause(origin, rows, scale),
+        path=tuple(path), history=tuple(reference.get(row.key, ())),
+    )
+
+
+def _after_backward(view: RunView, process: Process, step: int, rows: Sequence[TensorRow]) -> Incident | None:
+    """Local gradients are finite; what the optimizer got, or made of it, is not."""
+    given = next((r for r in rows if r.kind == "weight_grad_step" and r.bad), None)
+    if given is not None:
+        origin = locate_backward(given, rows, view.module_classes)
+        return Incident("PD102", process, step, Phase.BACKWARD, origin, UNKNOWN, path=_story(rows, given))
+    update = next((r for r in rows if r.kind == "update" and r.bad), None)
+    if update is None:
+        return None
+    return _by_optimizer(view, process, step, update, rows)
+
+
+def _story(rows: Sequence[TensorRow], about: TensorRow) -> tuple[TensorRow, ...]:
+    """One parameter's way through a step: weight, local gradient, gradient given to the optimizer, update."""
+    order = ["weight", "weight_grad", "weight_grad_step", "update"]
+    mine = [r for r in rows if r.kind in order and (r.root, r.module, r.name) == (about.root, about.module, about.name)]
+    return tuple(sorted(mine, key=lambda r: order.index(r.kind))) or (about,)
+
+
+def _by_optimizer(view: RunView, process: Process, step: int, row: TensorRow, rows: Sequence[TensorRow]) -> Incident:
+    origin = Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
+    cause = UNKNOWN
+    eps = [number(g.get("eps")) for o in view.optimizers for g in o.get("groups") or ()]
+    fmt = known_format(row.dtype)
+    if fmt is not None and any(e is not None and 0.0 < e <= fmt.flush_limit for e in eps):
+        cause = Cause("optimizer-division-by-zero", 0.85, f"eps {min(e for e in eps if e):g} is zero in {row.dtype}")
+    elif row.nan == 0 and row.inf:
+        cause = Cause("optimizer-overflow", 0.8, "finite gradients became infinite weights")
+    return Incident(
+        "PD105", process, step, Phase.OPTIMIZER, origin, cause, path=_story(rows, row), how="optimizer"
+    )
+
+
+def _bad_weights(view: RunView, process: Process, step: int, row: TensorRow, rows: Sequence[TensorRow]) -> Incident:
+    """A step that starts with non-finite weights although the step before it ended well, as far as the log knows."""
+    earlier = [f for f in view.timeline.get(process, ()) if f.step < step]
+    origin = Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
+    cause = Cause("nonfinite-weights", 0.9, "the weights are non-finite before the step's forward pass")
+    if not earlier:
+        return Incident("PD105", process, step, Phase.FORWARD, origin, cause, path=(row,), how="start")
+    before = view.rows(process, earlier[-1].step)
+    same = [r for r in before if r.module == row.module and r.name == row.name and r.root == row.root]
+    healthy = any(r.kind == "weight" for r in same) and not any(r.bad for r in same)
+    if healthy and not any(r.kind == "update" for r in same):
+        previous = next(r for r in same if r.kind == "weight")
+        incident = _by_optimizer(view, process, earlier[-1].step, row, before)
+        return replace(incident, path=(previous, *[r for r in same if r.kind.startswith("weight_grad")], row))
+    return Incident("PD105", process, step, Phase.OPTIMIZER, origin, cause, path=(row,), how="between")
+
+
+def _unrecorded(process: Process, step: int, kinds: frozenset[str], facts: StepFacts | None) -> Incident:
+    """Something is known to be non-finite, but the step's tensors are not in the log."""
+    why = "the step was not sampled" if facts is None or not facts.sampled else "the step's tensors are not in the log"
+    if "loss" in kinds:
+        return Incident("PD103", process, step, Phase.LOSS, None, UNKNOWN, unrecorded=why)
+    if kinds & _GRADIENTS:
+        return Incident("PD102", process, step, Phase.BACKWARD, None, UNKNOWN, unrecorded=why)
+    return Incident("PD105", process, step, Phase.OPTIMIZER, None, UNKNOWN, unrecorded=why, how="between")
+
+
+# -- merging ----------------------------------------------------------------------------------------------------------
+
+
+def _over_ranks(found: Sequence[Incident]) -> list[Incident]:
+    """One incident per event: a rank that reports at most one step after another has caught it through the weights."""
+    merged: list[Incident] = []
+    for incident in found:
+        host = next((i for i, m in enumerate(merged) if _same_event(m, incident)), None)
+        if host is None:
+            merged.append(incident)
+            continue
+        first = merged[host]
+        merged[host] = replace(
+            first,
+            ranks=tuple(sorted({*first.ranks, *incident.ranks})),
+            last_step=max(first.last_step, incident.last_step),
+            recovered=first.recovered and incident.recovered,
+        )
+    return merged
+
+
+def _same_event(first: Incident, other: Incident) -> bool:
+    close = first.step <= other.step <= first.step + 1
+    return close and other.process.rank not in first.ranks and other.process.attempt == first.process.attempt
+
+
+def _over_time(found: Sequence[Incident]) -> list[Incident]:
+    """One incident per fault: later occurrences of the same origin are listed under the first."""
+    merged: dict[tuple[object, ...], Incident] = {}
+    for incident in found:
+        first = merged.get(incident.identity)
+        if first is None:
+            merged[incident.identity] = incident
+            continue
+        merged[incident.identity] = replace(
+            first,
+            occurrences=(*first.occurrences, *incident.occurrences),
+            ranks=tuple(sorted({*first.ranks, *incident.ranks})),
+            bad_steps=first.bad_steps + incident.bad_steps,
+            last_step=max(first.last_step, incident.last_step),
+            recovered=first.recovered and incident.recovered,
+        )
+    return list(merged.values())

@@ -1,0 +1,142 @@
+"""PD105: weights that are non-finite although no gradient was."""
+
+from __future__ import annotations
+
+from precdoctor.diagnosis.finding import Prescription, Severity
+from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
+from precdoctor.diagnosis.telling import (
+    check_incidents,
+    confidence_options,
+    consequences,
+    looked_at,
+    resume_advice,
+    unrecorded_message,
+    where_words,
+)
+from precdoctor.diagnosis.view import RunView
+from precdoctor.numerics.formats import FP32
+
+PAGE = RulePage(
+    finds="""
+Weights that were finite before an optimizer step and are not after it, although the gradients the optimizer received
+were finite; weights that changed to a non-finite value between two steps; and weights that were non-finite from the
+first recorded step on (loaded, or badly initialised).
+""",
+    matters="""
+Nothing recovers from a non-finite weight: every later forward pass is NaN, and skipping steps keeps the bad weight.
+The optimizer itself is at fault here, so looking for an overflow in the model is wasted time.
+""",
+    example="""
+Adam on FP16 weights with the default `eps=1e-8`: FP16 rounds it to 0, the second moment of a small gradient underflows
+to 0 as well, and the update is 0/0 or x/0.
+
+    torch.optim.Adam(model.half().parameters(), eps=1e-8)   # eps is 0 in FP16
+    torch.optim.Adam(model.float().parameters(), eps=1e-8)  # with autocast for the speed
+""",
+    remedy="""
+Keep weights and optimizer state in FP32 and use autocast for the computation; if that is impossible, choose an `eps`
+the state's format can hold. If the weights were bad from the start, load an older checkpoint and check it with
+`torch.isfinite`. If they changed between steps, look at code that writes to parameters (EMA, loading, manual updates).
+""",
+    confidence="""
+0.9 when weight, gradient and update of the step are all recorded; 0.05 less when the change happened between two
+recorded steps; 0.5 when the step's tensors are not in the log. Cause `optimizer-division-by-zero` needs an `eps` that
+the weight's format rounds to zero; `optimizer-overflow` needs infinities without NaN.
+""",
+    references=(
+        "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1 (where eps stands)",
+        "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.1 (FP32 master weights)",
+    ),
+)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """Findings for every incident that begins in the weights."""
+    seen = looked_at(view, ("weight", "update"), "weight and update")
+    return check_incidents(view, RULE, options, _tell, seen)
+
+
+def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
+    origin = incident.origin
+    if origin is None:
+        title = f"weights became non-finite {where_words(view, incident)}"
+        return title, unrecorded_message(view, incident, "Weights are non-finite"), _prescribe(view, incident)
+    row = origin.row
+    where = where_words(view, incident)
+    name = f"`{'.'.join(p for p in (row.module, row.name) if p)}`"
+    cause = f" ({incident.cause.name})" if incident.how == "optimizer" and incident.cause.name else ""
+    titles = {
+        "optimizer": f"the optimizer step made {name} non-finite from finite gradients{cause}",
+        "between": f"{name} became non-finite between two optimizer steps",
+        "start": f"{name} is non-finite from the first recorded step on",
+    }
+    message = f"{where.capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    if incident.how == "optimizer":
+        given = next((r for r in incident.path if r.kind == "weight_grad_step"), None)
+        if given is not None and given.amax is not None:
+            message += f" The gradient the optimizer was given is finite and reaches {given.amax:.4g}."
+        if incident.cause.name:
+            message += f" Cause: {incident.cause.name}: {incident.cause.why}."
+    effects = consequences(incident)
+    if effects:
+        message += f" In the same step also non-finite: {', '.join(effects)}."
+    return titles[incident.how], f"{message} {resume_advice(incident)}", _prescribe(view, incident)
+
+
+def _prescribe(view: RunView, incident: Incident) -> Prescription:
+    row = incident.origin.row if incident.origin is not None else None
+    fmt = known_format(row.dtype) if row is not None else None
+    if incident.how == "optimizer" and fmt is not None and fmt.mantissa_bits < FP32.mantissa_bits:
+        parameters = sum(r.numel for r in incident.path if r.kind == "weight")
+        return Prescription(
+            title=f"keep weights and optimizer state in FP32 ({fmt.name}'s smallest number is {fmt.min_subnormal:.3g})",
+            change={"weight_dtype": {"from": fmt.dtype, "to": FP32.dtype}},
+            predicted={"smallest_eps": {"from": fmt.min_subnormal, "to": FP32.min_subnormal}, "weights": parameters},
+            snippet=(
+                "import torch\n\n"
+                "model = model.float()  # FP32 weights and optimizer state\n"
+                f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
+                "    loss = compute_loss(model, batch)\n"
+            ),
+        )
+    if incident.how == "optimizer":
+        facts = view.step_facts(incident.process, incident.step)
+        lr = facts.lr if facts is not None and facts.lr else None
+        return Prescription(
+            title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip the gradient",
+            change={"lr": {"from": lr, "to": lr / 10 if lr else None}},
+            predicted={"update_binades": -3.3},
+            snippet=(
+                "import torch\n\n"
+                "for group in optimizer.param_groups:\n    group['lr'] /= 10\n"
+                "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            ),
+        )
+    count = row.nan + row.inf if row is not None else None
+    return Prescription(
+        title=f"load a finite checkpoint and check it{f' ({count:,} elements are non-finite now)' if count else ''}",
+        change={"checkpoint_at_or_before": incident.last_finite},
+        predicted={"nonfinite_elements": {"from": count, "to": 0}},
+        snippet=(
+            "import torch\n\n"
+            "state = torch.load('checkpoint.pt', weights_only=True)\n"
+            "bad = [n for n, t in state.items() if t.is_floating_point() and not torch.isfinite(t).all()]\n"
+            "if bad:\n    raise ValueError(bad)\n"
+            "model.load_state_dict(state)\n"
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD105",
+    name="nonfinite-weights",
+    severity=Severity.ERROR,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=confidence_options(0.9),
+    kinds=("weight", "weight_grad_step", "update"),
+    columns=("nan", "pos_inf", "neg_inf", "amax"),
+    check=check,
+)

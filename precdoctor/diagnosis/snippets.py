@@ -1,0 +1,81 @@
+"""Lines to paste: every prescription's snippet is made here, so that one test can compile them all."""
+
+from __future__ import annotations
+
+
+def module_expression(module: str, owner: str = "model") -> str:
+    """Python that reaches a module by its FQN, numeric parts as indices: ``model.blocks[3].attn``."""
+    expression = owner
+    for part in module.split(".") if module else []:
+        if part.isdigit():
+            expression += f"[{part}]"
+        elif part.isidentifier():
+            expression += f".{part}"
+        else:
+            return f"{owner}.get_submodule({module!r})"
+    return expression
+
+
+def run_in_float32(module: str, device: str) -> str:
+    """Run one module outside autocast, on FP32 copies of its inputs."""
+    target = module_expression(module)
+    return (
+        f"import torch\n\n"
+        f"def run_in_float32(module):\n"
+        f'    """Call `module` outside autocast, its floating-point tensor arguments widened to FP32."""\n'
+        f"    forward = module.forward\n\n"
+        f"    def widened(*args, **kwargs):\n"
+        f"        def wide(x):\n"
+        f"            return x.float() if torch.is_tensor(x) and x.is_floating_point() else x\n\n"
+        f"        with torch.autocast({device!r}, enabled=False):\n"
+        f"            return forward(*map(wide, args), **{{k: wide(v) for k, v in kwargs.items()}})\n\n"
+        f"    module.float().forward = widened\n\n"
+        f"run_in_float32({target})\n"
+    )
+
+
+def bfloat16_autocast(device: str) -> str:
+    """Autocast to BF16 in place of FP16; no loss scaler is needed with it."""
+    return (
+        f"import torch\n\n"
+        f"with torch.autocast({device!r}, dtype=torch.bfloat16):  # was torch.float16\n"
+        f"    loss = compute_loss(model, batch)\n"
+        f"loss.backward()  # BF16 has FP32's exponents: no GradScaler\n"
+        f"optimizer.step()\n"
+    )
+
+
+def halt_on_nonfinite(module: str) -> str:
+    """Stop at the first non-finite output of one module, with its inputs at hand."""
+    return (
+        f"import torch\n\n"
+        f"def halt(module, args, output):\n"
+        f"    tensors = output if isinstance(output, (tuple, list)) else [output]\n"
+        f"    if any(torch.is_tensor(t) and not torch.isfinite(t).all() for t in tensors):\n"
+        f"        torch.save(args, 'nonfinite-inputs.pt')\n"
+        f"        raise FloatingPointError(type(module).__name__)\n\n"
+        f"{module_expression(module)}.register_forward_hook(halt)\n"
+    )
+
+
+def detect_anomaly() -> str:
+    """Let autograd name the line whose backward made the NaN."""
+    return (
+        "import torch\n\n"
+        "with torch.autograd.set_detect_anomaly(True):\n"
+        "    loss = compute_loss(model, batch)\n"
+        "    loss.backward()\n"
+    )
+
+
+def grad_scaler(device: str, init_scale: float, growth_interval: int | None = None) -> str:
+    """Dynamic loss scaling that starts at ``init_scale``."""
+    more = f", growth_interval={growth_interval}" if growth_interval is not None else ""
+    return (
+        f"import torch\n\n"
+        f"scaler = torch.amp.GradScaler({device!r}, init_scale={init_scale!r}{more})\n\n"
+        f"scaler.scale(loss).backward()\n"
+        f"scaler.unscale_(optimizer)  # before any clipping\n"
+        f"scaler.step(optimizer)\n"
+        f"scaler.update()\n"
+    )

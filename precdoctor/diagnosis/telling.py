@@ -1,0 +1,236 @@
+"""How incidents are told: the evidence, location and status lines that the PD1xx rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from precdoctor.diagnosis.finding import Finding, Location, Prescription, Severity, Status
+from precdoctor.diagnosis.incident import Incident, incidents
+from precdoctor.diagnosis.rows import TensorRow, path_evidence, range_evidence
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption
+from precdoctor.diagnosis.view import RunView
+
+#: Occurrences listed by number before "and N more".
+_LISTED = 16
+#: Origins inferred from the tensors on both sides of code that no hook sees.
+_INFERRED = ("functional", "between-roots", "loss-backward", "between")
+
+
+def confidence_options(certain: float) -> tuple[RuleOption, ...]:
+    """The options all PD1xx rules share, with this rule's own base confidence."""
+    return (
+        RuleOption(
+            "confidence", certain, "fraction", "Confidence of a finding whose step is fully recorded.",
+            "Precdoctor's own: what remains is a producer outside any recorded tensor.", maximum=1.0,
+        ),
+        RuleOption(
+            "unrecorded_confidence", 0.5, "fraction", "Confidence when the step's tensors are not in the log.",
+            "Precdoctor's own: the non-finite value is certain, its origin is not.", maximum=1.0,
+        ),
+    )
+
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 step``, ``12 steps``, ``2 losses``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def percent(fraction: float) -> str:
+    """``41 %``, ``0.3 %``, ``0.002 %``: two significant digits below ten."""
+    value = 100.0 * fraction
+    return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
+
+
+def resume_advice(incident: Incident) -> str:
+    """From which checkpoint to go on."""
+    if incident.recovered:
+        return "The weights were never touched (the steps were skipped): nothing to resume."
+    if incident.last_finite is None:
+        return "No step before it was finite: start again from the beginning or from an older checkpoint."
+    return f"Last step at which everything was finite: {incident.last_finite}; resume from a checkpoint at or before it."
+
+
+def headroom_story(incident: Incident) -> str:
+    """How the tensor at the origin approached the limit on the healthy steps before."""
+    seen = [s for s in incident.history if s.step < incident.step and s.headroom is not None and s.amax is not None]
+    if not seen:
+        return ""
+    last = seen[-1]
+    return f" One step it was healthy, {last.step}, it reached {last.amax:.4g}, {last.headroom:.1f} binades below the limit."
+
+
+def consequences(incident: Incident) -> list[str]:
+    """What else was non-finite at the same step, in words."""
+    own = incident.origin.row.kind if incident.origin is not None else None
+    nouns = {
+        "batch": "input tensor", "input": "input", "output": "output", "loss": "loss", "grad_output": "output gradient",
+        "weight_grad": "weight gradient", "weight_grad_step": "gradient given to the optimizer", "weight": "weight",
+        "update": "weight update",
+    }
+    result = []
+    for kind, noun in nouns.items():
+        count = incident.bad.get(kind, 0) - (kind == own)
+        if count > 0:
+            result.append("the loss" if kind == "loss" else plural(count, noun))
+    return result
+
+
+#: Which rule speaks of a kind when it is not a consequence; named so in the evidence.
+_RULE_OF_KIND = {
+    "loss": ("PD103", "nonfinite-loss"),
+    "grad_output": ("PD102", "nonfinite-origin-backward"),
+    "weight_grad": ("PD102", "nonfinite-origin-backward"),
+    "weight_grad_step": ("PD102", "nonfinite-origin-backward"),
+    "weight": ("PD105", "nonfinite-weights"),
+    "update": ("PD105", "nonfinite-weights"),
+}
+
+
+def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
+    """Everything measured about an incident; ``range`` and ``path`` have the fixed shape of ``Finding``."""
+    evidence: dict[str, Any] = {
+        "last_finite_step": incident.last_finite,
+        "last_bad_step": incident.last_step,
+        "bad_steps": incident.bad_steps,
+        "steps": list(incident.occurrences[:_LISTED]),
+        "occurrences": len(incident.occurrences),
+        "ranks": list(incident.ranks),
+        "recovered": incident.recovered,
+        "confidence_reason": incident.cause.why,
+    }
+    detected = view.detection(incident.process, incident.step)
+    if detected is not None:
+        evidence["detected_at"] = detected
+    folded = {_RULE_OF_KIND[k]: n for k, n in incident.bad.items() if k in _RULE_OF_KIND}
+    evidence["consequences"] = [
+        {"code": code, "name": name, "message": f"{plural(count, 'tensor')} at step {incident.step}"}
+        for (code, name), count in sorted(folded.items())
+        if code != incident.code
+    ]
+    if incident.unrecorded is not None:
+        evidence["unrecorded"] = incident.unrecorded
+    if incident.origin is None:
+        return evidence
+    row, origin = incident.origin.row, incident.origin
+    evidence |= {
+        "range": range_evidence(incident.origin.after or row) if row.amax is None else range_evidence(row),
+        "path": path_evidence(incident.path or (row,)),
+        "nan": row.nan,
+        "pos_inf": row.pos_inf,
+        "neg_inf": row.neg_inf,
+        "numel": row.numel,
+        "limit": 0,
+        "first_bad_micro_step": row.first_bad_micro_step,
+        "made_by": origin.maker,
+        "history": [{"step": s.step, "amax": s.amax, "headroom_binades": s.headroom} for s in incident.history],
+    }
+    if origin.masks:
+        evidence["masks"] = [{**path_evidence([m])[0], "neg_inf_share": m.neg_inf / m.numel} for m in origin.masks]
+    return evidence
+
+
+def location_of(incident: Incident) -> Location:
+    """Where an incident happened."""
+    origin = incident.origin
+    return Location(
+        root=origin.root if origin is not None else None,
+        module=origin.module if origin is not None and origin.how != "loss-backward" else None,
+        module_class=(origin.module_class or None) if origin is not None else None,
+        kind=origin.row.kind if origin is not None else None,
+        phase=incident.phase,
+        rank=incident.process.rank,
+        step=incident.step,
+    )
+
+
+def preceding(incident: Incident) -> TensorRow | None:
+    """The last healthy tensor before the origin."""
+    return incident.origin.after if incident.origin is not None else None
+
+
+def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
+    """The rule's base confidence, lowered for what the log does not show; documented on every page."""
+    if incident.unrecorded is not None:
+        return options["unrecorded_confidence"]
+    confidence = options["confidence"]
+    if incident.origin is not None and incident.origin.how in _INFERRED:
+        confidence -= 0.05
+    if view.partial_modules:
+        confidence -= 0.2
+    if incident.origin is not None and incident.origin.row.order is None:
+        confidence -= 0.2
+    if incident.origin is not None and incident.origin.masks and incident.cause.name is None:
+        confidence -= 0.15
+    return round(max(confidence, 0.1), 2)
+
+
+def where_words(view: RunView, incident: Incident) -> str:
+    """``at step 37`` with the rank when there is more than one, and the micro-step when accumulation was on."""
+    words = f"at step {incident.step}"
+    origin = incident.origin
+    if origin is not None and origin.row.first_bad_micro_step:
+        words += f" (micro-step {origin.row.first_bad_micro_step})"
+    if len({p.rank for p in view.processes}) > 1:
+        words += f" on rank {incident.process.rank}"
+    return words
+
+
+def unrecorded_message(view: RunView, incident: Incident, what: str) -> str:
+    """The message when the tensors of the step are not in the log."""
+    first = max(0, incident.step - 8)
+    return (
+        f"{what} {where_words(view, incident)}, but {incident.unrecorded}, so its origin is unknown. "
+        f"Record again with --every 1 --steps {first}:{incident.step + 1}. {resume_advice(incident)}"
+    )
+
+
+Teller = Callable[[RunView, Incident], tuple[str, str, Prescription]]
+
+
+def check_incidents(
+    view: RunView, rule: Rule, options: Options, tell: Teller, seen: str
+) -> Checked:
+    """Turn the incidents that belong to ``rule`` into findings.
+
+    Args:
+        tell: gives title, message and prescription of one incident.
+        seen: what a pass says it examined.
+    """
+    mine = [i for i in incidents(view) if i.code == rule.code]
+    others = [i for i in incidents(view) if i.code != rule.code]
+    findings = []
+    for incident in mine:
+        title, message, prescription = tell(view, incident)
+        more = len(incident.occurrences) - 1
+        if more > 0:
+            message += f" The same happened at {plural(more, 'later step')}."
+        findings.append(
+            Finding(
+                code=rule.code,
+                name=rule.name,
+                severity=Severity.WARNING if incident.recovered else rule.severity,
+                confidence=confidence_of(view, incident, options),
+                title=title,
+                message=message,
+                location=location_of(incident),
+                cause=incident.cause.name,
+                evidence=evidence_of(view, incident),
+                prescriptions=(prescription,),
+            )
+        )
+    if findings:
+        return Checked(findings, f"{plural(len(findings), 'origin')} in {seen}", Status.FAILED)
+    if others:
+        origins = ", ".join(sorted({f"{i.code} at step {i.step}" for i in others}))
+        return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({origins})")
+    return Checked((), f"{seen}, all finite where it matters")
+
+
+def looked_at(view: RunView, kinds: Sequence[str], noun: str) -> str:
+    """``412 gradients on 50 steps``."""
+    tensors, steps = view.tensor_count(kinds)
+    return f"{plural(tensors, noun)} on {plural(steps, 'step')}"

@@ -1,0 +1,135 @@
+"""The exponent histogram: the one small row from which any format at any scale can be answered.
+
+Bin ``k`` counts the magnitudes in ``(2**k, 2**(k+1)]``, which is the exponent of the float64 just below ``|x|``. The
+closed upper end is what makes "flushed to zero under round-to-nearest-even" exact at power-of-two scales: a format
+flushes exactly the magnitudes up to and including half its smallest subnormal, a power of two, ties included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.numerics.formats import Format
+
+#: Bins reach from 2**EXP_MIN to 2**(EXP_MAX + 1). FP32's smallest subnormal, 2**-149, closes bin -150; only FP64 has
+#: magnitudes outside, and those are kept in the end bins.
+EXP_MIN = -160
+EXP_MAX = 160
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A count or fraction known to lie in ``[low, high]``; exact when the two are equal."""
+
+    low: float
+    high: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is left open."""
+        return self.low == self.high
+
+
+def bin_of(magnitude: float) -> int:
+    """The bin of one finite positive magnitude: the ``k`` with ``2**k < magnitude <= 2**(k+1)``, clamped to the end bins.
+
+    Raises:
+        ValueError: the magnitude is zero, negative or not finite.
+    """
+    if not 0.0 < magnitude < math.inf:
+        raise ValueError(f"a bin needs a finite positive magnitude, got {magnitude!r}")
+    mantissa, exponent = math.frexp(magnitude)  # magnitude = mantissa * 2**exponent, 0.5 <= mantissa < 1
+    k = exponent - 2 if mantissa == 0.5 else exponent - 1
+    return min(max(k, EXP_MIN), EXP_MAX)
+
+
+@dataclass(frozen=True, eq=False)
+class ExponentHistogram:
+    """Counts of finite non-zero magnitudes by binary exponent.
+
+    Attributes:
+        lo: bin number of ``counts[0]``.
+        counts: int64, shape ``(bins,)``; ``counts[i]`` belongs to bin ``lo + i``. May be empty.
+    """
+
+    lo: int
+    counts: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lo: int | None, counts: Sequence[int] | npt.NDArray[np.int64] | None) -> ExponentHistogram:
+        """From the two columns of the log; nulls give the empty histogram."""
+        if lo is None or counts is None or len(counts) == 0:
+            return cls(0, np.zeros(0, dtype=np.int64))
+        return cls(int(lo), np.asarray(counts, dtype=np.int64))
+
+    @property
+    def total(self) -> int:
+        """How many elements it holds."""
+        return int(self.counts.sum())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ExponentHistogram):
+            return NotImplemented
+        a, b = self.trimmed(), other.trimmed()
+        return a.lo == b.lo and np.array_equal(a.counts, b.counts)
+
+    def __hash__(self) -> int:
+        t = self.trimmed()
+        return hash((t.lo, t.counts.tobytes()))
+
+    def trimmed(self) -> ExponentHistogram:
+        """The same counts without empty bins at either end; empty is ``(0, [])``."""
+        used = np.flatnonzero(self.counts)
+        if used.size == 0:
+            return ExponentHistogram(0, np.zeros(0, dtype=np.int64))
+        first, last = int(used[0]), int(used[-1])
+        return ExponentHistogram(self.lo + first, self.counts[first : last + 1])
+
+    def merge(self, other: ExponentHistogram) -> ExponentHistogram:
+        """Counts of both, exact in any order (integers)."""
+        a, b = self.trimmed(), other.trimmed()
+        if a.counts.size == 0:
+            return b
+        if b.counts.size == 0:
+            return a
+        lo = min(a.lo, b.lo)
+        hi = max(a.lo + a.counts.size, b.lo + b.counts.size)
+        out = np.zeros(hi - lo, dtype=np.int64)
+        out[a.lo - lo : a.lo - lo + a.counts.size] += a.counts
+        out[b.lo - lo : b.lo - lo + b.counts.size] += b.counts
+        return ExponentHistogram(lo, out)
+
+    def at_most(self, limit: float) -> Interval:
+        """How many magnitudes are ``<= limit``: exact when ``limit`` is a power of two, else the open bin is the interval.
+
+        Raises:
+            ValueError: ``limit`` is NaN.
+        """
+        if math.isnan(limit):
+            raise ValueError("the limit of a histogram query cannot be NaN")
+        if limit <= 0.0 or self.counts.size == 0:
+            return Interval(0.0, 0.0)
+        if math.isinf(limit):
+            return Interval(float(self.total), float(self.total))
+        k = bin_of(limit)
+        closed = math.frexp(limit)[0] == 0.5 and EXP_MIN < k < EXP_MAX  # the limit is bin k's own closed end
+        below = int(self.counts[: max(0, k - self.lo)].sum())
+        inside = int(self.counts[k - self.lo]) if 0 <= k - self.lo < self.counts.size else 0
+        return Interval(float(below + (inside if closed else 0)), float(below + inside))
+
+    def flushed(self, fmt: Format, scale: float = 1.0) -> Interval:
+        """How many elements become zero when multiplied by ``scale`` and rounded to nearest in ``fmt``.
+
+        Exact at power-of-two scales, ties included.
+
+        Raises:
+            ValueError: ``scale`` is not finite and positive.
+        """
+        if not 0.0 < scale < math.inf:
+            raise ValueError(f"a scale is a finite positive number, got {scale!r}")
+        return self.at_most(fmt.flush_limit / scale)

@@ -1,0 +1,136 @@
+"""How much of a tensor was rounded to zero, told from the zeros that were zero anyway.
+
+A tensor already in a narrow format shows its zeros and the exponents of what survived. Underflow leaves a mark: the
+histogram runs into the flush limit with mass in its lowest bins, and what lies below continues it. Structural zeros
+(ReLU, dropout, padding) leave none. So the survivors near the limit are matched with a family of distributions
+(Gaussian, Laplace, Student with 2 and 1 degrees of freedom, log-normals of five widths, each at scales a quarter of a
+binade apart) by likelihood, with the rounding to whole subnormal steps computed exactly, and the best match says how
+much lies below. The result never exceeds the zeros that are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.histogram import ExponentHistogram
+
+#: Bins above the flush limit that are matched: enough for a Gaussian to show its shoulder.
+MATCHED_BINS = 10
+#: Bins followed below the limit; a bounded density holds under 1e-7 of its near mass beyond.
+_REACH = 32
+#: Fewer surviving elements than this in the matched bins say nothing about a shape.
+_MIN_COUNT = 32
+#: Scales of the family, in binades relative to the smallest subnormal.
+_SCALES = np.arange(-4.0, 28.0, 0.25)
+_WIDTHS = (0.5, 1.0, 2.0, 3.0, 4.0)
+
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """Estimated counts below the flush limit.
+
+    Attributes:
+        lo: bin of ``counts[0]``.
+        counts: estimated elements per bin, the last entry being the bin that ends at the flush limit.
+    """
+
+    lo: int
+    counts: _Floats
+
+    @property
+    def total(self) -> float:
+        """Elements estimated to have been rounded to zero."""
+        return float(self.counts.sum())
+
+    @property
+    def mass(self) -> float:
+        """Sum of their magnitudes, each taken at the middle of its bin."""
+        return float((self.counts * _middles(self.lo, self.counts.size)).sum())
+
+    def still_flushed(self, fmt: Format, scale: float) -> float:
+        """How many of them would be flushed again if the tensor were multiplied by ``scale``, a power of two, first."""
+        top = math.floor(math.log2(fmt.flush_limit / scale))  # bins below this one are flushed
+        return float(self.counts[: max(0, min(self.counts.size, top - self.lo))].sum())
+
+
+def flushed_tail(histogram: ExponentHistogram, zeros: int, fmt: Format) -> Tail:
+    """The part of ``zeros`` that rounding to ``fmt`` made, bin by bin below its flush limit.
+
+    Args:
+        histogram: exponents of the surviving elements, as stored in ``fmt``.
+        zeros: elements that are exactly zero.
+    """
+    limit = round(math.log2(fmt.flush_limit))  # bin limit - 1 ends at the flush limit
+    survivors = _window(histogram, limit)
+    if zeros <= 0 or survivors.sum() < _MIN_COUNT or survivors[:2].sum() == 0:
+        return Tail(limit - 1, np.zeros(1))
+    visible, below = _family()
+    share = visible.sum(axis=1)
+    best = int(np.argmax(np.log(visible / share[:, None]) @ survivors))
+    counts = below[best] * (survivors.sum() / share[best])
+    if counts.sum() > zeros:
+        counts *= zeros / counts.sum()
+    return Tail(limit - counts.size, counts)
+
+
+def magnitude(histogram: ExponentHistogram) -> float:
+    """Sum of the magnitudes of a histogram, each taken at the middle of its bin."""
+    return float((histogram.counts * _middles(histogram.lo, histogram.counts.size)).sum())
+
+
+def _middles(lo: int, size: int) -> _Floats:
+    return 1.5 * np.exp2(np.arange(lo, lo + size, dtype=np.float64))
+
+
+def _window(histogram: ExponentHistogram, limit: int) -> _Floats:
+    """Counts of the bins ``limit .. limit + MATCHED_BINS - 1``."""
+    out = np.zeros(MATCHED_BINS)
+    for i in range(MATCHED_BINS):
+        j = limit + i - histogram.lo
+        if 0 <= j < histogram.counts.size:
+            out[i] = histogram.counts[j]
+    return out
+
+
+def _erf(x: _Floats) -> _Floats:
+    return np.array([math.erf(v) for v in x.ravel()]).reshape(x.shape)
+
+
+def _log_normal(width: float) -> Callable[[_Floats], _Floats]:
+    def share_below(x: _Floats) -> _Floats:
+        return 0.5 + 0.5 * _erf(np.log(np.maximum(x, 1e-300)) / (width * math.sqrt(2.0)))
+
+    return share_below
+
+
+@lru_cache(maxsize=1)
+def _family() -> tuple[_Floats, _Floats]:
+    """Per member: probabilities of the matched bins as *stored*, and of the bins below the limit; unit: subnormals.
+
+    A stored value of n steps was anywhere within half a step of it, so with bin i holding ``2**(i-1) .. 2**i`` steps
+    the edges are half a step up: 0.5, 1.5, 2.5, 4.5, 8.5 ...
+    """
+    shapes: list[Callable[[_Floats], _Floats]] = [
+        lambda x: _erf(x / math.sqrt(2.0)),
+        lambda x: -np.expm1(-x),
+        lambda x: x / np.sqrt(2.0 + x * x),
+        lambda x: np.arctan(x) * (2.0 / math.pi),
+        *(_log_normal(width) for width in _WIDTHS),
+    ]
+    edges = np.r_[0.5, np.exp2(np.arange(0, MATCHED_BINS)) + 0.5]
+    lower = np.r_[0.0, np.exp2(np.arange(-_REACH, 0))]
+    scales = np.exp2(_SCALES)[:, None]
+    visible = np.concatenate([np.diff(shape(edges[None, :] / scales), axis=1) for shape in shapes])
+    below = np.concatenate([np.diff(shape(lower[None, :] / scales), axis=1) for shape in shapes])
+    usable = visible.sum(axis=1) > 1e-9
+    # A bin the shape calls impossible must not veto the match over one stray element.
+    return np.maximum(visible[usable], 1e-12), below[usable]

@@ -1,0 +1,126 @@
+"""The backward pass: the loss, micro-steps, and each parameter's gradient as it is accumulated on this rank."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import attach
+from precdoctor.recording.batch import defer
+from precdoctor.recording.naming import Place
+from precdoctor.recording.recorder import Recorder, guarded
+
+_LOSS = Place("", "", "")
+#: Backward calls made from inside these are the user's all the same; their own lines are not worth naming.
+_FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning", "deepspeed")
+
+
+class Backward:
+    """Patches ``torch.autograd.backward`` (``Tensor.backward`` calls it by attribute) and hooks leaf gradients."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._begin = guarded(recorder)(self._began)
+        self._end = guarded(recorder)(self._ended)
+        self._hooked: dict[int, weakref.ref[Tensor]] = {}
+
+    def install(self) -> None:
+        """Patch once per process; signature and ``__wrapped__`` are kept."""
+        original = torch.autograd.backward
+        recorder, begin, end = self._recorder, self._begin, self._end
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
+            if recorder.state != "armed" or torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            begin(args[0] if args else kwargs.get("tensors"))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                end()
+
+        torch.autograd.backward = backward
+
+    def _began(self, tensors: Tensor | Iterable[Tensor]) -> None:
+        recorder = self._recorder
+        recorder.in_backward = True
+        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        facts = recorder.current
+        if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
+            facts.backward_file, facts.backward_line = where
+        for index, root in enumerate(roots):
+            if not isinstance(root, Tensor):
+                continue
+            if root.numel() == 1 and root.is_floating_point():
+                facts.losses.append(defer(root))
+                if (factor := constant_factor(root)) is not None:
+                    facts.root_factors.append(factor)
+            if recorder.live:
+                name = "" if len(roots) == 1 else str(index)
+                recorder.measure(recorder.site(_LOSS, "loss", name, root), root)
+        self.hook_parameters()
+
+    def _ended(self) -> None:
+        self._recorder.in_backward = False
+        self._recorder.end_micro_step()
+
+    def hook_parameters(self) -> None:
+        """Put a post-accumulate hook on every parameter of every root that has none yet.
+
+        Done as a backward pass begins, when all that takes part exists and nothing has been accumulated.
+        """
+        names = self._recorder.names
+        for root in names.roots.values():
+            module = root.module()
+            if module is None:
+                continue
+            for parameter in module.parameters():
+                if parameter.requires_grad and parameter.is_leaf:
+                    self._hook(parameter)
+
+    def _hook(self, parameter: Tensor) -> None:
+        known = self._hooked.get(id(parameter))
+        if known is not None and known() is parameter:
+            return
+        self._hooked[id(parameter)] = weakref.ref(parameter)
+        parameter.register_post_accumulate_grad_hook(self._gradient_hook())
+
+    def _gradient_hook(self) -> Callable[[Tensor], None]:
+        recorder = self._recorder
+
+        @guarded(recorder)
+        def precdoctor_weight_grad(parameter: Tensor) -> None:
+            found = recorder.names.parameter(parameter)
+            if found is None:  # replaced or moved since its root was first seen
+                for root in recorder.names.roots.values():
+                    recorder.names.refresh(root)
+                found = recorder.names.parameter(parameter)
+            grad = parameter.grad
+            if found is None or grad is None:
+                return
+            place, name = found
+            root = recorder.names.roots.get(place.root)
+            if root is not None:
+                root.trained = True
+            if recorder.live and recorder.in_backward and recorder.wants(place):
+                recorder.measure(recorder.site(place, "weight_grad", name, grad), grad, restart=True)
+
+        return precdoctor_weight_grad
+
+
+def constant_factor(root: Tensor) -> float | None:
+    """The constant a loss was multiplied by last (``loss * 65536``), if it is readable without waiting for a device."""
+    node = root.grad_fn
+    if node is None or node.name() != "MulBackward0":
+        return None
+    for attribute in ("_saved_other", "_saved_self"):
+        operand = getattr(node, attribute, None)
+        if isinstance(operand, Tensor) and operand.numel() == 1 and not operand.requires_grad:
+            return float(operand) if operand.device.type == "cpu" else None
+    return None

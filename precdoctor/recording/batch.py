@@ -1,0 +1,89 @@
+"""What one step hands to the drain thread: values already on their way to the host, and nothing that holds a tensor alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from precdoctor.recording.kernels import Snapshot
+from precdoctor.recording.slots import Entry
+
+#: A number that is known now, or once the device has got there.
+Deferred = float | Callable[[], float] | None
+
+
+def read(value: Deferred) -> float | None:
+    """The number; waits for the device if it has to (drain thread only)."""
+    return value() if callable(value) else value
+
+
+def defer(value: torch.Tensor | float | None) -> Deferred:
+    """A scalar to be read later without a synchronisation now."""
+    if not isinstance(value, torch.Tensor):
+        return None if value is None else float(value)
+    if value.device.type == "cpu":
+        return float(value.detach())
+    host = torch.empty((), dtype=torch.float64, pin_memory=value.device.type == "cuda")
+    host.copy_(value.detach().reshape(()).to(torch.float64), non_blocking=True)
+    if value.device.type != "cuda":
+        return lambda: float(host)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(value.device))
+
+    def arrived() -> float:
+        event.synchronize()
+        return float(host)
+
+    return arrived
+
+
+@dataclass
+class StepFacts:
+    """The steps row in the making; see ``runlog.schema.STEPS``."""
+
+    step: int
+    optimizer: str = ""
+    complete: bool = False
+    wall_time: float = 0.0
+    micro_steps: int = 0
+    losses: list[Deferred] = field(default_factory=list)
+    lrs: list[float] = field(default_factory=list)
+    #: Sampled steps take the norm from the weight gradients' rows; the others carry it here.
+    grad_norm: Deferred = None
+    clip_norm: float | None = None
+    clipped_before_unscale: bool | None = None
+    loss_scale: Deferred = None
+    growth_tracker: Deferred = None
+    found_inf: Deferred = None
+    #: The optimizer's own step hook never fired.
+    not_reached: bool = False
+    autocast_dtype: str | None = None
+    sampled: bool = False
+    recorder_ns: int = 0
+    step_ns: int = 0
+    #: Constant factors found at the root of the backward passes (``loss * 65536``).
+    root_factors: list[float] = field(default_factory=list)
+    #: Launch counts per device at the beginning of each micro-step but the first.
+    micro_starts: list[dict[torch.device, int]] = field(default_factory=list)
+    #: Where ``backward`` was called, outside torch.
+    backward_file: str | None = None
+    backward_line: int | None = None
+
+
+@dataclass
+class StepBatch:
+    """One step for the drain thread."""
+
+    facts: StepFacts
+    entries: list[Entry]
+    snapshots: dict[torch.device, Snapshot]
+
+
+@dataclass
+class EventBatch:
+    """Events that belong to no step's rows."""
+
+    events: list[dict[str, Any]]

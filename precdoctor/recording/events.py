@@ -1,0 +1,83 @@
+"""Events rows: numbering, JSON data, and those that follow from a step's numbers (scaler changes, non-finite steps)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from precdoctor.recording.batch import StepBatch
+from precdoctor.recording.rows import TRIGGER_KINDS, Row, is_bad
+
+#: A run that stays broken says so often enough.
+_MAX_NONFINITE_EVENTS = 100
+_TENSORS_NAMED = 8
+
+
+class EventLog:
+    """Makes events rows of one rank."""
+
+    def __init__(self, rank: int, *, redact: bool) -> None:
+        self._rank = rank
+        self._redact = redact
+        self._count = 0
+        self._last_scale: float | None = None
+        self._inferred: float | None = None
+        self._nonfinite = 0
+        #: Rows dropped so far, by reason, as already logged.
+        self.reported_drops: dict[str, int] = {}
+
+    def rows(self, events: Iterable[dict[str, Any]]) -> list[Row]:
+        """Number events and turn their data into JSON."""
+        out = []
+        for event in events:
+            row = {"time_ns": time.time_ns(), **event, "id": f"{self._rank}-{self._count}", "rank": self._rank}
+            row["data"] = json.dumps(event.get("data", {}), default=str)
+            if self._redact:
+                row["code"] = None
+            out.append(row)
+            self._count += 1
+        return out
+
+    def of_step(self, batch: StepBatch, rows: list[Row], step: Row, inferred_scale: float | None) -> list[Row]:
+        """Events that a finished step's numbers imply."""
+        events: list[dict[str, Any]] = []
+        number = batch.facts.step
+        scale = step["loss_scale"]
+        if inferred_scale is not None:
+            if inferred_scale != self._inferred:
+                self._inferred = inferred_scale
+                events.append(_event("scaler", number, {"change": "inferred", "from": None, "to": inferred_scale}))
+        elif scale is not None:
+            if self._last_scale is not None and scale != self._last_scale:
+                change = "backoff" if scale < self._last_scale else "growth"
+                events.append(_event("scaler", number, {"change": change, "from": self._last_scale, "to": scale}))
+            self._last_scale = scale
+        if step["clipped_before_unscale"]:
+            data = {"clip_norm": step["clip_norm"], "before_unscale": True}
+            events.append(_event("clip", number, data))
+        if step["non_finite"] and self._nonfinite < _MAX_NONFINITE_EVENTS:
+            self._nonfinite += 1
+            events.append(self._nonfinite_event(batch, rows))
+        return self.rows(events)
+
+    def _nonfinite_event(self, batch: StepBatch, rows: list[Row]) -> dict[str, Any]:
+        bad = [r for r in rows if r["kind"] in TRIGGER_KINDS and is_bad(r)]
+        named = [f"{r['root']}/{r['module']}:{r['kind']}:{r['name']}" for r in bad[:_TENSORS_NAMED]]
+        data = {"kinds": sorted({r["kind"] for r in bad}) or ["loss"], "tensors": named, "count": len(bad)}
+        file, line = batch.facts.backward_file, batch.facts.backward_line
+        return {**_event("nonfinite", batch.facts.step, data), "file": file, "line": line}
+
+    def drops(self, new: dict[str, int]) -> list[Row]:
+        """One event per reason with the rows lost since the last one."""
+        events = []
+        for reason, total in new.items():
+            rows = total - self.reported_drops.get(reason, 0)
+            self.reported_drops[reason] = total
+            events.append(_event("drop", None, {"reason": reason, "rows": rows}))
+        return self.rows(events)
+
+
+def _event(kind: str, step: int | None, data: dict[str, Any]) -> dict[str, Any]:
+    return {"event": kind, "step": step, "data": data}

@@ -1,0 +1,132 @@
+"""Facts of the process for rank.json: module trees, optimizers, scalers, torch's numeric flags, versions, devices."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+import precdoctor
+from precdoctor.recording.naming import Names, Root
+from precdoctor.runlog.schema import SCHEMA_VERSION
+
+
+class Facts:
+    """Collects facts as they are met and has rank.json rewritten when there are new ones."""
+
+    def __init__(self, write: Callable[[Mapping[str, Any]], None], names: Names) -> None:
+        self._write = write
+        self._names = names
+        self._optimizers: dict[str, dict[str, Any]] = {}
+        self._scalers: dict[int, dict[str, Any]] = {}
+        self._autocast: set[str] = set()
+        self._written: object = None
+
+    def optimizer(self, name: str, optimizer: torch.optim.Optimizer, intended_update: str) -> None:
+        """Note an optimizer at its first step; ``intended_update`` is ``exact`` or ``gradient``."""
+        if name in self._optimizers:
+            return
+        groups = []
+        for group in optimizer.param_groups:
+            plain = {k: _plain(v) for k, v in group.items() if k != "params"}
+            groups.append({**plain, "parameters": len(group["params"])})
+        kind = type(optimizer).__name__
+        self._optimizers[name] = {"name": name, "class": kind, "intended_update": intended_update, "groups": groups}
+
+    def scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Note a loss scaler."""
+        if id(scaler) not in self._scalers:
+            self._scalers[id(scaler)] = {
+                "class": type(scaler).__name__,
+                "enabled": scaler.is_enabled(),
+                "init_scale": _plain(getattr(scaler, "_init_scale", None)),
+                "growth_factor": _plain(getattr(scaler, "_growth_factor", None)),
+                "backoff_factor": _plain(getattr(scaler, "_backoff_factor", None)),
+                "growth_interval": _plain(getattr(scaler, "_growth_interval", None)),
+            }
+
+    def autocast(self, device: str, dtype: str) -> None:
+        """Note that forwards ran under autocast."""
+        self._autocast.add(f"{device}:{dtype}")
+
+    def write_if_changed(self) -> None:
+        """Rewrite rank.json if anything was met since the last time."""
+        state = (self._names.version, len(self._optimizers), len(self._scalers), len(self._autocast))
+        if state != self._written:
+            self._written = state
+            self._write(self._collect())
+
+    def _collect(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "pid": os.getpid(),
+            "roots": [_root(root) for root in self._names.roots.values()],
+            "optimizers": list(self._optimizers.values()),
+            "scalers": list(self._scalers.values()),
+            "autocast": sorted(self._autocast),
+            "flags": _flags(),
+            "versions": {
+                "precdoctor": precdoctor.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "cuda": torch.version.cuda,
+            },
+            "device": _device(),
+        }
+
+
+def _root(root: Root) -> dict[str, Any]:
+    module = root.module()
+    parameters = []
+    if module is not None:
+        for fqn, parameter in module.named_parameters():
+            owner, _, own = fqn.rpartition(".")
+            shape = [int(n) for n in parameter.shape] if not torch.nn.parameter.is_lazy(parameter) else None
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            entry = {"name": own, "module": owner, "shape": shape, "dtype": dtype}
+            parameters.append({**entry, "requires_grad": parameter.requires_grad})
+    modules = [{"name": name, "class": kind} for name, kind in root.modules]
+    return {"name": root.name, "class": root.name.rpartition("#")[0], "modules": modules, "parameters": parameters}
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON can hold it; tensors on a device are not waited for."""
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 and value.device.type == "cpu" else "tensor"
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
+
+
+def _flags() -> dict[str, Any]:
+    """Switches that change the numerics of a run."""
+    matmul = torch.backends.cuda.matmul
+    flags = {
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "num_threads": torch.get_num_threads(),
+        "python_flags_optimize": sys.flags.optimize,
+    }
+    for name in ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
+        flags[f"matmul_{name}"] = _plain(getattr(matmul, name, None))
+    return flags
+
+
+def _device() -> dict[str, Any]:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return {
+            "type": "cuda",
+            "name": properties.name,
+            "capability": [properties.major, properties.minor],
+            "memory": properties.total_memory,
+            "count": torch.cuda.device_count(),
+        }
+    return {"type": "cpu", "name": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()}

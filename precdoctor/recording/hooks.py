@@ -1,0 +1,35 @@
+"""Installing the recorder into a process that has just imported torch. Called by the boot module, once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from precdoctor.recording.backward import Backward
+from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
+from precdoctor.recording.optimizers import Optimizers
+from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
+from precdoctor.recording.recorder import Recorder
+
+_installed: Recorder | None = None
+
+
+def install() -> Recorder:
+    """Install every hook for this process; a second call returns the same recorder.
+
+    Raises:
+        UsageError: the options variable cannot be read.
+    """
+    global _installed  # noqa: PLW0603 -- torch's hooks are global to the process, and so is their owner
+    if _installed is None:
+        options = RecordOptions.from_json(os.environ.get(OPTIONS_VARIABLE, "{}"))
+        recorder = Recorder(Path(os.environ[RUN_VARIABLE]), options)
+        visible = keyword_arguments_are_visible()  # calls a module, so it comes before our hooks
+        Forward(recorder).install()
+        Backward(recorder).install()
+        Optimizers(recorder).install()
+        os.register_at_fork(after_in_child=recorder.after_fork)
+        if not visible:
+            recorder.event("warning", data={"message": "keyword arguments of modules are not visible in this torch"})
+        _installed = recorder
+    return _installed

@@ -1,0 +1,185 @@
+"""The statistics op ``precdoctor::stat(Tensor x, int slot) -> ()`` and the banks of slots it writes to.
+
+The op owns its buffers: one bank per device, grown in blocks, so a slot is a plain integer that compiled graphs and
+CUDA graphs can carry. It is made with ``torch.library.Library.define/impl`` (a Python ``custom_op`` costs ten times as
+much per call) and registered for every backend; which kernel runs is decided here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.kernels import blocked, reference
+from precdoctor.recording.kernels import layout as at
+
+_SLOTS_PER_BLOCK = 128
+_ACTIVATION_BLOCKS = (32, 128)
+
+_library = torch.library.Library("precdoctor", "DEF")
+_library.define("stat(Tensor x, int slot) -> ()")
+_library.define("update(Tensor before, Tensor after, Tensor intended, int slot) -> ()")
+
+
+class Bank:
+    """All slots of one device.
+
+    Attributes:
+        device: where the rows lie.
+        counter: int64 scalar, launches since the last snapshot; the order of execution on the device.
+        launches: the same number as the host counts it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.counter = torch.zeros((), dtype=torch.int64, device=device)
+        self.launches = 0
+        self._ints: list[Tensor] = []
+        self._floats: list[Tensor] = []
+        self._fresh_ints = torch.zeros(at.INT_WIDTH, dtype=torch.int64)
+        self._fresh_ints[[at.ORDER, at.FIRST_BAD_ORDER]] = at.NEVER
+        self._fresh_floats = torch.tensor([-math.inf, math.inf, 0.0, 0.0], dtype=torch.float64)
+        self._fresh_ints = self._fresh_ints.to(device)
+        self._fresh_floats = self._fresh_floats.to(device)
+
+    def row(self, slot: int) -> tuple[Tensor, Tensor]:
+        """The integer and float row of one slot, as views."""
+        while slot >= _SLOTS_PER_BLOCK * len(self._ints):
+            self._ints.append(self._fresh_ints.repeat(_SLOTS_PER_BLOCK, 1))
+            self._floats.append(self._fresh_floats.repeat(_SLOTS_PER_BLOCK, 1))
+        block, index = divmod(slot, _SLOTS_PER_BLOCK)
+        return self._ints[block][index], self._floats[block][index]
+
+    def restart(self, slot: int) -> None:
+        """Forget a slot's values but not when it was first bad: the next launch replaces instead of merging."""
+        ints, floats = self.row(slot)
+        ints[: at.FIRST_BAD_ORDER] = self._fresh_ints[: at.FIRST_BAD_ORDER]
+        ints[at.FIRST_BAD_ORDER + 1 :] = 0
+        floats.copy_(self._fresh_floats)
+
+    def snapshot(self, slots: int) -> Snapshot:
+        """A copy of slots ``0 .. slots - 1`` on its way to the host; the rows start afresh behind it."""
+        ints, floats, count = [], [], math.ceil(slots / _SLOTS_PER_BLOCK)
+        for block in range(min(count, len(self._ints))):
+            ints.append(_to_host(self._ints[block]))
+            floats.append(_to_host(self._floats[block]))
+            self._ints[block].copy_(self._fresh_ints)
+            self._floats[block].copy_(self._fresh_floats)
+        self.counter.zero_()
+        self.launches = 0
+        event = None
+        if self.device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self.device))
+        return Snapshot(ints, floats, event)
+
+
+class Snapshot:
+    """Slot rows as they were at the end of a step; only the drain thread waits for them to arrive."""
+
+    def __init__(self, ints: Sequence[Tensor], floats: Sequence[Tensor], event: torch.cuda.Event | None) -> None:
+        self._ints = ints
+        self._floats = floats
+        self._event = event
+
+    def wait(self) -> None:
+        """Block until the copy has arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def row(self, slot: int) -> tuple[Tensor, Tensor]:
+        """The integer and float row of one slot, on the host."""
+        block, index = divmod(slot, _SLOTS_PER_BLOCK)
+        return self._ints[block][index], self._floats[block][index]
+
+
+def _to_host(rows: Tensor) -> Tensor:
+    if rows.device.type == "cpu":
+        return rows.clone()
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.device.type == "cuda")
+    return host.copy_(rows, non_blocking=True)
+
+
+_banks: dict[torch.device, Bank] = {}
+#: Slots that also get block-16 histograms (weights: NVFP4 cares about nothing wider).
+_with_block16: set[int] = set()
+
+
+def bank(device: torch.device) -> Bank:
+    """The device's bank, made at first use."""
+    found = _banks.get(device)
+    if found is None:
+        found = _banks[device] = Bank(device)
+    return found
+
+
+def banks() -> dict[torch.device, Bank]:
+    """Every bank in use, by device."""
+    return _banks
+
+
+def forget_all() -> None:
+    """Drop every bank: a forked child must not touch its parent's."""
+    _banks.clear()
+    _with_block16.clear()
+
+
+def want_block16(slot: int) -> None:
+    """Histogram blocks of 16 for this slot, too."""
+    _with_block16.add(slot)
+
+
+def _measurable(x: Tensor) -> Tensor:
+    """FP64 exists on CPUs and CUDA devices only; elsewhere the tensor is brought to the host."""
+    return x if x.device.type in ("cpu", "cuda") else x.cpu()
+
+
+def _stat(x: Tensor, slot: int) -> None:
+    x = _measurable(x)
+    home = bank(x.device)
+    ints, floats = home.row(slot)
+    home.launches += 1
+    blocks = at.BLOCK_SIZES if slot in _with_block16 else _ACTIVATION_BLOCKS
+    fast = x.device.type == "cpu" and x.dtype != torch.float64
+    (blocked if fast else reference).measure(x, ints, floats, home.counter, blocks)
+
+
+def _update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
+    before, after, intended = (_measurable(t) for t in (before, after, intended))
+    ints, _ = bank(before.device).row(slot)
+    reference.measure_unchanged(before, after, intended, ints)
+
+
+_library.impl("stat", _stat, "CompositeExplicitAutograd")
+_library.impl("update", _update, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("precdoctor::stat", lib=_library)
+def _(x: Tensor, slot: int) -> None:
+    return None
+
+
+@torch.library.register_fake("precdoctor::update", lib=_library)
+def _(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
+    return None
+
+
+stat = torch.ops.precdoctor.stat.default
+update = torch.ops.precdoctor.update.default
+
+
+@contextlib.contextmanager
+def apart_from_user_modes() -> Iterator[None]:
+    """Run our ops where no mode of the user's can see, count or redirect them."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        if torch._C._len_torch_dispatch_stack():
+            from torch.utils._python_dispatch import _disable_current_modes
+
+            with _disable_current_modes():
+                yield
+        else:
+            yield

@@ -1,0 +1,72 @@
+"""Finding the tensors inside what modules take and return, and the plain tensor inside what a tensor may be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MAX_DEPTH = 3
+_MAX_LEAVES = 64
+
+
+def tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in nested tuples, lists, mappings and dataclasses, with dotted names (``logits``, ``hidden_states.3``).
+
+    A lone tensor is named ``prefix``. At most three levels deep and 64 tensors: caches and graphs are not outputs.
+    """
+    count = 0
+    for name, leaf in _walk(value, prefix, 0):
+        yield name, leaf
+        count += 1
+        if count == _MAX_LEAVES:
+            return
+
+
+def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    if depth == _MAX_DEPTH or value is None or isinstance(value, (str, bytes, int, float)):
+        return
+    items: Iterator[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        items = iter(value.items())
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        items = zip(value._fields, value, strict=False)
+    elif isinstance(value, (tuple, list)):
+        items = iter(enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = ((f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value))
+    else:
+        return
+    for key, item in items:
+        yield from _walk(item, f"{name}.{key}" if name else str(key), depth + 1)
+
+
+def plain(x: Tensor) -> Tensor | None:
+    """The dense floating-point tensor whose values count for ``x``, or null when there is none.
+
+    DTensors give their local shard, sparse tensors their coalesced values, complex ones their real and imaginary parts.
+    Fake, functorch-wrapped, quantised, nested, meta and empty tensors and other subclasses give null.
+    """
+    if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+        local = getattr(x, "_local_tensor", None)
+        if isinstance(local, Tensor) and type(x).__name__ == "DTensor":
+            x = local
+        elif type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return None
+    if torch._C._functorch.maybe_current_level() is not None:
+        return None
+    if x.layout is not torch.strided:
+        if x.layout is not torch.sparse_coo:
+            return None
+        x = x.detach().coalesce().values()
+    if x.device.type == "meta" or x.numel() == 0:
+        return None
+    if x.dtype.is_complex:
+        x = torch.view_as_real(x.detach().resolve_conj())
+    return x if x.dtype.is_floating_point else None

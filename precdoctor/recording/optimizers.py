@@ -1,0 +1,246 @@
+"""The optimizer step: attempts, loss scalers, clipping, weights before, what the optimizer is given, and what stuck.
+
+A step is an *attempt*: ``scaler.step(optimizer)`` or ``optimizer.step()``, whichever is outermost. A scaler that skips
+does not call the optimizer at all (unless it is fused), so neither hook alone would do.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from precdoctor.recording import kernels, leaves
+from precdoctor.recording.naming import Place
+from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.scalers import Scalers
+from precdoctor.recording.updates import intended_update, intention_of
+
+
+class Attempt:
+    """One optimizer-step attempt in progress."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, *, by_scaler: bool) -> None:
+        self.optimizer = optimizer
+        self.name = name
+        self.by_scaler = by_scaler
+        #: The optimizer's own step ran.
+        self.reached = False
+        #: Copies of weights from before the step, by id of the parameter.
+        self.before: dict[int, Tensor] = {}
+
+
+class Optimizers:
+    """Global optimizer hooks and the patches around them."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._attempt: Attempt | None = None
+        self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
+        self._counts: dict[str, int] = {}
+        self._next_copied = 0
+        self._known_frozen: set[int] = set()
+        self._buffer_versions: dict[int, int] = {}
+        self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler)
+
+    def install(self) -> None:
+        """Register with torch, for every optimizer and scaler of the process."""
+        recorder = self._recorder
+        pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
+        register_optimizer_step_pre_hook(lambda o, a, k: self._when_armed(pre, o))
+        register_optimizer_step_post_hook(lambda o, a, k: self._when_armed(post, o))
+        self.scalers.install()
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            original = getattr(torch.nn.utils, name)
+            wrapped = self._noting_clip(original)
+            for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+                setattr(module, name, wrapped)
+
+    def _when_armed(self, body: Callable[[torch.optim.Optimizer], None], optimizer: torch.optim.Optimizer) -> None:
+        """A script may step before it ever calls a module; recording begins there, too."""
+        recorder = self._recorder
+        if torch.compiler.is_compiling():
+            return
+        if recorder.state == "armed" or (recorder.state == "idle" and recorder.arm()):
+            body(optimizer)
+
+    # --- attempts ----------------------------------------------------------------------------------------------------
+
+    def _name(self, optimizer: torch.optim.Optimizer) -> str:
+        known = self._names.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        kind = type(optimizer).__name__
+        number = self._counts.get(kind, 0)
+        self._counts[kind] = number + 1
+        name = f"{kind}#{number}"
+        self._names[id(optimizer)] = (weakref.ref(optimizer), name)
+        if self._recorder.facts is not None:
+            self._recorder.facts.optimizer(name, optimizer, intention_of(optimizer))
+        return name
+
+    def _open(self, optimizer: torch.optim.Optimizer, *, by_scaler: bool) -> Attempt:
+        if self._attempt is not None:  # its step raised and never ended
+            self._close(self._attempt)
+        attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
+        facts = self._recorder.current
+        facts.optimizer = attempt.name
+        facts.lrs = [
+            float(g["lr"]) if not _on_device(g.get("lr")) else 0.0 for g in optimizer.param_groups if "lr" in g
+        ]
+        if self._recorder.live:
+            self._record_weights(optimizer)
+        return attempt
+
+    def _close(self, attempt: Attempt) -> None:
+        self._attempt = None
+        self._recorder.current.not_reached = not attempt.reached
+        self._recorder.end_step()
+
+    def begin_by_scaler(self, optimizer: torch.optim.Optimizer) -> None:
+        """``scaler.step(optimizer)`` begins."""
+        self._open(optimizer, by_scaler=True)
+
+    def end_by_scaler(self, optimizer: torch.optim.Optimizer) -> None:
+        """``scaler.step(optimizer)`` has ended, also by an exception."""
+        if self._attempt is not None and self._attempt.by_scaler:
+            self._close(self._attempt)
+
+    def _pre_step(self, optimizer: torch.optim.Optimizer) -> None:
+        attempt = self._attempt
+        if attempt is None or not attempt.by_scaler:
+            if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
+                return  # an optimizer that drives another one: the outer one's step is the attempt
+            attempt = self._open(optimizer, by_scaler=False)
+        attempt.reached = True
+        if self._recorder.live:
+            self._record_given_gradients(attempt)
+            self._copy_weights(attempt)
+
+    def _post_step(self, optimizer: torch.optim.Optimizer) -> None:
+        attempt = self._attempt
+        if attempt is None or (attempt.optimizer is not optimizer and not attempt.by_scaler):
+            return
+        if self._recorder.live and attempt.before:
+            self._record_updates(attempt)
+        attempt.before.clear()
+        if not attempt.by_scaler:
+            self._close(attempt)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _parameters(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Place, str, dict[str, Any]]]:
+        """Each floating-point parameter with its place and name; those no module owns are ``group.index``."""
+        recorder = self._recorder
+        for g, group in enumerate(optimizer.param_groups):
+            for i, parameter in enumerate(group["params"]):
+                if not parameter.is_floating_point():
+                    continue
+                found = recorder.names.parameter(parameter)
+                place, name = found or (Place(self._name(optimizer), "", type(optimizer).__name__), f"{g}.{i}")
+                if recorder.wants(place):
+                    yield parameter, place, name, group
+
+    def _record_weights(self, optimizer: torch.optim.Optimizer) -> None:
+        recorder = self._recorder
+        for parameter, place, name, _ in self._parameters(optimizer):
+            recorder.measure(recorder.site(place, "weight", name, parameter), parameter)
+        for root in recorder.names.roots.values():
+            module = root.module()
+            if module is not None:
+                self._record_frozen(module)
+                self._record_buffers(module)
+
+    def _record_frozen(self, module: torch.nn.Module) -> None:
+        """Weights that never change are looked at once."""
+        recorder = self._recorder
+        for parameter in module.parameters():
+            if not parameter.requires_grad and id(parameter) not in self._known_frozen:
+                self._known_frozen.add(id(parameter))
+                found = recorder.names.parameter(parameter)
+                if found is not None and parameter.is_floating_point() and recorder.wants(found[0]):
+                    recorder.measure(recorder.site(found[0], "weight", found[1], parameter), parameter)
+
+    def _record_buffers(self, module: torch.nn.Module) -> None:
+        """Floating-point buffers, whenever they were written to."""
+        recorder = self._recorder
+        for buffer in module.buffers():
+            if not buffer.is_floating_point() or buffer.is_inference():
+                continue
+            if self._buffer_versions.get(id(buffer)) == buffer._version:
+                continue
+            self._buffer_versions[id(buffer)] = buffer._version
+            found = recorder.names.parameter(buffer)
+            if found is not None and recorder.wants(found[0]):
+                recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer)
+
+    def _record_given_gradients(self, attempt: Attempt) -> None:
+        recorder = self._recorder
+        for parameter, place, name, _ in self._parameters(attempt.optimizer):
+            if parameter.grad is not None:
+                site = recorder.site(place, "weight_grad_step", name, parameter.grad)
+                recorder.measure(site, parameter.grad)
+
+    def _copy_weights(self, attempt: Attempt) -> None:
+        """Copies of the weights about to change, up to ``--scene-memory``, going round the parameters step by step."""
+        candidates = [p for p, *_ in self._parameters(attempt.optimizer) if p.grad is not None]
+        budget, taken = self._recorder.options.scene_memory, 0
+        start = self._next_copied % len(candidates) if candidates else 0
+        with kernels.apart_from_user_modes():
+            for parameter in candidates[start:] + candidates[:start]:
+                dense = leaves.plain(parameter)
+                size = 0 if dense is None else dense.numel() * dense.element_size()
+                if dense is None or size > budget:
+                    continue
+                budget -= size
+                taken += 1
+                attempt.before[id(parameter)] = dense.detach().clone()
+        self._next_copied = start + taken
+
+    def _record_updates(self, attempt: Attempt) -> None:
+        recorder = self._recorder
+        for parameter, place, name, group in self._parameters(attempt.optimizer):
+            before = attempt.before.pop(id(parameter), None)
+            if before is None:
+                continue
+            with kernels.apart_from_user_modes():
+                after = leaves.plain(parameter)
+                if after is None or after.shape != before.shape:
+                    continue
+                stored = after.detach().to(torch.float64) - before.to(torch.float64)
+                intended = intended_update(attempt.optimizer, parameter, before, group)
+            entry = recorder.measure(recorder.site(place, "update", name, parameter), parameter, stored)
+            local = None if intended is None else leaves.plain(intended)
+            if entry is not None and local is not None and local.shape == before.shape:
+                with kernels.apart_from_user_modes():
+                    kernels.update(before, after.detach(), local.detach(), entry.slot)
+
+    # --- clipping ----------------------------------------------------------------------------------------------------
+
+    def _noting_clip(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self._recorder
+
+        @guarded(recorder)
+        def note(limit: Any) -> None:
+            if recorder.state == "armed" and not _on_device(limit):
+                recorder.current.clip_norm = float(limit)
+                recorder.current.clipped_before_unscale = self.scalers.still_scaled()
+
+        @functools.wraps(original)
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
+            if limit is not None:
+                note(limit)
+            return original(parameters, *args, **kwargs)
+
+        return clip
+
+
+def _on_device(value: object) -> bool:
+    """Whether reading this setting would wait for a device."""
+    return isinstance(value, Tensor) and value.device.type != "cpu"

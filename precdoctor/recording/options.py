@@ -1,0 +1,76 @@
+"""What the recorder was asked to do: one frozen value, carried from the parent to every child as JSON in one variable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from precdoctor.errors import UsageError
+
+#: Set by ``record``: the absolute run directory. Without it the boot module does nothing.
+RUN_VARIABLE = "PRECDOCTOR_RUN"
+#: The options below, as JSON.
+OPTIONS_VARIABLE = "PRECDOCTOR_OPTIONS"
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """Recorder options; sizes in bytes, steps in optimizer-step attempts.
+
+    Raises:
+        UsageError: a value cannot be taken.
+    """
+
+    #: Full statistics on every N-th step (N a power of two); step counters and events are kept on all.
+    every: int = 1
+    #: Record only steps in ``[first, last)``; an open end is null.
+    steps: tuple[int | None, int | None] = (None, None)
+    #: Module globs (FQN below the root); empty means all.
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    #: Number of the first step, for a run that resumes.
+    first_step: int = 0
+    #: Copies kept for update rows, per rank and step.
+    scene_memory: int = 256 << 20
+    #: Stop writing (training goes on) when a rank directory reaches this size; null: no limit.
+    max_disk: int | None = None
+    #: Keep source text, argv and offending values out of the log.
+    redact_names: bool = False
+    #: An internal error of the recorder stops the run instead of turning recording off.
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.every & (self.every - 1):
+            raise UsageError(f"--every takes a power of two (1, 2, 4, 8 ...), got {self.every}")
+        first, last = self.steps
+        if (first is not None and first < 0) or (last is not None and last <= (first or 0)):
+            raise UsageError(f"--steps takes a half-open range A:B with A < B, got {first}:{last}")
+        if self.first_step < 0:
+            raise UsageError(f"--first-step takes a step number from 0, got {self.first_step}")
+
+    def samples(self, step: int) -> bool:
+        """Whether full statistics are taken at ``step``."""
+        first, last = self.steps
+        return step % self.every == 0 and (first is None or step >= first) and (last is None or step < last)
+
+    def to_json(self) -> str:
+        """One line of JSON, as the environment variable carries it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RecordOptions:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            UsageError: not the JSON of record options.
+        """
+        try:
+            data: Mapping[str, Any] = json.loads(text)
+            known = {f.name for f in dataclasses.fields(cls)}
+            fields = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+            return cls(**fields)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{OPTIONS_VARIABLE} does not hold recorder options: {error}") from error

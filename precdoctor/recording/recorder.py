@@ -1,0 +1,241 @@
+"""The recorder of one process: its state, its slots, and the step it is in. Hooks call it; it calls nobody's code.
+
+States: ``idle`` (hooks installed, nothing opened) -> ``armed`` (a training process: directory and drain thread exist)
+-> ``off`` (a DataLoader worker, three internal errors, or closed). A fork goes back to idle.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from precdoctor import _boot
+from precdoctor.recording import attach, kernels, leaves
+from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
+from precdoctor.recording.facts import Facts
+from precdoctor.recording.naming import Names, Place
+from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.slots import Entry, Site, SlotTable
+
+if TYPE_CHECKING:
+    from precdoctor.recording.drain import Drain
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MAX_INTERNAL_ERRORS = 3
+
+
+class Recorder:
+    """One per process; see the module's text for its states."""
+
+    def __init__(self, run: Path, options: RecordOptions) -> None:
+        self.run = run
+        self.options = options
+        self.state = "idle"
+        self.local = threading.local()
+        self._lock = threading.RLock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.names = Names()
+        self.slots = SlotTable()
+        self.facts: Facts | None = None
+        self.drain: Drain | None = None
+        self.errors = 0
+        self.step = self.options.first_step
+        self.current = StepFacts(self.step)
+        self.live = False
+        self.in_backward = False
+        self.micro_step = 0
+        self._calls: dict[tuple[str, str, str], int] = {}
+        self._step_began = time.perf_counter_ns()
+
+    # --- states ------------------------------------------------------------------------------------------------------
+
+    def arm(self) -> bool:
+        """Go from idle to armed at the first module call; false when this process is not to be recorded."""
+        with self._lock:
+            if self.state != "idle":
+                return self.state == "armed"
+            if torch.utils.data.get_worker_info() is not None:
+                self.state = "off"
+                return False
+            from precdoctor.recording.drain import (
+                Drain,
+            )  # pyarrow is not for launchers, which import torch but never arm
+
+            self.state = "armed"
+            try:
+                self.drain = Drain(self.run, attach.global_rank(), self.options)
+                self.facts = Facts(self.drain.write_facts, self.names)
+            except OSError as error:
+                self._give_up(f"the run directory cannot be written ({error}); training goes on unrecorded")
+                return False
+            self._begin_step()
+            _boot.note(str(self.run), "armed")
+            attach.at_exit(self.close)
+            return True
+
+    def close(self, *, reason: str = "exit") -> None:
+        """Write out what is left, the unfinished step included, and the end marker."""
+        with self._lock:
+            if self.state != "armed" or self.drain is None:
+                return
+            try:
+                if self.slots.touched or self.current.losses or self.micro_step:
+                    self._hand_over(complete=False)
+                if self.facts is not None:
+                    self.facts.write_if_changed()
+            finally:
+                self.state = "off"
+                self.live = False
+                self.drain.close(
+                    {"reason": reason, "steps": self.step - self.options.first_step, "errors": self.errors}
+                )
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's files, threads and buffers are not ours."""
+        kernels.forget_all()
+        self._lock = threading.RLock()
+        self.local = threading.local()
+        self.state = "idle"
+        self._reset()
+
+    def internal_error(self, error: BaseException) -> None:
+        """Count a defect of ours; the third one turns recording off (the first one, with ``--strict``, ends the run)."""
+        self.errors += 1
+        if self.options.strict:
+            raise error
+        message = f"{type(error).__name__}: {error}"
+        self.event("error", data={"message": message, "where": attach.innermost_own_frame(error)})
+        if self.errors == 1:
+            attach.say(f"internal error, training is not affected: {message}")
+        if self.errors >= _MAX_INTERNAL_ERRORS:
+            self._give_up(f"recording is off after {self.errors} internal errors; training goes on")
+
+    def _give_up(self, message: str) -> None:
+        attach.say(message)
+        self.state = "off"
+        self.live = False
+        self.slots.take()
+        if self.drain is not None:
+            self.drain.close({"reason": "disabled", "message": message, "errors": self.errors})
+
+    # --- tensors -----------------------------------------------------------------------------------------------------
+
+    def measure(self, site: Site, x: Tensor, dense: Tensor | None = None, *, restart: bool = False) -> Entry | None:
+        """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there before."""
+        dense = leaves.plain(x) if dense is None else dense
+        if dense is None:
+            return None
+        with kernels.apart_from_user_modes():
+            entry = self.slots.entry(site, dense.device)
+            if restart:
+                kernels.bank(dense.device).restart(entry.slot)
+            kernels.stat(dense, entry.slot)
+        entry.shape = tuple(x.shape)
+        entry.micro_step = self.micro_step
+        return entry
+
+    def site(self, place: Place, kind: str, name: str, x: Tensor, **more: Any) -> Site:
+        """The site of ``x``; ``more`` is ``call``, ``phase`` and ``evaluating`` where they are not the defaults."""
+        fields = {"call": 0, "phase": "train", **more}
+        return Site(place, kind, name, dtype=str(x.dtype).removeprefix("torch."), **fields)
+
+    def wants(self, place: Place) -> bool:
+        """Whether ``--include``/``--exclude`` let this module through."""
+        return attach.glob_allows(self.options.include, self.options.exclude, place.module)
+
+    def next_call(self, place: Place, mode: str) -> int:
+        """How often the module was called in this micro-step before, per mode."""
+        key = (place.root, place.module, mode)
+        count = self._calls.get(key, 0)
+        self._calls[key] = count + 1
+        return count
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def end_micro_step(self) -> None:
+        """A backward pass has ended."""
+        self.micro_step += 1
+        self.current.micro_steps = self.micro_step
+        self.current.micro_starts.append({device: bank.launches for device, bank in kernels.banks().items()})
+        self._calls.clear()
+
+    def end_step(self) -> None:
+        """An optimizer-step attempt has ended: hand its rows over and begin the next."""
+        self._hand_over(complete=True)
+        self.step += 1
+        self._begin_step()
+        if self.facts is not None:
+            self.facts.write_if_changed()
+
+    def _begin_step(self) -> None:
+        self.current = StepFacts(self.step)
+        self.micro_step = 0
+        self._calls.clear()
+        self.live = self.state == "armed" and self.options.samples(self.step)
+        self.current.sampled = self.live
+        self._step_began = time.perf_counter_ns()
+
+    def _hand_over(self, *, complete: bool) -> None:
+        facts = self.current
+        facts.complete = complete
+        facts.wall_time = time.time()
+        facts.step_ns = time.perf_counter_ns() - self._step_began
+        entries = [e for e in self.slots.take() if self._counts_as_training(e)]
+        snapshots = {}
+        if facts.sampled:
+            with kernels.apart_from_user_modes():
+                snapshots = {device: bank.snapshot(len(self.slots)) for device, bank in kernels.banks().items()}
+        if self.drain is not None:
+            self.drain.put(StepBatch(facts, entries, snapshots))
+
+    def _counts_as_training(self, entry: Entry) -> bool:
+        """Evaluation passes do not: no backward went through them, and their root is one that trains."""
+        if not entry.site.evaluating:
+            return True
+        if entry.site.phase == "no_grad":
+            root = self.names.roots.get(entry.site.place.root)
+            return root is None or not root.trained
+        return entry.reached_by_backward
+
+    def event(self, kind: str, **columns: Any) -> None:
+        """Log an event of the current step."""
+        if self.drain is not None:
+            row = {
+                "event": kind,
+                "step": self.step,
+                "micro_step": self.micro_step,
+                "time_ns": time.time_ns(),
+                **columns,
+            }
+            self.drain.put(EventBatch([row]))
+
+
+def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Wrap a hook body: it never raises into the user's program, and its time is charged to the recorder."""
+
+    def decorate(body: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(body)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            began = time.perf_counter_ns()
+            try:
+                return body(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 -- whatever went wrong in here is ours and must stay here
+                recorder.internal_error(error)
+                return None
+            finally:
+                recorder.current.recorder_ns += time.perf_counter_ns() - began
+
+        return wrapper
+
+    return decorate

@@ -1,0 +1,110 @@
+"""Loss scalers: the scale in force, its growth tracker, what ``step`` found, and whether gradients are unscaled yet.
+
+Everything a scaler knows lies in device tensors; ``get_scale()`` would wait for them and is never called.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from precdoctor.recording.batch import defer
+from precdoctor.recording.recorder import Recorder, guarded
+
+StepHook = Callable[[torch.optim.Optimizer], None]
+
+
+class Scalers:
+    """Patches ``torch.amp.GradScaler`` and, where it is loaded, FSDP's ``ShardedGradScaler``, which overrides ``scale``."""
+
+    def __init__(self, recorder: Recorder, begin: StepHook, end: StepHook) -> None:
+        self._recorder = recorder
+        self._begin = begin
+        self._end = end
+        self._known: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
+        #: Scalers whose ``scale`` was used since the last step: gradients carry their scale.
+        self._in_use: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
+        self._sharded_patched = False
+
+    def install(self) -> None:
+        """Patch the class; every CPU and CUDA scaler of torch derives from it."""
+        kind = torch.amp.GradScaler
+        kind.scale = self._scaling(kind.scale)  # type: ignore[method-assign] -- observing is what this class is for
+        kind.step = self._stepping(kind.step)  # type: ignore[method-assign]
+
+    def still_scaled(self) -> bool | None:
+        """Whether gradients carry a loss scale that ``unscale_`` has not taken out; null without a scaler."""
+        if not len(self._in_use):
+            return None
+        stages = [s["stage"].value for scaler in self._in_use for s in scaler._per_optimizer_states.values()]
+        return not any(stage == 1 for stage in stages)  # OptState.UNSCALED
+
+    def _meet(self, scaler: torch.amp.GradScaler) -> None:
+        if scaler not in self._known:
+            self._known.add(scaler)
+            if self._recorder.facts is not None:
+                self._recorder.facts.scaler(scaler)
+
+    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @guarded(self._recorder)
+        def note(scaler: torch.amp.GradScaler) -> None:
+            if self._recorder.state == "armed" and scaler.is_enabled():
+                self._meet(scaler)
+                self._in_use.add(scaler)
+
+        @functools.wraps(original)
+        def scale(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
+            note(scaler)
+            return original(scaler, *args, **kwargs)
+
+        return scale
+
+    def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        begin, end = guarded(self._recorder)(self._step_begins), guarded(self._recorder)(self._step_ended)
+
+        @functools.wraps(original)
+        def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if self._recorder.state not in ("armed", "idle") or not scaler.is_enabled():
+                return original(scaler, optimizer, *args, **kwargs)
+            begin(scaler, optimizer)
+            try:
+                return original(scaler, optimizer, *args, **kwargs)
+            finally:
+                end(scaler, optimizer)
+
+        return step
+
+    def _step_begins(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        if self._recorder.state == "idle" and not self._recorder.arm():
+            return
+        self._patch_sharded()
+        self._meet(scaler)
+        facts = self._recorder.current
+        facts.loss_scale = defer(scaler._scale)
+        facts.growth_tracker = defer(scaler._growth_tracker)
+        self._begin(optimizer)
+
+    def _step_ended(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        if self._recorder.state != "armed":
+            return
+        state = scaler._per_optimizer_states.get(id(optimizer), {})
+        found = list(state.get("found_inf_per_device", {}).values())
+        if found:
+            total = found[0] if len(found) == 1 else torch.stack([f.to(found[0].device) for f in found]).sum()
+            self._recorder.current.found_inf = defer(total)
+        self._in_use.discard(scaler)
+        self._end(optimizer)
+
+    def _patch_sharded(self) -> None:
+        """FSDP's scaler overrides ``scale``; its module is heavy, so it is only patched where the script loads it."""
+        module = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
+        if module is not None and not self._sharded_patched:
+            self._sharded_patched = True
+            kind = module.ShardedGradScaler
+            if "scale" in vars(kind):
+                kind.scale = self._scaling(kind.scale)

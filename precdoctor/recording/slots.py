@@ -1,0 +1,73 @@
+"""Which tensor a slot stands for, and what the current step has put into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from precdoctor.recording import kernels
+from precdoctor.recording.naming import Place
+
+
+@dataclass(frozen=True)
+class Site:
+    """The key of a tensors row, plus what is constant for it."""
+
+    place: Place
+    kind: str
+    name: str
+    call: int
+    phase: str
+    dtype: str
+    #: The forward ran with the root in evaluation mode: kept only if training turns out to depend on it.
+    evaluating: bool = False
+
+
+@dataclass
+class Entry:
+    """What the host knows about a slot's content in the current step."""
+
+    slot: int
+    site: Site
+    device: torch.device
+    shape: tuple[int, ...] = ()
+    micro_step: int = 0
+    #: Evaluation-mode sites: a backward pass came through.
+    reached_by_backward: bool = False
+    #: Attributes of the row that no kernel measures: ``scale`` of a gradient still to be unscaled.
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class SlotTable:
+    """Sites to slots, and the entries the current step has touched."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[Site, torch.device], int] = {}
+        self.touched: dict[int, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def entry(self, site: Site, device: torch.device) -> Entry:
+        """The entry for a site in this step, made when this is its first tensor."""
+        slot = self._slots.get((site, device))
+        if slot is None:
+            slot = self._slots[(site, device)] = len(self._slots)
+            if site.kind in ("weight", "update"):
+                kernels.want_block16(slot)
+        entry = self.touched.get(slot)
+        if entry is None:
+            entry = self.touched[slot] = Entry(slot, site, device)
+        return entry
+
+    def take(self) -> list[Entry]:
+        """The step's entries; the next step starts empty."""
+        entries = list(self.touched.values())
+        self.touched = {}
+        return entries
+
+    def evaluations(self) -> Iterator[Entry]:
+        """Entries of evaluation-mode forwards."""
+        return (e for e in self.touched.values() if e.site.evaluating)

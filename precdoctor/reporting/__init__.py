@@ -1,0 +1,1 @@
+"""Findings made visible. Reporters receive data (a diagnosis, a gate report, a summary), never a path."""

@@ -1,0 +1,225 @@
+"""One finding on a terminal: what, where, the way there, why, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from precdoctor.diagnosis.finding import Finding, Location, Prescription, Source, jsonable
+from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.rangebar import RangeBar
+from precdoctor.reporting.sparkline import sparkline
+from precdoctor.reporting.text import clean, clean_block, number, percent
+
+_LABEL = 9
+#: Kinds of tensors as people call them, where the column's spelling is not that.
+KINDS = {
+    "grad_output": "gradient of the output",
+    "weight_grad": "weight gradient",
+    "weight_grad_step": "weight gradient for the optimizer",
+    "opt_state": "optimizer state",
+    "master_weight": "master weight",
+    "fp8_operand": "FP8 operand",
+}
+
+
+def finding_view(finding: Finding, console: Console) -> RenderableType:
+    """Everything a person needs to act on one finding, without a box around it."""
+    return Group(
+        headline(finding),
+        Padding(Text(clean_block(finding.message)), (0, 0, 1, 2)),
+        Padding(_facts(finding, console), (0, 0, 0, 2)),
+    )
+
+
+def headline(finding: Finding) -> Text:
+    """``ERROR PD101  blocks.3.attn makes the first Inf``."""
+    severity = finding.severity.value
+    return Text.assemble(
+        (severity.upper(), f"pd.{severity}"),
+        " ",
+        (finding.code, "pd.strong"),
+        "  ",
+        (clean(finding.title), "pd.strong"),
+    )
+
+
+def place(location: Location) -> str:
+    """``blocks.3.attn (SelfAttention) output, forward, step 37, rank 0``; empty when the finding has no place."""
+    thing = "" if location.module is None else location.module or location.root or "the model"
+    if location.module_class and thing:
+        thing += f" ({location.module_class})"
+    if location.kind:
+        thing = f"{thing} {KINDS.get(location.kind, location.kind)}".strip()
+    parts = [thing] if thing else []
+    if location.phase is not None:
+        parts.append(location.phase.value)
+    if location.step is not None:
+        parts.append(f"step {location.step}")
+    if location.rank is not None:
+        parts.append(f"rank {location.rank}")
+    return clean(", ".join(parts))
+
+
+def _facts(finding: Finding, console: Console) -> Table:
+    """Label and value, one row per thing worth knowing."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(width=_LABEL, style="pd.label", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in _rows(finding, console):
+        table.add_row(label, value)
+    return table
+
+
+def _rows(finding: Finding, console: Console) -> Iterator[tuple[str, RenderableType]]:
+    location, evidence = finding.location, finding.evidence
+    where = place(location)
+    if where:
+        yield "where", Text(where)
+    if location.source is not None:
+        yield "source", _source(location.source)
+    if location.op:
+        yield "op", Text(clean(location.op))
+    if finding.cause:
+        yield "cause", Text(clean(finding.cause))
+    detected = evidence.get("detected_at")
+    if isinstance(detected, Source):
+        yield "seen at", _source(detected)
+    if finding.confidence < 1.0:
+        reason = evidence.get("confidence_reason")
+        yield "certainty", Text(percent(finding.confidence) + (f": {clean(reason)}" if reason else ""))
+    trend = _trend(evidence.get("history"), console)
+    if trend:
+        yield "before", Text(trend)
+    bar = _range(evidence.get("range"), console)
+    if bar is not None:
+        yield "range", bar
+    path = evidence.get("path")
+    if isinstance(path, Sequence) and path and not isinstance(path, str):
+        yield "path", _path(path, console)
+    if finding.prescriptions:
+        yield "", ""
+    for prescription in finding.prescriptions:
+        yield "do", _prescription(prescription, console)
+    resume = evidence.get("last_finite_step")
+    if resume is not None and not evidence.get("recovered"):
+        yield "resume", Text(f"from a checkpoint at or before step {number(resume)}")
+
+
+def _source(source: Source) -> Text:
+    line = Text(clean(f"{source.file}:{source.line}"))
+    if source.code:
+        line.append(f"  {clean(source.code.strip())}", "pd.code")
+    return line
+
+
+def _trend(history: Any, console: Console) -> str:
+    """How the tensor came nearer to its limit: ``steps 30–36: amax 12 ▁▂▃▅█ 6.1e+04``."""
+    if not isinstance(history, Sequence) or isinstance(history, str):
+        return ""
+    seen = [(h["step"], h["amax"]) for h in history if isinstance(h, Mapping) and h.get("amax") is not None]
+    if len(seen) < 3:
+        return ""
+    line = sparkline([amax for _, amax in seen], 40, ascii_only=not can_draw(console), log=True)
+    first, last = seen[0], seen[-1]
+    return f"amax {number(float(first[1]))} {line} {number(float(last[1]))} at steps {first[0]} to {last[0]}"
+
+
+def _words(key: str) -> str:
+    return clean(key).replace("_", " ")
+
+
+def _value(key: str, value: Any) -> str:
+    """Fractions as percentages, whatever else as a number."""
+    if key.endswith(("fraction", "share")) and isinstance(value, (int, float)):
+        return percent(float(value))
+    return number(value)
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is not None and not isinstance(value, (Mapping, list, tuple))
+
+
+def _range(evidence: Any, console: Console) -> RenderableType | None:
+    """The bar, and under it what its two parts are."""
+    if not isinstance(evidence, Mapping):
+        return None
+    bar = RangeBar.of(evidence, max(16, min(64, console.width - _LABEL - 36)))
+    if bar is None:
+        return None
+    drawing = bar.text(ascii_only=not can_draw(console))
+    amax = evidence.get("amax")
+    caption = f"{bar.format.dtype}: subnormal, then normal numbers"
+    if isinstance(amax, (int, float)) and 0.0 < amax < float("inf"):
+        caption += f"; amax {number(float(amax))}, {number(round(bar.format.headroom(amax), 1))} binades of headroom"
+    return Group(drawing, Text(caption, "pd.quiet"))
+
+
+def _path(path: Sequence[Any], console: Console) -> Table:
+    """The tensors in execution order; the last one is the finding's own."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
+    table.add_column("  module", overflow="fold")
+    table.add_column("tensor", overflow="fold")
+    table.add_column("dtype", no_wrap=True)
+    for title in ("amax", "headroom", "NaN", "Inf"):
+        table.add_column(title, justify="right", no_wrap=True)
+    mark = "▸ " if can_draw(console) else "> "
+    for position, entry in enumerate(path):
+        if not isinstance(entry, Mapping):
+            continue
+        kind = " ".join(str(entry.get(k)) for k in ("kind", "name") if entry.get(k))
+        bad = bool(entry.get("nan") or entry.get("inf"))
+        last = position == len(path) - 1
+        table.add_row(
+            (mark if last else "  ") + clean(entry.get("module") or "(model)"),
+            clean(kind),
+            clean(entry.get("dtype") or ""),
+            number(_float(entry.get("amax"))),
+            number(_float(entry.get("headroom_binades"), 1)),
+            number(entry.get("nan")),
+            number(entry.get("inf")),
+            style="pd.bad" if bad else "pd.strong" if last else None,
+        )
+    return table
+
+
+def _float(value: Any, digits: int | None = None) -> float | None:
+    if not isinstance(value, (int, float)):
+        return None
+    return float(value) if digits is None else round(float(value), digits)
+
+
+def _prescription(prescription: Prescription, console: Console) -> RenderableType:
+    """The change, what it is predicted to do, the lines to paste."""
+    parts: list[RenderableType] = [Text(clean(prescription.title), "pd.good")]
+    predicted = _predicted(prescription.predicted)
+    if predicted:
+        parts.append(Text.assemble(("predicted: ", "pd.label"), predicted))
+    if prescription.snippet.strip():
+        edge = "│ " if can_draw(console) else "| "
+        snippet = Table.grid()
+        snippet.add_column(style="pd.quiet", no_wrap=True)
+        snippet.add_column(overflow="fold", style="pd.code")
+        for line in clean_block(prescription.snippet.strip("\n")).splitlines():
+            snippet.add_row(edge, Text(line))
+        parts.append(snippet)
+    return Group(*parts)
+
+
+def _predicted(predicted: Mapping[str, Any]) -> str:
+    """``flushed fraction 0.41 to 0.003, overflow 0``."""
+    out = []
+    for key, value in jsonable(dict(predicted)).items():
+        if isinstance(value, Mapping) and {"from", "to"} <= set(value):
+            shown = f"{_value(key, value['from'])} to {_value(key, value['to'])}"
+        elif isinstance(value, list):
+            shown = " to ".join(_value(key, v) for v in value)
+        else:
+            shown = _value(key, value)
+        out.append(f"{_words(key)} {shown}")
+    return ", ".join(out)

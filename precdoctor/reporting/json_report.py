@@ -1,0 +1,39 @@
+"""A diagnosis as JSON: one stable shape, described by ``schema/diagnosis-1.schema.json``."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+import precdoctor
+from precdoctor.diagnosis.finding import Diagnosis, jsonable
+
+#: Raised whenever the meaning of a key changes; new keys may appear without.
+SCHEMA_VERSION = 1
+
+
+def document(diagnosis: Diagnosis, exit_code: int) -> dict[str, Any]:
+    """The report as plain JSON values; non-finite numbers are the strings "NaN", "Infinity", "-Infinity"."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
+        "run": jsonable(diagnosis.run),
+        "verdict": diagnosis.verdict,
+        "exit_code": exit_code,
+        "findings": [jsonable(finding) for finding in diagnosis.findings],
+        "rules": [{"code": r.code, "status": r.status.value, "reason": r.reason} for r in diagnosis.rules],
+        "recorder": jsonable(diagnosis.recorder),
+    }
+
+
+def dumps(document: dict[str, Any]) -> str:
+    """Two spaces, ASCII only: recorded names cannot reach a terminal or a log as anything but escapes."""
+    return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=True) + "\n"
+
+
+def schema() -> dict[str, Any]:
+    """The published JSON Schema of :func:`document`."""
+    file = resources.files("precdoctor.reporting") / "schema" / "diagnosis-1.schema.json"
+    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return loaded

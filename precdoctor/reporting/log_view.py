@@ -1,0 +1,56 @@
+"""What ``log verify`` found, on a terminal: one line per process, then whatever cannot be trusted."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.text import clean, number, plural
+from precdoctor.runlog.verify import RankReport, Verification
+
+#: Problems printed in full per process.
+_PROBLEMS = 20
+
+
+def print_verification(verification: Verification, console: Console) -> None:
+    """A table of the processes, their problems, and the verdict in one line."""
+    console.print(Text(clean(verification.path), "pd.strong"), soft_wrap=True)
+    if not verification.ranks:
+        console.print(Text("No process recorded anything.", "pd.near"))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
+    table.add_column("process", no_wrap=True)
+    for title in ("parts", "rows", "steps", "lost rows"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("closed", overflow="fold")
+    for rank in verification.ranks:
+        table.add_row(*_row(rank, "–" if can_draw(console) else "-"), style=None if rank.ok else "pd.bad")
+    console.print(Padding(table, (1, 0, 1, 2)))
+    for rank in verification.ranks:
+        for problem in rank.problems[:_PROBLEMS]:
+            console.print(Text(f"  {clean(problem)}", "pd.bad"))
+        if len(rank.problems) > _PROBLEMS:
+            console.print(Text(f"  {rank.name}: {len(rank.problems) - _PROBLEMS} more problems", "pd.bad"))
+    damaged = sum(not rank.ok for rank in verification.ranks)
+    if damaged:
+        console.print(Text(f"{plural(damaged, 'process')} cannot be trusted.", "pd.bad"))
+    else:
+        console.print(Text("Sound: every row that was written can be read.", "pd.good"))
+
+
+def _row(rank: RankReport, dash: str) -> tuple[str, ...]:
+    steps = rank.step_range
+    closed = (
+        "cleanly" if rank.clean_close else "still recording" if rank.live else "no: killed, at most 1 s of rows lost"
+    )
+    return (
+        clean(rank.name),
+        number(len(rank.parts) + len(rank.streams)),
+        number(rank.rows),
+        f"{steps[0]}{dash}{steps[1]}" if steps else "none",
+        number(sum(rank.dropped.values())),
+        closed,
+    )

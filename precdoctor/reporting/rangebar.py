@@ -1,0 +1,106 @@
+"""A tensor's exponents drawn against the range of its number format: one line that says how near to which end it is.
+
+::
+
+    2^-24 ┊····▁▁▂▃▄┊▅▆▇██▇▆▅▄▃▂▁············┊ 65504
+          subnormal  normal numbers of float16
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from precdoctor.errors import UsageError
+from precdoctor.numerics import ExponentHistogram, Format, format_of_dtype
+from precdoctor.numerics.histogram import bin_of
+from precdoctor.reporting.text import percent
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ASCII = ".:-=+*#@"
+
+
+@dataclass(frozen=True)
+class RangeBar:
+    """What the bar shows, cell by cell.
+
+    Attributes:
+        format: the format the tensor is drawn against.
+        heights: 0 (empty) to 8 per cell, from the smallest subnormal to the largest number; logarithmic in the count.
+        subnormal_cells: how many cells at the left are subnormal numbers.
+        below: share of the non-zero elements that would be flushed (possible only against another format).
+        above: ... and of those above its largest number.
+    """
+
+    format: Format
+    heights: tuple[int, ...]
+    subnormal_cells: int
+    below: float
+    above: float
+
+    @classmethod
+    def of(cls, evidence: Mapping[str, Any], width: int) -> RangeBar | None:
+        """From the ``range`` entry of a finding's evidence; None when there is nothing to draw.
+
+        Args:
+            evidence: ``dtype, exp_lo, exp_hist`` and optionally ``format``, another dtype to draw against.
+            width: most cells to use; wide formats put several binades into one cell.
+        """
+        try:
+            fmt = format_of_dtype(str(evidence.get("format") or evidence.get("dtype")))
+        except UsageError:
+            return None
+        histogram = ExponentHistogram.of(evidence.get("exp_lo"), evidence.get("exp_hist")).trimmed()
+        if histogram.total <= 0:
+            return None
+        first, last = _ends(fmt)
+        per_cell = max(1, math.ceil((last - first + 1) / max(width, 8)))
+        cells = [0] * math.ceil((last - first + 1) / per_cell)
+        below = above = 0
+        for offset, count in enumerate(histogram.counts.tolist()):
+            k = histogram.lo + offset
+            if k < first:
+                below += count
+            elif k > last:
+                above += count
+            else:
+                cells[(k - first) // per_cell] += count
+        top = math.log2(1 + max(cells))
+        heights = tuple(0 if c <= 0 else max(1, round(8 * math.log2(1 + c) / top)) for c in cells)
+        subnormal = math.ceil((bin_of(fmt.min_normal) - first) / per_cell) if fmt.min_normal > 0 else 0
+        return cls(fmt, heights, subnormal, below / histogram.total, above / histogram.total)
+
+    def text(self, *, ascii_only: bool = False) -> Text:
+        """The drawing: ends, cells, and the share outside if there is any."""
+        levels, edge, empty = (_ASCII, "|", " ") if ascii_only else (_BLOCKS, "┊", "·")
+        out = Text(no_wrap=True, overflow="ignore")
+        if self.below:
+            out.append(f"{percent(self.below)} below  ", "pd.bad")
+        out.append(f"{_power(self.format.min_subnormal)} {edge}", "pd.quiet")
+        for i, height in enumerate(self.heights):
+            if i == self.subnormal_cells and 0 < i < len(self.heights):
+                out.append(edge, "pd.quiet")
+            style = "pd.near" if i < self.subnormal_cells else "pd.bad" if i == len(self.heights) - 1 else "pd.code"
+            out.append(levels[height - 1] if height else empty, style if height else "pd.quiet")
+        out.append(f"{edge} {_value(self.format.max)}", "pd.quiet")
+        if self.above:
+            out.append(f"  {percent(self.above)} above", "pd.bad")
+        return out
+
+
+def _ends(fmt: Format) -> tuple[int, int]:
+    """First and last bin a format can represent."""
+    smallest = fmt.min_subnormal if fmt.min_subnormal > 0 else math.ulp(0.0)
+    return bin_of(smallest), bin_of(fmt.max)
+
+
+def _power(value: float) -> str:
+    return f"2^{math.frexp(value)[1] - 1}" if value > 0 else "0"
+
+
+def _value(value: float) -> str:
+    return f"{value:.0f}" if value < 1e5 else f"{value:.2g}"

@@ -1,0 +1,56 @@
+"""The rules on a terminal: the list of them, and the page of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from precdoctor.diagnosis.rule import Rule
+from precdoctor.reporting.text import clean, clean_block
+
+
+def print_rules(rules: Sequence[Rule], console: Console) -> None:
+    """Code, name and severity of every rule, and where to read on."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="pd.strong")
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    for rule in rules:
+        severity = rule.severity.value
+        table.add_row(clean(rule.code), clean(rule.name), Text(severity, f"pd.{severity}"))
+    console.print(table)
+    console.print(Text("\nThe page of one: precdoctor explain PD101", "pd.quiet"))
+
+
+def print_page(rule: Rule, console: Console) -> None:
+    """The same text as docs/rules/, laid out for a terminal."""
+    severity = rule.severity.value
+    console.print(Text.assemble((rule.code, "pd.strong"), f"  {clean(rule.name)}  ", (severity, f"pd.{severity}")))
+    page = rule.page
+    sections = (
+        ("What it finds", page.finds),
+        ("Why it matters", page.matters),
+        ("Example", page.example),
+        ("What to do", page.remedy),
+        ("Options", _options(rule)),
+        ("Confidence", page.confidence),
+        ("References", "\n".join(f"- {reference}" for reference in page.references)),
+    )
+    for title, text in sections:
+        if text.strip():
+            console.print(Text(f"\n{title}", "pd.strong"))
+            console.print(Padding(Text(clean_block(text.strip())), (0, 0, 0, 2)))
+
+
+def _options(rule: Rule) -> str:
+    """One paragraph per option, ready to paste into a settings file."""
+    if not rule.options:
+        return ""
+    lines = [f"[tool.precdoctor.rules.{rule.code}]"]
+    for option in rule.options:
+        lines += [f"{option.name} = {option.default:g}", f"    {option.unit}: {option.doc} {option.source}".rstrip()]
+    return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""A run at a glance on a terminal: facts, timeline, and the tensors nearest to trouble."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.sparkline import sparkline
+from precdoctor.reporting.summary import Summary, TensorSummary
+from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.text import clean, number, percent, plural, size
+
+#: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.
+_SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}
+_SERIES |= {"loss_scale": ("loss scale", True)}
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """The whole of ``precdoctor show``."""
+    console.print(Text(clean(summary.run.get("path", "")), "pd.strong"), soft_wrap=True)
+    console.print(Text(run_facts(summary.run)))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="pd.label", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in _facts(summary):
+        table.add_row(label, clean(value))
+    console.print(Padding(table, (1, 0, 0, 0)))
+    if not summary.steps:
+        console.print(Text("\nNo training step was recorded.", "pd.near"))
+        return
+    _print_timeline(summary, console)
+    if summary.tightest:
+        _print_tensors("Least headroom below the largest number of their format", summary.tightest, console)
+    if summary.subnormal:
+        _print_tensors("Most subnormal numbers: next to being flushed to zero", summary.subnormal, console)
+
+
+def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
+    about = summary.about
+    if about.get("started"):
+        yield "started", str(about["started"])
+    versions = summary.run.get("versions")
+    if isinstance(versions, Mapping) and versions:
+        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    if summary.run.get("roots"):
+        yield "models", ", ".join(map(str, summary.run["roots"]))
+    options = about.get("options")
+    if isinstance(options, Mapping):
+        yield "sampling", f"every {options.get('every', 1)}"
+    rows = ", ".join(plural(count, f"{name.removesuffix('s')} row") for name, count in summary.rows.items())
+    yield "log", f"{rows}, {size(summary.size)}"
+    if summary.kinds:
+        yield "kinds", ", ".join(f"{kind} {number(count)}" for kind, count in summary.kinds.items())
+        yield "dtypes", ", ".join(f"{dtype} {number(count)}" for dtype, count in summary.dtypes.items())
+    if summary.events:
+        yield "events", ", ".join(f"{event} {number(count)}" for event, count in summary.events.items())
+    overhead = summary.recorder.get("overhead_fraction")
+    if overhead is not None:
+        yield "overhead", f"{percent(overhead)} of the run's time"
+    dropped = summary.recorder.get("dropped") or {}
+    yield "lost rows", ", ".join(f"{number(n)} {reason}" for reason, n in dropped.items()) or "none"
+    open_ranks = [p for p in summary.processes if not p["complete"]]
+    yield "closed", f"not by {_names(open_ranks)}" if open_ranks else "cleanly"
+
+
+def _names(processes: Sequence[Mapping[str, int]]) -> str:
+    names = [f"rank {p['rank']}" + (f" attempt {p['attempt']}" if p["attempt"] else "") for p in processes]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _print_timeline(summary: Summary, console: Console) -> None:
+    """One sparkline per series that has values, with its ends in numbers."""
+    first, last = summary.steps[0], summary.steps[-1]
+    console.print(Text(f"\nTimeline, steps {first} to {last}", "pd.strong"))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="pd.label")
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    width = max(16, min(72, console.width - 44))
+    drawn = not can_draw(console)
+    for name, (title, log) in _SERIES.items():
+        values = summary.timeline.get(name, [])
+        seen = [v for v in values if v is not None]
+        if seen:
+            line = sparkline(values, width, ascii_only=drawn, log=log)
+            table.add_row(title, number(seen[0]), Text(line, "pd.code"), number(seen[-1]))
+    skipped = [step for step, v in zip(summary.steps, summary.timeline.get("skipped", []), strict=False) if v]
+    bad = [step for step, v in zip(summary.steps, summary.timeline.get("non_finite", []), strict=False) if v]
+    for title, found, style in (("skipped", skipped, "pd.near"), ("non-finite", bad, "pd.bad")):
+        if found:
+            chosen = set(found)
+            marks = [1.0 if step in chosen else None for step in summary.steps]
+            line = sparkline(marks, width, ascii_only=drawn)
+            table.add_row(title, number(len(found)), Text(line, style), f"first at step {found[0]}")
+    console.print(Padding(table, (0, 0, 0, 2)))
+    if any(v is not None and not math.isfinite(v) for v in summary.timeline.get("loss", [])):
+        console.print(Text("  x marks a NaN or Inf", "pd.quiet"))
+
+
+def _print_tensors(title: str, tensors: Sequence[TensorSummary], console: Console) -> None:
+    console.print(Text(f"\n{title}", "pd.strong"))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
+    table.add_column("module", overflow="fold")
+    table.add_column("tensor", overflow="fold")
+    table.add_column("dtype", no_wrap=True)
+    for column in ("amax", "headroom", "subnormal", "zero", "NaN/Inf"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for t in tensors:
+        table.add_row(
+            clean(t.module or t.root),
+            clean(f"{t.kind} {t.name}".strip()),
+            clean(t.dtype),
+            number(t.amax),
+            number(None if t.headroom_binades is None else round(t.headroom_binades, 1)),
+            percent(t.subnormal_fraction),
+            percent(t.zero_fraction),
+            number(t.non_finite),
+            style="pd.bad" if t.non_finite else None,
+        )
+    console.print(Padding(table, (0, 0, 0, 2)))

@@ -1,0 +1,54 @@
+"""A series in one line of characters. Peaks survive: buckets keep their largest value, never a mean."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ASCII = "_.:-=+*#"
+
+
+def sparkline(values: Sequence[float | None], width: int = 60, *, ascii_only: bool = False, log: bool = False) -> str:
+    """``values`` as at most ``width`` characters; ``x`` is a NaN or Inf, a blank is a missing value.
+
+    Args:
+        values: one number per step, in order; None where nothing was recorded.
+        width: longest result; longer series are cut into buckets that show a non-finite value if they hold one, else
+            their largest value.
+        ascii_only: use plain ASCII levels.
+        log: logarithmic heights, for series of positive numbers over many decades (ignored if any is not positive).
+    """
+    cells = _buckets(values, width)
+    finite = [v for v in cells if v is not None and math.isfinite(v)]
+    if log and finite and min(finite) > 0:
+        cells = [math.log(v) if v is not None and math.isfinite(v) else v for v in cells]
+        finite = [math.log(v) for v in finite]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    levels = _ASCII if ascii_only else _BLOCKS
+    return "".join(_cell(v, low, high, levels) for v in cells)
+
+
+def _buckets(values: Sequence[float | None], width: int) -> list[float | None]:
+    if len(values) <= width:
+        return list(values)
+    edges = [i * len(values) // width for i in range(width + 1)]
+    return [_worst([v for v in values[a:b] if v is not None]) for a, b in itertools.pairwise(edges)]
+
+
+def _worst(bucket: list[float]) -> float | None:
+    if not bucket:
+        return None
+    bad = [v for v in bucket if not math.isfinite(v)]
+    return bad[0] if bad else max(bucket)
+
+
+def _cell(value: float | None, low: float, high: float, levels: str) -> str:
+    if value is None:
+        return " "
+    if not math.isfinite(value):
+        return "x"
+    if high == low:
+        return levels[0] if value == 0 else levels[3]
+    return levels[min(int((value - low) / (high - low) * len(levels)), len(levels) - 1)]

@@ -1,0 +1,179 @@
+"""What is in a run, gathered in one pass over each table: memory follows the number of tensors, not of rows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.diagnosis.engine import describe, describe_recorder
+from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.view import RunView
+
+if TYPE_CHECKING:
+    from precdoctor.runlog import Run
+
+_KEYS = ("root", "module", "kind", "name", "dtype")
+_SUMS = ("numel", "subnormal", "zero", "nan", "pos_inf", "neg_inf")
+_SERIES = ("loss", "grad_norm", "lr", "loss_scale", "skipped", "non_finite")
+
+
+@dataclass(frozen=True)
+class TensorSummary:
+    """One tensor over all steps, ranks and calls of the run."""
+
+    root: str
+    module: str
+    kind: str
+    name: str
+    dtype: str
+    rows: int
+    numel: int
+    amax: float | None
+    #: Binades between the largest value seen and the dtype's maximum; None for an unknown dtype or no value.
+    headroom_binades: float | None
+    subnormal_fraction: float
+    zero_fraction: float
+    non_finite: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run at a glance.
+
+    Attributes:
+        run: as in a diagnosis; ``steps`` is 0 when no training step was recorded.
+        recorder: as in a diagnosis.
+        about: start time, host, Python and recorder options, as run.json has them.
+        processes: rank, attempt and whether it closed its log.
+        rows: rows per table.
+        size: bytes of all files.
+        kinds: rows per kind of tensor.
+        dtypes: rows per dtype.
+        events: events by name.
+        tightest: least headroom first.
+        subnormal: largest share of subnormal elements first; tensors without any are left out.
+        timeline: per series one value per entry of ``steps``; the worst over optimizers and ranks.
+        steps: step numbers, ascending.
+    """
+
+    run: Mapping[str, Any]
+    recorder: Mapping[str, Any]
+    about: Mapping[str, Any]
+    processes: list[dict[str, Any]]
+    rows: dict[str, int]
+    size: int
+    kinds: dict[str, int]
+    dtypes: dict[str, int]
+    events: dict[str, int]
+    tightest: list[TensorSummary]
+    subnormal: list[TensorSummary]
+    timeline: dict[str, list[float | None]]
+    steps: list[int] = field(default_factory=list)
+
+
+def summarise(run: Run, top: int = 10) -> Summary:
+    """Read a run once and keep what a person asks first.
+
+    Args:
+        top: how many tensors ``tightest`` and ``subnormal`` hold.
+    """
+    view = RunView(run)
+    nothing = view.steps.empty
+    tensors = _tensors(run)
+    steps, timeline, step_rows = _timeline(run)
+    events = Counter(str(e) for batch in run.batches("events", ["event"]) for e in batch.column(0).to_pylist())
+    kinds, dtypes = Counter[str](), Counter[str]()
+    for tensor in tensors:
+        kinds[tensor.kind] += tensor.rows
+        dtypes[tensor.dtype] += tensor.rows
+    known = [t for t in tensors if t.headroom_binades is not None]
+    return Summary(
+        run={"path": str(run.path), "command": run.info.get("command"), "steps": 0} if nothing else describe(view),
+        recorder=describe_recorder(view),
+        about={key: run.info.get(key) for key in ("started", "host", "python", "options")},
+        processes=[{"rank": r.rank, "attempt": r.attempt, "complete": r.complete} for r in run.ranks],
+        rows={"tensors": sum(t.rows for t in tensors), "steps": step_rows, "events": events.total()},
+        size=sum(f.lstat().st_size for rank in run.ranks for f in rank.directory.iterdir() if f.is_file()),
+        kinds=dict(kinds.most_common()),
+        dtypes=dict(dtypes.most_common()),
+        events=dict(events.most_common()),
+        tightest=sorted(known, key=lambda t: (t.headroom_binades or 0.0, t.module, t.kind))[:top],
+        subnormal=sorted(
+            (t for t in tensors if t.subnormal_fraction > 0), key=lambda t: (-t.subnormal_fraction, t.module, t.kind)
+        )[:top],
+        timeline=timeline,
+        steps=steps,
+    )
+
+
+def _tensors(run: Run) -> list[TensorSummary]:
+    """Every tensor of the run, its rows merged."""
+    merged: dict[tuple[str, ...], dict[str, Any]] = {}
+    for group in _groups(run):
+        key = tuple(group[k] or "" for k in _KEYS)
+        into = merged.setdefault(key, {"rows": 0, "amax": None} | dict.fromkeys(_SUMS, 0))
+        into["rows"] += group["step_count"]
+        for name in _SUMS:
+            into[name] += group[f"{name}_sum"] or 0
+        amax = group["amax_max"]
+        if amax is not None:
+            into["amax"] = max(amax, into["amax"] or 0.0)
+    return [_tensor_summary(key, values) for key, values in merged.items()]
+
+
+def _groups(run: Run) -> Iterator[dict[str, Any]]:
+    """Partial sums, one per tensor and batch."""
+    aggregations = [("step", "count"), ("amax", "max"), *((name, "sum") for name in _SUMS)]
+    for batch in run.batches("tensors", [*_KEYS, "step", "amax", *_SUMS]):
+        table = pa.table(
+            {
+                name: pc.cast(column, pa.string()) if pa.types.is_dictionary(column.type) else column
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            }
+        )
+        yield from table.group_by(list(_KEYS)).aggregate(aggregations).to_pylist()
+
+
+def _tensor_summary(key: tuple[str, ...], values: Mapping[str, Any]) -> TensorSummary:
+    root, module, kind, name, dtype = key
+    amax, fmt, numel = values["amax"], known_format(dtype), values["numel"]
+    return TensorSummary(
+        root=root,
+        module=module,
+        kind=kind,
+        name=name,
+        dtype=dtype,
+        rows=values["rows"],
+        numel=numel,
+        amax=amax,
+        headroom_binades=fmt.headroom(amax) if fmt is not None and amax else None,
+        subnormal_fraction=values["subnormal"] / numel if numel else 0.0,
+        zero_fraction=values["zero"] / numel if numel else 0.0,
+        non_finite=values["nan"] + values["pos_inf"] + values["neg_inf"],
+    )
+
+
+def _timeline(run: Run) -> tuple[list[int], dict[str, list[float | None]], int]:
+    """The series by step, and how many rows the table has. A NaN stays one; a null is None."""
+    by_step: dict[int, dict[str, float | None]] = {}
+    rows = 0
+    for batch in run.batches("steps", ["step", *_SERIES]):
+        rows += batch.num_rows
+        for record in batch.to_pylist():
+            cells = by_step.setdefault(record["step"], dict.fromkeys(_SERIES))
+            for name in _SERIES:
+                cells[name] = _worse(cells[name], record[name])
+    steps = sorted(by_step)
+    return steps, {name: [by_step[step][name] for step in steps] for name in _SERIES}, rows
+
+
+def _worse(a: float | None, b: float | bool | None) -> float | None:
+    """The one to show for a step: a non-finite one if any, else the larger."""
+    values = [float(v) for v in (a, b) if v is not None]
+    return next((v for v in values if not math.isfinite(v)), max(values, default=None))

@@ -1,0 +1,163 @@
+"""A diagnosis on a terminal, for someone who is tired: the most important finding first, short, and calm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
+from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.finding_view import finding_view, place
+from precdoctor.reporting.text import clean, number, percent, plural
+
+#: Findings beyond this many are named on one line each; `--output-format json` has them all.
+FULL_FINDINGS = 8
+_MARKS = {
+    Status.PASSED: ("✓", "ok", "pd.good"),
+    Status.FAILED: ("✗", "!!", "pd.bad"),
+    Status.INDETERMINATE: ("?", "??", "pd.near"),
+    Status.NOT_APPLICABLE: ("–", "--", "pd.quiet"),
+}
+
+
+def print_full(diagnosis: Diagnosis, console: Console) -> None:
+    """Header, findings or what was checked instead, and how well the recording itself went."""
+    _header(diagnosis, console)
+    for finding in diagnosis.findings[:FULL_FINDINGS]:
+        console.print()
+        console.print(finding_view(finding, console))
+    rest = diagnosis.findings[FULL_FINDINGS:]
+    if rest:
+        console.print(f"\n{plural(len(rest), 'more finding')}:")
+        for finding in rest:
+            console.print(Padding(_line(finding), (0, 0, 0, 2)), soft_wrap=True)
+    console.print()
+    _checked(diagnosis, console)
+    _recorder(diagnosis.recorder, console)
+    if diagnosis.findings:
+        console.print(Text(f"More on a finding: precdoctor explain {clean(diagnosis.findings[0].code)}", "pd.quiet"))
+
+
+def print_concise(diagnosis: Diagnosis, console: Console) -> None:
+    """One line per finding, for grep; then one line that sums up."""
+    for finding in diagnosis.findings:
+        console.print(_line(finding), soft_wrap=True)
+    console.print(Text(verdict_line(diagnosis)), soft_wrap=True)
+
+
+def verdict_line(diagnosis: Diagnosis) -> str:
+    """``2 errors, 1 warning`` or ``No findings``, and what could not be judged."""
+    counts = _tally([f.severity.value for f in diagnosis.findings], ("error", "warning", "info"))
+    out = ", ".join(plural(n, "note" if level == "info" else level) for level, n in counts) or "No findings"
+    unknown = sum(r.status is Status.INDETERMINATE for r in diagnosis.rules)
+    return f"{out}; {plural(unknown, 'rule')} could not be judged" if unknown else out
+
+
+def _tally(values: Sequence[str], order: Sequence[str]) -> list[tuple[str, int]]:
+    return [(value, values.count(value)) for value in order if value in values]
+
+
+def _line(finding: Finding) -> Text:
+    """``PD101 error: title [blocks.3.attn output, forward, step 37]``."""
+    severity = finding.severity.value
+    where = place(finding.location)
+    return Text.assemble(
+        (finding.code, "pd.strong"),
+        " ",
+        (severity, f"pd.{severity}"),
+        f": {clean(finding.title)}",
+        (f"  [{where}]" if where else "", "pd.quiet"),
+    )
+
+
+def _header(diagnosis: Diagnosis, console: Console) -> None:
+    run = diagnosis.run
+    if run.get("path"):
+        console.print(Text(clean(run["path"]), "pd.quiet"), soft_wrap=True)
+    facts = run_facts(run)
+    if facts:
+        console.print(Text(facts, "pd.quiet"))
+    findings = bool(diagnosis.findings)
+    style = "pd.strong" if findings else "pd.near" if diagnosis.verdict == "indeterminate" else "pd.good"
+    console.print()
+    console.print(Text(verdict_line(diagnosis) + ".", style))
+
+
+def run_facts(run: Mapping[str, Any]) -> str:
+    """``python train.py; steps 0–37, 1 rank; not closed cleanly``, from what the run says about itself."""
+    out = []
+    command = run.get("command")
+    if command:
+        out.append(clean(command if isinstance(command, str) else " ".join(map(str, command)), 160))
+    counts = []
+    steps, sampled = run.get("steps"), run.get("sampled_steps")
+    if isinstance(steps, int):
+        first, last = run.get("first_step"), run.get("last_step")
+        counts.append(f"steps {first}–{last}" if isinstance(first, int) and first != last else plural(steps, "step"))
+        if isinstance(sampled, int) and sampled != steps:
+            counts.append(f"{number(sampled)} with full statistics")
+    if isinstance(run.get("ranks"), int):
+        counts.append(plural(run["ranks"], "rank"))
+    if run.get("device"):
+        counts.append(clean(run["device"], 40))
+    out += [", ".join(counts)] if counts else []
+    if run.get("complete") is False:
+        out.append("not closed cleanly (killed, or still running)")
+    return "; ".join(out)
+
+
+def _checked(diagnosis: Diagnosis, console: Console) -> None:
+    """With nothing found: every rule and its reason, in triage order. Else: only what could not be judged."""
+    quiet = bool(diagnosis.findings)
+    if quiet:
+        order = (Status.PASSED, Status.NOT_APPLICABLE, Status.INDETERMINATE)
+        words = {s.value: s.value.replace("-", " ") for s in order}
+        counts = _tally([r.status.value for r in diagnosis.rules], list(words))
+        if counts:
+            console.print("Other rules: " + ", ".join(f"{n} {words[status]}" for status, n in counts) + ".")
+    shown = [r for r in diagnosis.rules if not quiet or r.status is Status.INDETERMINATE]
+    if shown:
+        if not quiet:
+            console.print("Checked, in this order:")
+        console.print(Padding(_outcomes(shown, console), (0, 0, 1 if not quiet else 0, 2)))
+
+
+def _outcomes(outcomes: Sequence[RuleOutcome], console: Console) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for outcome in outcomes:
+        mark, plain, style = _MARKS[outcome.status]
+        reason = clean(outcome.reason)
+        if outcome.status is Status.INDETERMINATE:
+            reason = f"cannot be judged: {reason}"
+        table.add_row(
+            Text(mark if can_draw(console) else plain, style),
+            clean(outcome.code),
+            clean(outcome.name),
+            Text(reason, "pd.quiet" if outcome.status is Status.NOT_APPLICABLE else ""),
+        )
+    return table
+
+
+def _recorder(recorder: Mapping[str, Any], console: Console) -> None:
+    """What recording cost and lost."""
+    out = []
+    overhead = recorder.get("overhead_fraction")
+    if isinstance(overhead, (int, float)):
+        out.append(f"Recording took {percent(float(overhead))} of the run's time.")
+    dropped = {k: v for k, v in dict(recorder.get("dropped") or {}).items() if v}
+    if dropped:
+        reasons = ", ".join(f"{number(v)} {clean(k).replace('_', ' ')}" for k, v in dropped.items())
+        out.append(f"Rows lost: {reasons}.")
+    if out:
+        console.print(Text(" ".join(out), "pd.near" if dropped else "pd.quiet"))
+    for error in list(recorder.get("errors") or [])[:3]:
+        console.print(Text(f"Recorder: {clean(error)}", "pd.near"))

@@ -1,0 +1,94 @@
+"""Recorded text made safe for a terminal: module names, argv and source lines come from a log that may be hostile."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+#: What a terminal might obey or hide: C0 and C1 controls (ESC, CR, LF ...), bidirectional and zero-width marks, line
+#: and paragraph separators, lone surrogates (undecodable bytes of an argv).
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+_UNSAFE_IN_BLOCK = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
+#: Longest name or message worth a screen; anything longer is an accident or an attack.
+LIMIT = 1000
+
+
+def clean(value: object, limit: int = LIMIT) -> str:
+    r"""``value`` as one line of harmless text: control characters become visible escapes such as ``\x1b``.
+
+    Markup needs no escaping here: every console of precdoctor has markup, emoji and highlighting turned off.
+    """
+    return _shorten(_UNSAFE.sub(_escape, str(value)), limit)
+
+
+def clean_block(value: object, limit: int = 20 * LIMIT) -> str:
+    """As :func:`clean`, for text of several lines: line feeds stay, tabs become four spaces."""
+    return _shorten(_UNSAFE_IN_BLOCK.sub(_escape, str(value).replace("\t", "    ")), limit)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    named = {9: "\\t", 10: "\\n", 13: "\\r"}.get(code)
+    return named or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def number(value: object) -> str:
+    """A measured value for a table: four significant digits, integers in full, unknown as an en dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return str(int(value)) if abs(value) < 1e5 and value == int(value) else f"{value:.4g}"
+    return clean(value)
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction for people: ``0.0001`` is ``0.01 %``, and only a true zero is ``0 %``."""
+    if fraction is None or math.isnan(fraction):
+        return "–"
+    value = 100.0 * fraction
+    if value == 0.0:
+        return "0 %"
+    if 0.0 < value < 0.01:
+        return "<0.01 %"
+    return ">99.9 %" if 99.9 < value < 100.0 else f"{value:.3g} %"
+
+
+def size(count: float) -> str:
+    """A number of bytes in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 step``, ``3 steps``, ``2 batches``."""
+    ending = "" if count == 1 else "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{number(count)} {noun}{ending}"
+
+
+def spans(steps: Iterable[int], most: int = 4) -> str:
+    """Step numbers as ranges: ``0–12, 14, 20–31``; beyond ``most`` ranges only the ends are told."""
+    ranges: list[list[int]] = []
+    for step in sorted(set(steps)):
+        if ranges and step == ranges[-1][1] + 1:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    if not ranges:
+        return "none"
+    if len(ranges) > most:
+        return f"{ranges[0][0]} … {ranges[-1][1]}"
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in ranges)

@@ -1,0 +1,170 @@
+"""What a caller asks of a table: columns by name, rows by filter; checked before any data is read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.errors import UsageError
+from precdoctor.runlog.schema import TABLES
+from precdoctor.runlog.stream import stored_type
+
+#: ``[("step", ">=", 3), ("kind", "in", ["output"])]`` (all must hold), a list of such lists (any must), or a pyarrow
+#: expression.
+Filters: TypeAlias = Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]] | pc.Expression
+
+#: Which process of its rank wrote the row, from 0; not stored, taken from the directory's name.
+ATTEMPT: Final = pa.field("attempt", pa.int32(), nullable=False)
+
+_OPERATORS: Final[dict[str, Callable[[pc.Expression, Any], pc.Expression]]] = {
+    "=": lambda column, value: column == value,
+    "==": lambda column, value: column == value,
+    "!=": lambda column, value: column != value,
+    "<": lambda column, value: column < value,
+    "<=": lambda column, value: column <= value,
+    ">": lambda column, value: column > value,
+    ">=": lambda column, value: column >= value,
+    "in": lambda column, value: column.isin(value),
+    "not in": lambda column, value: ~column.isin(value),
+}
+
+
+def table_schema(table: str) -> pa.Schema:
+    """The columns a reader gives for ``table``: those of the schema, then ``attempt``.
+
+    Raises:
+        UsageError: there is no such table.
+    """
+    if table not in TABLES:
+        raise UsageError(f"a run has no table {table!r}{_nearest(table, TABLES)}")
+    return TABLES[table].append(ATTEMPT)
+
+
+@dataclass(frozen=True)
+class Query:
+    """Columns in the order asked for, and which rows; made by :func:`query`."""
+
+    table: str
+    columns: tuple[str, ...]
+    predicate: pc.Expression | None
+    #: Columns the predicate looks at.
+    looks_at: frozenset[str]
+    #: Conjunctions of (operator, value) on ``step``, one per alternative; empty: nothing known.
+    steps: tuple[tuple[tuple[str, Any], ...], ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the batches that answer it."""
+        full = table_schema(self.table)
+        return pa.schema([full.field(name) for name in self.columns])
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Columns to read: those asked for, those the predicate looks at, and the ones every part is checked by."""
+        names = {*self.columns, *self.looks_at, "step", "rank"}
+        return tuple(name for name in TABLES[self.table].names if name in names)
+
+    def may_match(self, first: int, last: int) -> bool:
+        """Whether rows with steps in [first, last] can satisfy the predicate; False only when none can."""
+        return not self.steps or any(all(_reaches(op, v, first, last) for op, v in terms) for terms in self.steps)
+
+    def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows and columns asked for, of a batch that holds ``needed`` and ``attempt``."""
+        if self.predicate is not None:
+            found = pa.Table.from_batches([batch]).filter(self.predicate).combine_chunks().to_batches()
+            batch = found[0] if found else batch.slice(0, 0)
+        return pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns], schema=self.schema)
+
+
+def query(table: str, columns: Sequence[str] | None = None, filters: Filters | None = None) -> Query:
+    """Check a request against the schema.
+
+    Raises:
+        UsageError: an unknown table, column or operator, or a value that cannot be compared with its column.
+    """
+    schema = table_schema(table)
+    if isinstance(columns, str):
+        raise UsageError(f"columns takes a list of names, got the string {columns!r}")
+    names = tuple(schema.names if columns is None else columns)
+    for name in names:
+        _check_column(table, name)
+    if filters is None or filters in ([], ()):
+        return Query(table, names, None, frozenset(), ())
+    empty = schema.empty_table()
+    try:
+        if isinstance(filters, pc.Expression):
+            predicate = filters
+            empty.filter(predicate)
+            looks_at = frozenset(name for name in schema.names if _refers_to(predicate, empty, name))
+            return Query(table, names, predicate, looks_at, ())
+        predicate, terms = _compile(table, filters)
+        empty.filter(predicate)
+    except (pa.ArrowException, TypeError) as error:
+        raise UsageError(f"a filter on {table} cannot be evaluated: {str(error).splitlines()[0]}") from error
+    return Query(
+        table,
+        names,
+        predicate,
+        frozenset(name for alternative in terms for name, _, _ in alternative),
+        tuple(tuple((op, v) for name, op, v in alternative if name == "step") for alternative in terms),
+    )
+
+
+def _compile(table: str, filters: Sequence[Any]) -> tuple[pc.Expression, list[list[tuple[str, str, Any]]]]:
+    if not isinstance(filters, Sequence) or isinstance(filters, str):
+        raise UsageError(f"filters takes a list of (column, operator, value), got {filters!r}")
+    alternatives = [list(filters)] if isinstance(filters[0], tuple) else [list(f) for f in filters]
+    whole = []
+    for alternative in alternatives:
+        terms = []
+        for term in alternative:
+            if not isinstance(term, tuple) or len(term) != 3:
+                raise UsageError(f"a filter is a tuple (column, operator, value), got {term!r}")
+            name, operator, value = term
+            _check_column(table, name)
+            if operator not in _OPERATORS:
+                raise UsageError(f"no filter operator {operator!r}; there are {', '.join(_OPERATORS)}")
+            if operator in {"in", "not in"}:  # an empty list has no type of its own
+                value = pa.array(list(value), stored_type(table_schema(table).field(name).type))  # noqa: PLW2901
+            terms.append(_OPERATORS[operator](pc.field(name), value))
+        whole.append(reduce(lambda a, b: a & b, terms, pc.scalar(True)))
+    return reduce(lambda a, b: a | b, whole), alternatives
+
+
+def _reaches(operator: str, value: Any, first: int, last: int) -> bool:
+    if operator in {"=", "=="}:
+        return bool(first <= value <= last)
+    if operator == "in":
+        return any(first <= v <= last for v in value if v is not None)
+    if operator in {"<", "<="}:
+        return bool(first < value or (operator == "<=" and first == value))
+    if operator in {">", ">="}:
+        return bool(last > value or (operator == ">=" and last == value))
+    return True
+
+
+def _refers_to(predicate: pc.Expression, empty: pa.Table, name: str) -> bool:
+    """Arrow does not tell what an expression refers to; it does complain when that is missing."""
+    try:
+        empty.drop_columns([name]).filter(predicate)
+    except pa.ArrowInvalid:
+        return True
+    return False
+
+
+def _check_column(table: str, name: object) -> None:
+    names = table_schema(table).names
+    if name not in names:
+        raise UsageError(f"{table} has no column {name!r}{_nearest(str(name), names)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"

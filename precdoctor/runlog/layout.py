@@ -1,0 +1,336 @@
+"""The run directory on disk: creating it, finding it, and opening its files without trusting them.
+
+Every path is built from a fixed name or matches a fixed pattern; none is ever taken from data. Links are not followed
+below the run directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from precdoctor.errors import (
+    CorruptRunError,
+    NewerSchemaError,
+    RunExistsError,
+    RunNotFoundError,
+    RunUnreadableError,
+    UsageError,
+)
+from precdoctor.runlog.schema import ATTACH_FILE, RANK_DIR, RUN_FILE, SCHEMA_VERSION
+
+#: Where ``record`` puts a run when no ``-o`` is given.
+DEFAULT_BASE: Final = Path("precdoctor-runs")
+#: The module tree of a model with 100 000 parameters takes about 30 MB.
+MAX_JSON_BYTES: Final = 64 << 20
+#: Ranks times attempts of the largest run anybody has started, with room to spare.
+MAX_RANK_DIRECTORIES: Final = 1 << 17
+
+_RECORD_HINT = "record one with: precdoctor record -- python train.py"
+
+
+@dataclass(frozen=True)
+class RankDirectory:
+    """One process's directory: ``rank-NNNNN`` is attempt 0, ``rank-NNNNN.1`` attempt 1."""
+
+    rank: int
+    attempt: int
+    path: Path
+
+
+def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False) -> None:
+    """Make the run directory and write its ``run.json``: ``info`` plus ``schema_version`` and ``tool``.
+
+    An existing empty directory is taken. With ``force`` an existing *run directory* is removed first: one that holds a
+    run.json of precdoctor and nothing foreign, is no link, and is not being recorded at this moment.
+
+    Raises:
+        RunExistsError: the path is taken, and ``force`` was not given or does not cover what is there.
+        UsageError: the directory cannot be made or written.
+    """
+    from precdoctor import __version__
+
+    path = Path(path)
+    content = {**info, "schema_version": SCHEMA_VERSION, "tool": {"name": "precdoctor", "version": __version__}}
+    try:
+        if os.path.lexists(path):
+            _make_room(path, force=force)
+        path.mkdir(parents=True, exist_ok=True)
+        # O_EXCL: of two launches that found the same empty directory, one wins.
+        with (path / RUN_FILE).open("xb") as file:
+            file.write(dump_json(content))
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise RunExistsError(f"{path} is being used by another run; give another directory with -o") from None
+    except OSError as error:
+        raise UsageError(f"cannot create the run directory {path}: {error.strerror or error}") from error
+
+
+def _make_room(path: Path, *, force: bool) -> None:
+    """Leave ``path`` absent or an empty directory, or refuse."""
+    from precdoctor.runlog.lock import is_locked
+
+    if path.is_symlink() or not path.is_dir():
+        raise RunExistsError(f"{path} exists and is not a directory of its own; give another one with -o")
+    entries = sorted(entry.name for entry in path.iterdir())
+    if not entries:
+        return
+    if not force:
+        raise RunExistsError(f"{path} already exists; give another directory with -o, or replace it with --force")
+    foreign = [name for name in entries if name not in {RUN_FILE, ATTACH_FILE} and not RANK_DIR.fullmatch(name)]
+    if RUN_FILE not in entries or not _is_ours(path / RUN_FILE):
+        raise RunExistsError(f"{path} is not a precdoctor run, so --force does not remove it; give another -o")
+    if foreign:
+        raise RunExistsError(f"{path} also holds {foreign[0]!r}, so --force does not remove it; move that file away")
+    if any(is_locked(rank.path) for rank in rank_directories(path)):
+        raise RunExistsError(f"{path} is being recorded at this moment; give another directory with -o")
+    shutil.rmtree(path)  # does not follow links
+
+
+def _is_ours(run_file: Path) -> bool:
+    try:
+        info = read_json(run_file)
+    except (OSError, RunUnreadableError):
+        return False
+    tool = info.get("tool")
+    return isinstance(tool, dict) and tool.get("name") == "precdoctor" and "schema_version" in info
+
+
+def create_rank_directory(run: Path, rank: int) -> Path:
+    """Make this process's own directory: ``rank-00003``, or ``rank-00003.1`` when another process of rank 3 was here.
+
+    Raises:
+        OSError: the run directory is gone, full or read-only.
+        ValueError: ``rank`` is not in [0, 99999].
+    """
+    if not 0 <= rank < 100_000:
+        raise ValueError(f"a rank is a number from 0 to 99999, got {rank}")
+    for attempt in range(10_000):
+        path = Path(run) / (f"rank-{rank:05d}" + (f".{attempt}" if attempt else ""))
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(f"rank {rank} was started 10000 times in {run}")
+
+
+def rank_directories(run: Path) -> list[RankDirectory]:
+    """Every rank directory of a run, by rank and attempt; anything that is not a real directory is passed over.
+
+    Raises:
+        CorruptRunError: more of them than any run has.
+        OSError: the run directory cannot be listed.
+    """
+    found = []
+    with os.scandir(run) as entries:
+        for entry in entries:
+            match = RANK_DIR.fullmatch(entry.name)
+            if match and entry.is_dir(follow_symlinks=False):
+                found.append(RankDirectory(int(match[1]), int(match[2] or 0), Path(entry.path)))
+    if len(found) > MAX_RANK_DIRECTORIES:
+        raise CorruptRunError(f"{run} holds {len(found)} rank directories; no run has that many")
+    return sorted(found, key=lambda d: (d.rank, d.attempt, d.path.name))
+
+
+def files_matching(directory: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Path]]:
+    """The regular files of a directory whose whole name matches, in the order of their names.
+
+    Raises:
+        OSError: the directory cannot be listed.
+    """
+    with os.scandir(directory) as entries:
+        found = [
+            (match, Path(entry.path))
+            for entry in entries
+            if (match := pattern.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
+        ]
+    return iter(sorted(found, key=lambda pair: pair[1].name))
+
+
+def newest_run(base: Path = DEFAULT_BASE) -> Path:
+    """The run directory below ``base`` that was launched last.
+
+    Raises:
+        RunNotFoundError: there is none.
+    """
+    try:
+        runs = [
+            ((child / RUN_FILE).lstat().st_mtime_ns, child.name, child)
+            for child in Path(base).iterdir()
+            if child.is_dir() and _is_regular(child / RUN_FILE)
+        ]
+    except OSError:
+        runs = []
+    if not runs:
+        raise RunNotFoundError(f"there is no run below {base}/; name a run directory, or {_RECORD_HINT}")
+    return max(runs)[2]
+
+
+def read_run_info(run: Path) -> dict[str, Any]:
+    """The content of ``run.json``, after checking that this is a run directory that this version can read.
+
+    Raises:
+        RunNotFoundError: not there, not a directory, or not a run directory.
+        NewerSchemaError: written by a newer precdoctor.
+        CorruptRunError: run.json is damaged.
+        RunUnreadableError: the operating system refuses to read it.
+    """
+    if not run.exists():
+        close = difflib.get_close_matches(run.name, _siblings(run), n=1)
+        hint = f"did you mean {run.parent / close[0]}?" if close else _RECORD_HINT
+        raise RunNotFoundError(f"there is no run directory {run}; {hint}")
+    if not run.is_dir():
+        raise RunNotFoundError(f"{run} is a file, not a run directory; name the directory that holds {RUN_FILE}")
+    try:
+        if not _is_regular(run / RUN_FILE):
+            raise RunNotFoundError(f"{run} is not a run directory: it holds no {RUN_FILE}; {_RECORD_HINT}")
+        info = read_json(run / RUN_FILE)
+    except OSError as error:
+        raise RunUnreadableError(f"cannot read {run / RUN_FILE}: {error.strerror or error}") from error
+    version = info.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise CorruptRunError(f"{run / RUN_FILE} states no valid schema_version: it is damaged, or not of precdoctor")
+    if version > SCHEMA_VERSION:
+        raise NewerSchemaError(
+            f"{run} was written by a newer precdoctor (log schema {version}, this one reads up to {SCHEMA_VERSION}); "
+            "upgrade with: pip install --upgrade precdoctor"
+        )
+    return info
+
+
+def _siblings(run: Path) -> list[str]:
+    try:
+        return [child.name for child in run.parent.iterdir()]
+    except OSError:
+        return []
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The bytes of one regular file: no link, no pipe, no device, and no more than ``limit`` bytes.
+
+    Raises:
+        CorruptRunError: it is something else, or larger.
+        OSError: it is absent or cannot be read.
+    """
+    if not _is_regular(path):
+        path.lstat()  # absent: says so
+        raise CorruptRunError(f"{path} is not a regular file; nothing precdoctor writes is a link or a device")
+    # Between the check and here it may have been exchanged: O_NOFOLLOW and O_NONBLOCK keep that harmless.
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise CorruptRunError(f"{path} has {size} bytes; precdoctor writes at most {limit} into such a file")
+        return file.read(limit)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object from a regular file of at most ``MAX_JSON_BYTES``.
+
+    Raises:
+        CorruptRunError: it is not JSON, not an object, too large or too deep.
+        OSError: it is absent or cannot be read.
+    """
+    return parse_json(read_regular(path, MAX_JSON_BYTES), path)
+
+
+def read_json_if_there(path: Path) -> dict[str, Any] | None:
+    """As :func:`read_json`; None when there is no such file."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
+
+
+def parse_json(text: bytes, where: Path) -> dict[str, Any]:
+    """One JSON object; ``where`` is named in the error.
+
+    Raises:
+        CorruptRunError: it is not JSON, not an object, or too deep.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptRunError(f"{where} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise CorruptRunError(f"{where} is damaged: it holds no JSON object")
+    return content
+
+
+def write_json_atomically(path: Path, content: Mapping[str, Any]) -> None:
+    """Write ``content`` so that a reader finds the old file or the new one, never half of one (temp, fsync, rename).
+
+    Raises:
+        OSError: the disk is full, or the directory gone or read-only.
+    """
+    write_atomically(path, dump_json(content))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """As :func:`write_json_atomically`, for bytes."""
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside ``path`` that no reader takes for a part of the log and no other process uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory survive a power loss, where the file system can."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass  # some network file systems refuse; the data itself is safe
+    finally:
+        os.close(handle)
+
+
+def dump_json(content: Mapping[str, Any]) -> bytes:
+    """One line of UTF-8 JSON; non-finite numbers become the strings "NaN", "Infinity", "-Infinity"."""
+    return json.dumps(_plain(content), ensure_ascii=True, allow_nan=False, default=str).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "tolist"):  # NumPy scalars and arrays
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value

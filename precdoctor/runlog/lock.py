@@ -1,0 +1,87 @@
+"""Who is alive: the writer of a rank directory holds an advisory lock on the directory itself.
+
+The kernel drops the lock when the process ends, however it ends, so a free lock means that nobody writes there any
+more. A child made by ``fork`` lets go of its copy at once (see :class:`DirectoryLock`), so a data loader that outlives
+its rank does not pass for it. File systems without ``flock`` have no lock to ask about: there nobody counts as alive,
+and a part that is sealed under a living writer is sealed again, completely, by that writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+import weakref
+from pathlib import Path
+
+_held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+
+
+class DirectoryLock:
+    """An exclusive lock on a directory, held until :meth:`release` or the end of this process.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: the directory cannot be opened.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._handle: int | None = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _lock(self._handle)
+        except BlockingIOError:
+            self.forget()
+            raise
+        except OSError:
+            pass  # this file system has no locks
+        _held.add(self)
+
+    def release(self) -> None:
+        """Let go; may be called twice."""
+        if self._handle is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._handle, fcntl.LOCK_UN)
+        self.forget()
+
+    def forget(self) -> None:
+        """Close this process's handle; the lock stays with whoever else has one."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def _lock(handle: int) -> None:
+    """Exclusive; tries again for a moment, because somebody who only asks holds the lock for some microseconds."""
+    for _ in range(20):
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.001)
+    return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _forget_in_child() -> None:
+    for lock in list(_held):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a living process writes into this rank directory.
+
+    Raises:
+        OSError: the directory cannot be opened.
+    """
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Shared: two readers that ask at the same time do not take each other for a writer.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False

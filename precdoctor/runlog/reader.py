@@ -1,0 +1,217 @@
+"""Reads a run directory. The log is taken as hostile; whatever is wrong with it becomes one of our errors.
+
+>>> run = open_run("precdoctor-runs/train-20250101T120000Z-4711")
+>>> run.tensors(columns=["step", "module", "amax"], filters=[("kind", "==", "output")])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from precdoctor.errors import CorruptRunError
+from precdoctor.runlog.filters import Filters, Query, query
+from precdoctor.runlog.layout import (
+    MAX_JSON_BYTES,
+    RankDirectory,
+    rank_directories,
+    read_json_if_there,
+    read_regular,
+    read_run_info,
+)
+from precdoctor.runlog.parts import json_lines, part_files, read_manifest, read_open, read_sealed, readable
+from precdoctor.runlog.schema import ATTACH_FILE, END_FILE, RANK_FILE
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class RankLog:
+    """One process of the run.
+
+    Attributes:
+        facts: rank.json; empty when the process died before writing it.
+        end: end.json; None when the process did not close its log.
+        problems: one sentence each, for what is known without reading rows; `verify` looks at every byte.
+    """
+
+    rank: int
+    attempt: int
+    directory: Path
+    facts: dict[str, Any]
+    end: dict[str, Any] | None
+    problems: list[str]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the process closed its log; if not, the last second of rows may be missing."""
+        return self.end is not None
+
+
+class Run:
+    """A run directory, open for reading; made by :func:`open_run`. Each call reads what is there at that moment."""
+
+    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        self.path = path
+        #: run.json: the command, host facts, recorder options, ``schema_version``.
+        self.info = info
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @cached_property
+    def ranks(self) -> list[RankLog]:
+        """The processes that recorded, by rank and attempt.
+
+        Raises:
+            RunUnreadableError: a rank.json, end.json or parts.jsonl is damaged or cannot be read.
+        """
+        return [_rank_log(directory) for directory in self._directories()]
+
+    def tensors(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pd.DataFrame:
+        """One row per tensor and step, by rank, attempt and time of writing.
+
+        Names are categoricals, nullable integers and booleans pandas' nullable types, lists NumPy arrays (or None). A
+        null float reads as NaN, as pandas does; :meth:`batches` tells the two apart.
+
+        Args:
+            columns: names, in this order; None for all. ``attempt`` is one of them.
+            filters: ``[("step", ">=", 3), ("kind", "in", ["output", "loss"])]`` or a pyarrow expression.
+
+        Raises:
+            UsageError: an unknown column or operator, or a value that does not compare with its column.
+            RunUnreadableError: a part is damaged or cannot be read.
+        """
+        return self._frame("tensors", columns, filters)
+
+    def steps(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pd.DataFrame:
+        """One row per (step, optimizer); as :meth:`tensors`."""
+        return self._frame("steps", columns, filters)
+
+    def events(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pd.DataFrame:
+        """Incidents, op traces, warnings, drops; as :meth:`tensors`. ``data`` is JSON text."""
+        return self._frame("events", columns, filters)
+
+    def dataset(
+        self, name: str, columns: Sequence[str] | None = None, filters: Filters | None = None
+    ) -> pa.RecordBatchReader:
+        """A table as an Arrow stream, which pyarrow, Polars and DuckDB read without holding all of it; reads once.
+
+        Raises:
+            UsageError, RunUnreadableError: as :meth:`tensors`; damage is met while reading.
+        """
+        asked = query(name, columns, filters)
+        return pa.RecordBatchReader.from_batches(asked.schema, self._read(asked))
+
+    def batches(
+        self, name: str, columns: Sequence[str] | None = None, filters: Filters | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a table, some thousands at a time, in flat memory; empty batches are left out.
+
+        Raises:
+            UsageError, RunUnreadableError: as :meth:`tensors`; damage is met while reading.
+        """
+        return self._read(query(name, columns, filters))
+
+    def attach_lines(self) -> list[dict[str, Any]]:
+        """attach.jsonl: one object per process that was offered recording; empty when there is none.
+
+        Raises:
+            RunUnreadableError: it is damaged or cannot be read.
+        """
+        path = self.path / ATTACH_FILE
+        with readable(ATTACH_FILE):
+            try:
+                content = read_regular(path, MAX_JSON_BYTES)
+            except FileNotFoundError:
+                return []
+            return list(json_lines(content, Path(ATTACH_FILE)))
+
+    def _directories(self) -> list[RankDirectory]:
+        with readable(str(self.path)):
+            return rank_directories(self.path)
+
+    def _frame(self, table: str, columns: Sequence[str] | None, filters: Filters | None) -> pd.DataFrame:
+        import pandas as pd
+
+        asked = query(table, columns, filters)
+        whole = pa.Table.from_batches(self._read(asked), asked.schema).unify_dictionaries()
+        nullable = {
+            pa.int32(): pd.Int32Dtype(),
+            pa.int64(): pd.Int64Dtype(),
+            pa.uint64(): pd.UInt64Dtype(),
+            pa.bool_(): pd.BooleanDtype(),
+        }
+        frame: pd.DataFrame = whole.to_pandas(types_mapper=nullable.get)
+        # pandas maps by type alone; columns that cannot be null need no mask.
+        plain = {f.name: f.type.to_pandas_dtype() for f in asked.schema if f.type in nullable and not f.nullable}
+        typed: pd.DataFrame = frame.astype(plain)
+        return typed
+
+    def _read(self, asked: Query) -> Iterator[pa.RecordBatch]:
+        for rank in self._directories():
+            for batch in _rank_batches(rank, asked):
+                if batch.num_rows:
+                    yield batch
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open a run directory; only its run.json is read.
+
+    Raises:
+        RunNotFoundError: there is no run directory at ``path``.
+        NewerSchemaError: it was written by a newer precdoctor.
+        CorruptRunError: run.json is damaged.
+        RunUnreadableError: the operating system refuses to read it.
+    """
+    run = Path(path)
+    return Run(run, read_run_info(run))
+
+
+def _rank_batches(rank: RankDirectory, asked: Query) -> Iterator[pa.RecordBatch]:
+    name = rank.path.name
+    # The manifest first: a living writer lists a part only after the part is there.
+    with readable(name):
+        listed = read_manifest(rank.path).parts
+        parts = [part for part in part_files(rank.path) if part.table == asked.table]
+    present = {part.path.name for part in parts}
+    for missing in sorted(set(listed) - present):
+        if missing.startswith(f"{asked.table}-"):
+            raise CorruptRunError(f"{name}/{missing} is missing; see what is left with: precdoctor log verify RUN")
+    for part in parts:
+        if not part.sealed:
+            try:
+                yield from read_open(part, asked, rank)
+                continue
+            except FileNotFoundError:  # sealed since the directory was listed
+                sealed = part.as_sealed()
+        else:
+            sealed = part
+        yield from read_sealed(sealed, listed.get(sealed.path.name), asked, rank)
+
+
+def _rank_log(rank: RankDirectory) -> RankLog:
+    with readable(rank.path.name):
+        listed = read_manifest(rank.path)
+        parts = part_files(rank.path)
+        facts = read_json_if_there(rank.path / RANK_FILE)
+        end = read_json_if_there(rank.path / END_FILE)
+    problems = []
+    if facts is None:
+        problems.append(f"{RANK_FILE} is missing: the process ended before it had seen the model")
+    if end is None:
+        problems.append(f"{END_FILE} is missing: the process was killed or is still running")
+    sealed = {part.path.name for part in parts if part.sealed}
+    problems += [f"{name} is listed and missing" for name in sorted(set(listed.parts) - sealed)]
+    if end is not None:
+        problems += [f"{name} is not listed" for name in sorted(sealed - set(listed.parts))]
+        problems += [f"{part.path.name} was left open" for part in parts if not part.sealed]
+    return RankLog(rank.rank, rank.attempt, rank.path, facts or {}, end, problems)

@@ -1,0 +1,155 @@
+"""The run directory: file names, columns, and what each of them means. Whatever touches a log starts here.
+
+Layout (one directory per process that trained; ``NNNNN`` is the global rank)::
+
+    RUN/run.json                          by the parent at launch
+    RUN/attach.jsonl                      one line per process that was offered recording, and how far it got
+    RUN/rank-NNNNN[.attempt]/rank.json    facts of the process: modules, parameters, optimizers, versions
+    RUN/rank-NNNNN/TABLE-000001.parquet   sealed parts
+    RUN/rank-NNNNN/TABLE-000002.arrows.open   the part being written: an Arrow IPC stream
+    RUN/rank-NNNNN/parts.jsonl            one line per sealed part: name, rows, step range, blake2b
+    RUN/rank-NNNNN/end.json               a clean close
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import pyarrow as pa
+
+from precdoctor._boot import ATTACH_FILE as ATTACH_FILE  # noqa: PLC0414 - said to be public here
+
+#: Raised whenever the meaning of a column changes. Readers take older, refuse newer.
+SCHEMA_VERSION: Final = 1
+
+RUN_FILE: Final = "run.json"
+RANK_FILE: Final = "rank.json"
+PARTS_FILE: Final = "parts.jsonl"
+END_FILE: Final = "end.json"
+#: ``rank-00003`` or, for the second process that claimed rank 3, ``rank-00003.1``.
+RANK_DIR: Final = re.compile(r"rank-(\d{5})(?:\.(\d{1,4}))?")
+SEALED_PART: Final = re.compile(r"(tensors|steps|events)-(\d{6})\.parquet")
+OPEN_PART: Final = re.compile(r"(tensors|steps|events)-(\d{6})\.arrows\.open")
+
+KINDS: Final = (
+    "batch",  # floating-point leaves of a root module's arguments
+    "input",  # a module argument that no row of this forward covers yet: made by functional code
+    "output",
+    "grad_output",  # gradient with respect to an output; carries the loss scale
+    "weight",  # the values the step's forward used, taken just before the optimizer changes them
+    "weight_grad",  # accumulated at the last micro-step; rank-local, before reduction, unscaling and clipping
+    "weight_grad_step",  # what the optimizer was given: reduced, unscaled, clipped
+    "update",  # weight after minus weight before, as stored
+    "buffer",
+    "opt_state",
+    "master_weight",
+    "loss",  # the tensor given to backward; carries the loss scale
+    "fp8_operand",
+)
+PHASES: Final = ("train", "no_grad", "recompute")
+EVENTS: Final = ("nonfinite", "incident", "op", "scan", "scaler", "clip", "applied", "drop", "warning", "error")
+
+_counts = pa.list_(pa.int64())
+_name = pa.dictionary(pa.int32(), pa.string())
+
+#: One row per tensor and step; key ``(step, rank, root, module, kind, name, call)``.
+TENSORS: Final = pa.schema(
+    [
+        pa.field("step", pa.int64(), nullable=False),  # optimizer-step attempts, from 0
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("root", _name, nullable=False),  # class of the top-level module + "#n"
+        pa.field("module", _name, nullable=False),  # FQN below the root, no wrapper prefixes; "" is the root
+        pa.field("module_class", _name),
+        pa.field("kind", _name, nullable=False),
+        pa.field("name", _name, nullable=False),  # parameter, buffer or leaf; "" when there is just one leaf
+        pa.field("call", pa.int32(), nullable=False),  # n-th call of the module within a micro-step, from 0
+        pa.field("phase", _name),
+        pa.field("dtype", _name, nullable=False),  # torch spelling without "torch."
+        pa.field("shape", pa.list_(pa.int64())),  # of the last tensor merged into the row
+        pa.field("numel", pa.int64(), nullable=False),  # elements counted, all merged tensors together
+        pa.field("micro_step", pa.int32()),  # of the last tensor merged into the row
+        pa.field("first_bad_micro_step", pa.int32()),
+        pa.field("order", pa.int64()),  # execution order on the device of the first tensor; null in wider merges
+        pa.field("first_bad_order", pa.int64()),  # ... of the first one that held a NaN or an Inf
+        pa.field("nan", pa.int64(), nullable=False),
+        pa.field("pos_inf", pa.int64(), nullable=False),
+        pa.field("neg_inf", pa.int64(), nullable=False),
+        pa.field("zero", pa.int64(), nullable=False),
+        pa.field("subnormal", pa.int64(), nullable=False),  # by the tensor's own dtype
+        pa.field("at_max", pa.int64(), nullable=False),  # |x| equal to the dtype's largest finite value
+        pa.field("amax", pa.float64()),  # finite elements only; null when there is none; 0.0 when all are zero
+        pa.field("amin_nonzero", pa.float64()),  # null when no finite element is non-zero
+        pa.field("sum", pa.float64()),
+        pa.field("sum_sq", pa.float64()),
+        pa.field("exp_lo", pa.int32()),  # bin of exp_hist[0]; see numerics.histogram
+        pa.field("exp_hist", _counts),
+        pa.field("fingerprint", pa.uint64()),  # null in merges
+        pa.field("scale", pa.float64()),  # the multiplier in force (loss scale, quantiser scale); null: none
+        pa.field("format", _name),  # narrow format a real cast was seen to; then saturated and flushed are exact
+        pa.field("saturated", pa.int64()),
+        pa.field("flushed", pa.int64()),
+        pa.field("unchanged", pa.int64()),  # update rows: bits equal after the step although an update was intended
+        pa.field("rel_lo", pa.int32()),  # update rows: bins of exponent(intended dw) - exponent(w)
+        pa.field("rel_hist", _counts),
+        pa.field("block16_hist", _counts),  # bin r: elements r binades below their block's amax; last bin: that or more
+        pa.field("block32_hist", _counts),
+        pa.field("block128_hist", _counts),
+        pa.field("block16_amax_lo", pa.int32()),
+        pa.field("block16_amax_hist", _counts),
+        pa.field("block32_amax_lo", pa.int32()),
+        pa.field("block32_amax_hist", _counts),
+        pa.field("block128_amax_lo", pa.int32()),
+        pa.field("block128_amax_hist", _counts),
+    ]
+)
+
+#: One row per (step, optimizer).
+STEPS: Final = pa.schema(
+    [
+        pa.field("step", pa.int64(), nullable=False),
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("optimizer", _name, nullable=False),  # class + "#n"; "" for a step that never reached its optimizer
+        pa.field("complete", pa.bool_(), nullable=False),  # false: the run died inside this step
+        pa.field("wall_time", pa.float64()),  # seconds since the epoch, at the end of the step
+        pa.field("micro_steps", pa.int32()),
+        pa.field("loss", pa.float64()),  # unscaled, summed over micro-steps
+        pa.field("lr", pa.float64()),  # largest over the parameter groups
+        pa.field("lrs", pa.list_(pa.float64())),
+        pa.field("grad_norm", pa.float64()),  # L2, unscaled, before clipping, rank-local
+        pa.field("clip_norm", pa.float64()),  # the limit given to clip_grad_norm_ / clip_grad_value_
+        pa.field("clipped_before_unscale", pa.bool_()),
+        pa.field("loss_scale", pa.float64()),  # the multiplier the backward pass ran with
+        pa.field("growth_tracker", pa.int64()),
+        pa.field("found_inf", pa.bool_()),  # null without a GradScaler
+        pa.field("skipped", pa.bool_()),  # the optimizer left the weights alone
+        pa.field("autocast_dtype", _name),
+        pa.field("lost_update_fraction", pa.float64()),  # of the intended non-zero updates of this step's update rows
+        pa.field("non_finite", pa.int64()),  # tensors with a NaN or Inf among loss, weight gradients, weights, updates
+        pa.field("sampled", pa.bool_(), nullable=False),  # full statistics were taken
+        pa.field("recorder_ns", pa.int64()),  # host time inside the recorder's hooks during this step
+        pa.field("device_ns", pa.int64()),  # device time of its kernels; null where not measured
+        pa.field("step_ns", pa.int64()),  # wall time from the previous step's end to this one's
+    ]
+)
+
+EVENT_LOG: Final = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),  # unique within a rank directory
+        pa.field("parent_id", pa.string()),
+        pa.field("step", pa.int64()),
+        pa.field("micro_step", pa.int32()),
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("time_ns", pa.int64(), nullable=False),  # since the epoch
+        pa.field("event", pa.string(), nullable=False),  # one of EVENTS
+        pa.field("root", pa.string()),
+        pa.field("module", pa.string()),
+        pa.field("op", pa.string()),
+        pa.field("file", pa.string()),
+        pa.field("line", pa.int32()),
+        pa.field("code", pa.string()),
+        pa.field("data", pa.string()),  # JSON object
+    ]
+)
+
+TABLES: Final[dict[str, pa.Schema]] = {"tensors": TENSORS, "steps": STEPS, "events": EVENT_LOG}

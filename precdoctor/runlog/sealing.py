@@ -1,0 +1,175 @@
+"""From open stream to sealed part: temp -> fsync -> rename -> a line in parts.jsonl -> the stream is unlinked.
+
+Cut off at any point, nothing is lost and nothing counts twice: while the stream is there it holds all the rows, and
+once a part of the same number exists, readers pass over the stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from precdoctor.errors import CorruptRunError
+from precdoctor.runlog.layout import files_matching, rank_directories, read_regular, sync_directory, temporary_name
+from precdoctor.runlog.lock import is_locked
+from precdoctor.runlog.schema import OPEN_PART, PARTS_FILE
+from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, stored_schema
+
+#: Rows (at most) that share one footer entry: large enough that column metadata costs nothing per row.
+ROW_GROUP_ROWS: Final = 1 << 16
+#: ... and their size in memory, in bytes.
+ROW_GROUP_BYTES: Final = 64 << 20
+DIGEST_BYTES: Final = 16
+
+_TEMPORARY: Final = re.compile(r"\..+\.tmp")
+#: Few distinct values per part, beside the names.
+_REPEATING: Final = ("step", "rank", "call", "micro_step", "numel", "scale")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of parts.jsonl. ``blake2b`` (16 bytes, hexadecimal) is over the whole file."""
+
+    name: str
+    rows: int
+    first_step: int | None
+    last_step: int | None
+    blake2b: str
+
+
+def digest_of(content: bytes) -> str:
+    """The checksum of a whole part as parts.jsonl states it."""
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def seal_stream(directory: Path, table: str, number: int, data: bytes) -> Part | None:
+    """Write the whole batches of one stream as ``TABLE-NUMBER.parquet`` and list it; None when there is none.
+
+    ``data`` is the content of the stream file. The stream itself is left to the caller to unlink.
+
+    Raises:
+        CorruptRunError: the stream is damaged; nothing was written.
+        OSError: the disk is full, or the directory gone or read-only; nothing was written.
+    """
+    name = f"{table}-{number:06d}.parquet"
+    where = f"{directory.name}/{table}-{number:06d}.arrows.open"
+    found = scan(data, where)
+    if found.batches == 0:
+        return None
+    target = directory / name
+    temporary = temporary_name(target)
+    try:
+        rows, first, last = _write_parquet(temporary, table, read_batches(data, found, where))
+        content = temporary.read_bytes()
+        temporary.replace(target)
+    except pa.ArrowException as error:
+        raise CorruptRunError(f"{where} is damaged: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(directory)
+    part = Part(name, rows, first, last, digest_of(content))
+    append_line(directory / PARTS_FILE, asdict(part))
+    return part
+
+
+def _write_parquet(path: Path, table: str, batches: Iterator[pa.RecordBatch]) -> tuple[int, int | None, int | None]:
+    """``(rows, first step, last step)`` written; the file is on the disk when this returns."""
+    schema = stored_schema(table)
+    rows, first, last = 0, None, None
+    with path.open("xb") as file:
+        with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema, **_encoding(schema)) as writer:
+            for group in _row_groups(batches, schema):
+                writer.write_table(group, row_group_size=ROW_GROUP_ROWS)
+                rows += group.num_rows
+                steps = pc.min_max(group["step"]).as_py()
+                first = steps["min"] if first is None else first
+                last = steps["max"] if steps["max"] is not None else last
+        file.flush()
+        os.fsync(file.fileno())
+    return rows, first, last
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(held, schema)
+            held, rows, size = [], 0, 0
+    if held:
+        yield pa.Table.from_batches(held, schema)
+
+
+def _encoding(schema: pa.Schema) -> dict[str, object]:
+    """Parquet options: encodings every current reader knows, page checksums on, statistics where they prune."""
+    repeating = [f.name for f in schema if f.type == pa.string() or f.name in _REPEATING]
+    floats = [f.name for f in schema if pa.types.is_floating(f.type) and f.name not in repeating]
+    return {
+        "compression": "zstd",
+        "compression_level": 3,
+        "use_dictionary": repeating,
+        # float32 values kept as float64: the empty mantissa bytes fall together
+        "column_encoding": dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        "write_statistics": ["step"],
+        "write_page_checksum": True,
+        "store_schema": False,
+    }
+
+
+def append_line(path: Path, content: dict[str, object]) -> None:
+    """Append one JSON line in one write, and wait until it is on the disk.
+
+    Raises:
+        OSError: the disk is full, or the directory gone or read-only.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        line = json.dumps(content).encode() + b"\n"
+        if os.write(handle, line) != len(line):
+            raise OSError(28, f"no space left for {path.name}")
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def seal(run: Path, *, force: bool = False) -> list[str]:
+    """Seal what the processes of a run left open; for the parent, once the command it started is gone.
+
+    Whole batches become parts, a torn tail is dropped, temporary files of dead writers are removed. A rank directory
+    whose writer still lives (it holds the lock of the directory: a detached process) is left alone unless ``force``;
+    should that guess be wrong, the writer replaces the part by its own when it seals. A damaged stream stays as it is,
+    for ``log verify`` to show. May be called any number of times.
+
+    Returns:
+        The sealed parts, as ``rank-00000/tensors-000001.parquet``.
+
+    Raises:
+        OSError: the disk is full, or the directory gone or read-only.
+    """
+    sealed = []
+    for rank in rank_directories(Path(run)):
+        if not force and is_locked(rank.path):
+            continue
+        for match, path in list(files_matching(rank.path, OPEN_PART)):
+            try:
+                part = seal_stream(rank.path, match[1], int(match[2]), read_regular(path, MAX_STREAM_BYTES))
+            except CorruptRunError:
+                continue
+            path.unlink(missing_ok=True)
+            if part is not None:
+                sealed.append(f"{rank.path.name}/{part.name}")
+        for _, path in files_matching(rank.path, _TEMPORARY):
+            path.unlink(missing_ok=True)
+    return sealed

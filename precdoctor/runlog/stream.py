@@ -1,0 +1,215 @@
+"""The part being written: an Arrow IPC stream that anyone can read, with a checksum in every batch.
+
+Arrow's stream has no checksums of its own. Each batch here carries, as custom metadata, the BLAKE2b of everything
+in the file up to and including itself, its own digest read as zeros. A batch is therefore whole and right, or cut off
+by the end of the file (the process was killed inside a write), or damaged; nothing in between is taken for data.
+
+The format of the frames is the encapsulated message format of the Arrow columnar specification, section "Serialization
+and Interprocess Communication"; the two FlatBuffers tables read by hand below are Message and RecordBatch of its
+Message.fbs. Arrow itself checks them again when it decodes a batch. They are read here to know where a frame ends and
+how large it claims to become *before* anything is decompressed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from precdoctor.errors import CorruptRunError
+from precdoctor.runlog.schema import TABLES
+
+#: A stream is sealed at 8 MiB by default; one batch may go beyond.
+MAX_STREAM_BYTES: Final = 256 << 20
+#: What one batch may become when decompressed.
+MAX_BATCH_BYTES: Final = 512 << 20
+
+_KEY: Final = "precdoctor.blake2b"
+_MARK: Final = b"blake2b="
+_DIGEST: Final = 32  # hexadecimal digits
+_BLANK: Final = b"0" * _DIGEST
+_CONTINUATION: Final = b"\xff\xff\xff\xff"
+_SCHEMA_MESSAGE: Final = 1
+_BATCH_MESSAGE: Final = 3
+
+
+def stored_schema(table: str) -> pa.Schema:
+    """The columns of a table as files hold them: names are plain strings; readers make dictionaries of them."""
+    return pa.schema([pa.field(f.name, stored_type(f.type), f.nullable) for f in TABLES[table]])
+
+
+def stored_type(kind: pa.DataType) -> pa.DataType:
+    """The type a file stores for a column of the schema."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+class StreamEncoder:
+    """Turns batches into the bytes to append to a stream file; the first call also gives the schema."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._sink = io.BytesIO()
+        self._writer = pa.ipc.new_stream(self._sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+        self._sum = hashlib.blake2b(digest_size=_DIGEST // 2)
+
+    def encode(self, batch: pa.RecordBatch) -> bytes:
+        """The frame of one batch, checksum included."""
+        self._writer.write_batch(batch, custom_metadata={_KEY: _MARK + _BLANK})
+        frame = bytearray(self._sink.getbuffer())
+        self._sink.seek(0)
+        self._sink.truncate()
+        self._sum.update(frame)
+        at = frame.index(_MARK + _BLANK) + len(_MARK)
+        frame[at : at + _DIGEST] = self._sum.hexdigest().encode()
+        return bytes(frame)
+
+
+@dataclass(frozen=True)
+class StreamScan:
+    """What is in a stream file: ``batches`` whole ones in the first ``good_bytes``; ``torn``: a cut-off one follows."""
+
+    batches: int
+    good_bytes: int
+    torn: bool
+
+
+def scan(data: bytes, where: str) -> StreamScan:
+    """Check every frame of a stream.
+
+    Raises:
+        CorruptRunError: a whole frame is damaged; the message names ``where``.
+    """
+    total = hashlib.blake2b(digest_size=_DIGEST // 2)
+    batches = good = at = 0
+    while at < len(data):
+        frame = _frame(data, at, where)
+        if frame is None:
+            # A write that was cut off leaves one frame at most. Two marks mean that a length lies.
+            if data.count(_MARK, at) > 1:
+                raise _damaged(where, at)
+            return StreamScan(batches, good, torn=True)
+        kind, metadata_end, end = frame
+        if kind == _SCHEMA_MESSAGE and at == 0:
+            total.update(data[at:end])
+        elif kind == _BATCH_MESSAGE and at > 0:
+            mark = data.find(_MARK, at, metadata_end)
+            if mark < 0 or mark + len(_MARK) + _DIGEST > metadata_end:
+                raise _damaged(where, at)
+            start, stop = mark + len(_MARK), mark + len(_MARK) + _DIGEST
+            total.update(data[at:start])
+            total.update(_BLANK)
+            total.update(data[stop:end])
+            if total.hexdigest().encode() != data[start:stop]:
+                raise _damaged(where, at)
+            batches, good = batches + 1, end
+        else:
+            raise _damaged(where, at)
+        at = end
+    return StreamScan(batches, good, torn=good < len(data))
+
+
+def read_batches(data: bytes, found: StreamScan, where: str) -> Iterator[pa.RecordBatch]:
+    """The whole batches of a scanned stream, in the schema the file states, validated.
+
+    Raises:
+        CorruptRunError: Arrow refuses one.
+    """
+    if found.batches == 0:
+        return
+    try:
+        with pa.ipc.open_stream(pa.BufferReader(memoryview(data)[: found.good_bytes])) as reader:
+            for _ in range(found.batches):
+                batch = reader.read_next_batch()
+                batch.validate(full=True)
+                yield batch
+    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, StopIteration) as error:
+        raise CorruptRunError(f"{where} is damaged: {_first_line(error)}") from error
+
+
+def _frame(data: bytes, at: int, where: str) -> tuple[int, int, int] | None:
+    """``(message kind, end of metadata, end of body)`` of the frame at ``at``; None when the file ends inside it."""
+    if len(data) - at < 8:
+        return None
+    if data[at : at + 4] != _CONTINUATION:
+        if not data[at:].strip(b"\0"):
+            return None  # zeros behind the last write: what a power loss leaves of a grown file
+        raise _damaged(where, at)
+    (length,) = struct.unpack_from("<i", data, at + 4)
+    start = at + 8
+    if length <= 0 or length > MAX_STREAM_BYTES:
+        raise _damaged(where, at)
+    if start + length > len(data):
+        return None
+    try:
+        kind, body, claim = _message(memoryview(data)[start : start + length], memoryview(data)[start + length :])
+    except (struct.error, IndexError, ValueError) as error:
+        raise _damaged(where, at) from error
+    if body < 0 or claim > MAX_BATCH_BYTES:
+        raise CorruptRunError(f"{where} is damaged: a batch at byte {at} claims to decompress to {claim} bytes")
+    end = start + length + body
+    return (kind, start + length, end) if end <= len(data) else None
+
+
+def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
+    """``(kind, bytes of body, bytes it claims to decompress to)`` of one FlatBuffers Message.
+
+    Raises:
+        struct.error, IndexError, ValueError: it is not one.
+    """
+    message = _at("<I", metadata, 0)
+    kind = _field(metadata, message, 1, "<B") or 0
+    body = _field(metadata, message, 3, "<q") or 0
+    claim = 0
+    if kind == _BATCH_MESSAGE:
+        batch = _table(metadata, message, 2)
+        compressed = _slot(metadata, batch, 3) is not None
+        where = _slot(metadata, batch, 2)
+        if where is not None:
+            vector = where + _at("<I", metadata, where)
+            for n in range(_at("<I", metadata, vector)):
+                offset = _at("<q", metadata, vector + 4 + 16 * n)
+                length = _at("<q", metadata, vector + 12 + 16 * n)
+                claim += length
+                if compressed and length >= 8 and offset + 8 <= len(rest):
+                    claim += max(0, _at("<q", rest, offset))
+    return kind, body, claim
+
+
+def _at(layout: str, data: memoryview, offset: int) -> int:
+    if offset < 0:
+        raise ValueError("an offset below zero")
+    value: int = struct.unpack_from(layout, data, offset)[0]
+    return value
+
+
+def _slot(data: memoryview, table: int, field: int) -> int | None:
+    """Where a field of a FlatBuffers table lies; None when it is absent."""
+    vtable = table - _at("<i", data, table)
+    if 4 + 2 * field >= _at("<H", data, vtable):
+        return None
+    offset = _at("<H", data, vtable + 4 + 2 * field)
+    return table + offset if offset else None
+
+
+def _field(data: memoryview, table: int, field: int, layout: str) -> int | None:
+    where = _slot(data, table, field)
+    return None if where is None else _at(layout, data, where)
+
+
+def _table(data: memoryview, table: int, field: int) -> int:
+    where = _slot(data, table, field)
+    if where is None:
+        raise ValueError("a message without content")
+    return where + _at("<I", data, where)
+
+
+def _damaged(where: str, at: int) -> CorruptRunError:
+    return CorruptRunError(f"{where} is damaged at byte {at}; see what is left with: precdoctor log verify RUN")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,227 @@
+"""Looks at every byte of a run directory and says what is there; damage is a result here, not an error."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.errors import RunUnreadableError
+from precdoctor.runlog.filters import query
+from precdoctor.runlog.layout import RankDirectory, rank_directories, read_json_if_there, read_regular, read_run_info
+from precdoctor.runlog.lock import is_locked
+from precdoctor.runlog.parts import Manifest, PartFile, part_files, read_manifest, read_open, read_sealed, readable
+from precdoctor.runlog.schema import END_FILE, RANK_FILE, TABLES
+from precdoctor.runlog.sealing import Part
+from precdoctor.runlog.stream import MAX_STREAM_BYTES, scan
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """One sealed part. ``status``: ok, damaged, missing (listed, not there), unlisted (there and sound, not listed)."""
+
+    name: str
+    status: str
+    rows: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """One open stream: whole batches and their rows; ``torn``: a cut-off write follows them."""
+
+    name: str
+    batches: int = 0
+    rows: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    torn: bool = False
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One process of the run.
+
+    Attributes:
+        name: of its directory.
+        live: a living process still writes here.
+        clean_close: end.json is there, so nothing was lost at the end.
+        gaps: parts that were written once (later ones exist) and are neither there nor listed.
+        dropped: rows the recorder could not keep, by reason, as its own events count them.
+        problems: one sentence per thing that cannot be trusted; empty for a sound directory.
+    """
+
+    name: str
+    rank: int
+    attempt: int
+    live: bool
+    clean_close: bool
+    parts: list[PartReport] = field(default_factory=list)
+    streams: list[StreamReport] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
+    dropped: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Readable rows, all tables together."""
+        return sum(part.rows for part in self.parts) + sum(stream.rows for stream in self.streams)
+
+    @property
+    def step_range(self) -> tuple[int, int] | None:
+        """First and last step of the readable rows; None when no row states one."""
+        readable_parts: list[PartReport | StreamReport] = [*self.parts, *self.streams]
+        first = [part.first_step for part in readable_parts if part.first_step is not None]
+        last = [part.last_step for part in readable_parts if part.last_step is not None]
+        return (min(first), max(last)) if first and last else None
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that is there can be trusted. A killed process is no damage: see ``clean_close``."""
+        return not self.problems
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `log verify` found; ``ok`` when nothing is damaged or missing."""
+
+    path: Path
+    schema_version: int
+    ranks: list[RankReport]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every rank is."""
+        return all(rank.ok for rank in self.ranks)
+
+    @property
+    def problems(self) -> list[str]:
+        """Those of every rank."""
+        return [problem for rank in self.ranks for problem in rank.problems]
+
+
+def verify(path: str | os.PathLike[str]) -> Verification:
+    """Read every row of every part, and compare with what parts.jsonl lists.
+
+    Raises:
+        RunNotFoundError: there is no run directory at ``path``.
+        NewerSchemaError: it was written by a newer precdoctor.
+        CorruptRunError: run.json itself is damaged.
+        RunUnreadableError: the directory cannot be listed.
+    """
+    run = Path(path)
+    info = read_run_info(run)
+    with readable(str(run)):
+        directories = rank_directories(run)
+    return Verification(run, int(info["schema_version"]), [_rank(directory) for directory in directories])
+
+
+def _rank(rank: RankDirectory) -> RankReport:
+    problems: list[str] = []
+    live = False
+    manifest, files = Manifest({}, torn=False), []
+    try:
+        with readable(rank.path.name):
+            live = is_locked(rank.path)
+            manifest = read_manifest(rank.path)
+    except RunUnreadableError as error:
+        problems.append(str(error))
+    try:
+        with readable(rank.path.name):
+            files = part_files(rank.path)
+    except RunUnreadableError as error:
+        problems.append(str(error))
+    dropped: Counter[str] = Counter()
+    parts = [_sealed(file, manifest, rank, dropped) for file in files if file.sealed]
+    present = {part.name for part in parts}
+    parts += [
+        PartReport(name, "missing", problem=f"{rank.path.name}/{name} is listed in parts.jsonl and missing")
+        for name in sorted(set(manifest.parts) - present)
+    ]
+    streams = [_open(file, rank, dropped) for file in files if not file.sealed]
+    gaps = _gaps(files, manifest)
+    problems += [part.problem for part in parts if part.problem]
+    problems += [stream.problem for stream in streams if stream.problem]
+    problems += [f"{rank.path.name}/{name} was written and is missing" for name in gaps]
+    closed = _is_there(rank.path / END_FILE, problems)
+    _is_there(rank.path / RANK_FILE, problems)
+    return RankReport(
+        rank.path.name, rank.rank, rank.attempt, live, closed, parts, streams, gaps, dict(dropped), problems
+    )
+
+
+def _is_there(path: Path, problems: list[str]) -> bool:
+    try:
+        with readable(f"{path.parent.name}/{path.name}"):
+            return read_json_if_there(path) is not None
+    except RunUnreadableError as error:
+        problems.append(str(error))
+        return True
+
+
+def _sealed(file: PartFile, manifest: Manifest, rank: RankDirectory, dropped: Counter[str]) -> PartReport:
+    listed: Part | None = manifest.parts.get(file.path.name)
+    try:
+        rows, first, last = _count(read_sealed(file, listed, query(file.table), rank), file.table, dropped)
+    except RunUnreadableError as error:
+        return PartReport(file.path.name, "damaged", problem=str(error))
+    if listed is not None and (listed.first_step, listed.last_step) != (first, last):
+        problem = f"{file.name} holds steps {first} to {last}, and parts.jsonl says otherwise"
+        return PartReport(file.path.name, "damaged", rows, first, last, problem)
+    return PartReport(file.path.name, "ok" if listed else "unlisted", rows, first, last)
+
+
+def _open(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamReport:
+    try:
+        with readable(file.name):
+            found = scan(read_regular(file.path, MAX_STREAM_BYTES), file.name)
+            rows, first, last = _count(read_open(file, query(file.table), rank), file.table, dropped)
+    except RunUnreadableError as error:
+        return StreamReport(file.path.name, problem=str(error))
+    return StreamReport(file.path.name, found.batches, rows, first, last, found.torn)
+
+
+def _count(batches: Iterator[pa.RecordBatch], table: str, dropped: Counter[str]) -> tuple[int, int | None, int | None]:
+    """``(rows, first step, last step)`` of a part; counts the drops its events state."""
+    rows, firsts, lasts = 0, [], []
+    for batch in batches:
+        rows += batch.num_rows
+        steps = pc.min_max(batch.column("step")).as_py()
+        if steps["min"] is not None:
+            firsts.append(steps["min"])
+            lasts.append(steps["max"])
+        if table == "events":
+            drops = pc.equal(batch.column("event"), "drop")
+            for data in batch.column("data").filter(drops).to_pylist():
+                reason, lost = _drop(data)
+                dropped[reason] += lost
+    return rows, min(firsts, default=None), max(lasts, default=None)
+
+
+def _drop(data: str | None) -> tuple[str, int]:
+    """``(reason, rows)`` of a drop event; what cannot be read counts as one row for an unknown reason."""
+    try:
+        content = json.loads(data or "")
+        return str(content["reason"]), int(content["rows"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return "unknown", 1
+
+
+def _gaps(files: list[PartFile], manifest: Manifest) -> list[str]:
+    """Numbers below the largest one of their table that no file has and parts.jsonl does not list."""
+    gaps = []
+    for table in TABLES:
+        numbers = {file.number for file in files if file.table == table}
+        numbers |= {int(name[-14:-8]) for name in manifest.parts if name.startswith(table)}
+        missing = sorted(set(range(1, max(numbers, default=0))) - numbers)
+        gaps += [f"{table}-{number:06d}.parquet" for number in missing]
+    return gaps

@@ -1,0 +1,247 @@
+"""Writes one process's directory; runs inside a training process, on the drain thread. Imports no torch, no pandas.
+
+Every ``OSError`` (full disk, vanished or read-only directory) reaches the caller, which goes on training without a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.runlog.layout import write_json_atomically
+from precdoctor.runlog.lock import DirectoryLock
+from precdoctor.runlog.schema import END_FILE, RANK_FILE, TABLES
+from precdoctor.runlog.sealing import seal_stream
+from precdoctor.runlog.stream import StreamEncoder, stored_schema
+
+#: Readers refuse longer strings; nothing that describes a training step comes near.
+MAX_STRING_BYTES: Final = 1 << 20
+#: Tensor rows may fill this share of the budget; the rest is kept for steps and events.
+_TENSOR_SHARE: Final = 0.95
+
+Column: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
+
+
+class DiskBudgetReached(Exception):  # noqa: N818 - a state the recorder acts on, not a defect
+    """The rank directory has reached its size limit; the rows were not written, those already written stay."""
+
+
+class RankWriter:
+    """Appends rows to a rank directory, surviving the death of the process at any moment.
+
+    Not thread-safe: one thread writes. After a ``fork`` the child's copy is closed; it writes nothing.
+
+    Args:
+        directory: made by :func:`precdoctor.runlog.layout.create_rank_directory`; nobody else writes there.
+        max_bytes: size limit of the directory, in bytes; None means no limit.
+        rotate_seconds: age at which an open stream is sealed, in seconds of ``clock``, at the next append.
+        rotate_bytes: size at which an open stream is sealed, in bytes on disk.
+        clock: seconds from any origin, never going back.
+
+    Raises:
+        BlockingIOError: another living writer has this directory.
+        OSError: the directory is gone.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int | None = None,
+        rotate_seconds: float = 30.0,
+        rotate_bytes: int = 8 << 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.directory = Path(directory)
+        self._max_bytes = max_bytes
+        self._rotate_seconds = rotate_seconds
+        self._rotate_bytes = rotate_bytes
+        self._clock = clock
+        self._closed_bytes: dict[Path, int] = {}
+        self._next = dict.fromkeys(TABLES, 1)
+        self._open: dict[str, _OpenStream] = {}
+        self._unsealed: list[_OpenStream] = []
+        self._owner: int | None = os.getpid()
+        self._lock = DirectoryLock(self.directory)
+
+    @property
+    def bytes_used(self) -> int:
+        """Size of what this writer has on disk, in bytes."""
+        return sum(self._closed_bytes.values()) + sum(s.size for s in (*self._open.values(), *self._unsealed))
+
+    def append(self, table: str, columns: Mapping[str, Column], rows: int) -> None:
+        """Append ``rows`` rows and hand them to the operating system: a SIGKILL after this returns loses none of them.
+
+        Args:
+            table: ``tensors``, ``steps`` or ``events``.
+            columns: by name, each of length ``rows``; nullable ones may be left out and become null. In NumPy and
+                float columns NaN stays NaN; null is None.
+            rows: how many; 0 does nothing.
+
+        Raises:
+            DiskBudgetReached: the directory has reached ``max_bytes``; nothing was written.
+            ValueError: the writer is closed, or the columns do not fit the schema; nothing was written.
+            OSError: the disk is full, or the directory gone or read-only; the rows may be lost.
+        """
+        if self._owner != os.getpid():
+            raise ValueError("this writer is closed, or belongs to another process")
+        batch = build_batch(table, columns, rows)
+        if rows == 0:
+            return
+        if self._max_bytes is not None:
+            limit = self._max_bytes * (_TENSOR_SHARE if table == "tensors" else 1.0)
+            if self.bytes_used >= limit:
+                raise DiskBudgetReached(f"{self.directory} has reached its limit of {self._max_bytes} bytes")
+        stream = self._open.get(table)
+        if stream is None:
+            stream = _OpenStream(self.directory, table, self._next[table], self._clock())
+            self._open[table] = stream
+            self._next[table] += 1
+        try:
+            stream.append(batch)
+        except OSError:
+            self._unsealed.append(self._open.pop(table))  # what it already holds is whole; the next append starts anew
+            raise
+        if stream.size >= self._rotate_bytes or self._clock() - stream.since >= self._rotate_seconds:
+            self._unsealed.append(self._open.pop(table))
+            self._seal()
+
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        """Replace rank.json. May be called from the thread that writes, as often as facts arrive.
+
+        Raises:
+            OSError: the disk is full, or the directory gone or read-only; the old file is still there.
+        """
+        path = self.directory / RANK_FILE
+        write_json_atomically(path, facts)
+        self._closed_bytes[path] = path.stat().st_size
+
+    def close(self, end: Mapping[str, Any]) -> None:
+        """Seal everything and write end.json, last; a second call does nothing.
+
+        Raises:
+            OSError: the disk is full, or the directory gone or read-only. What was sealed stays; the rest can be sealed
+                later by :func:`precdoctor.runlog.seal`; there is no end.json.
+        """
+        if self._owner != os.getpid():
+            return
+        self._unsealed.extend(self._open.values())
+        self._open.clear()
+        try:
+            self._seal()
+            write_json_atomically(self.directory / END_FILE, end)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the directory as it is, open streams and all, as the end of the process would."""
+        self._owner = None
+        for stream in (*self._open.values(), *self._unsealed):
+            stream.close()
+        self._open.clear()
+        self._unsealed.clear()
+        self._lock.release()
+
+    def _seal(self) -> None:
+        """Seal every stream that is done with; one that fails stays, readable, and is tried again the next time."""
+        while self._unsealed:
+            stream = self._unsealed[0]
+            part = seal_stream(self.directory, stream.table, stream.number, stream.content())
+            if part is not None:
+                path = self.directory / part.name
+                self._closed_bytes[path] = path.stat().st_size
+            stream.path.unlink(missing_ok=True)
+            stream.close()
+            del self._unsealed[0]
+
+
+class _OpenStream:
+    """One ``*.arrows.open`` file; read back through its own handle, so that it does not matter who unlinks the name."""
+
+    def __init__(self, directory: Path, table: str, number: int, since: float) -> None:
+        self.path = directory / f"{table}-{number:06d}.arrows.open"
+        self.table = table
+        self.number = number
+        self.since = since
+        self.size = 0
+        self._encoder = StreamEncoder(stored_schema(table))
+        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """All of it or nothing; after an OSError the stream takes no more."""
+        frame = memoryview(self._encoder.encode(batch))
+        at = self.size
+        try:
+            while frame:
+                written = os.pwrite(self._handle, frame, at)
+                at, frame = at + written, frame[written:]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._handle, self.size)
+            raise
+        self.size = at
+
+    def content(self) -> bytes:
+        """What was appended so far."""
+        with os.fdopen(os.dup(self._handle), "rb") as file:
+            file.seek(0)
+            return file.read(self.size)
+
+    def close(self) -> None:
+        """Give the handle back; the file stays."""
+        os.close(self._handle)
+
+
+def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.RecordBatch:
+    """A batch of the stored schema of ``table`` from the columns given; nullable ones left out become null.
+
+    Raises:
+        ValueError: unknown table or column, wrong length or type, a required column absent or with nulls, or a string
+            longer than ``MAX_STRING_BYTES``.
+    """
+    if table not in TABLES:
+        raise ValueError(f"no table {table!r}; there are {', '.join(TABLES)}")
+    schema = stored_schema(table)
+    if unknown := set(columns).difference(schema.names):
+        raise ValueError(f"{table} has no column {min(unknown)!r}")
+    arrays = []
+    for field in schema:
+        values = columns.get(field.name)
+        array = pa.nulls(rows, field.type) if values is None else _array(values, field)
+        if len(array) != rows:
+            raise ValueError(f"{table}.{field.name} has {len(array)} values for {rows} rows")
+        if not field.nullable and array.null_count:
+            raise ValueError(f"{table}.{field.name} may not be null")
+        if field.type == pa.string() and (pc.max(pc.binary_length(array)).as_py() or 0) > MAX_STRING_BYTES:
+            raise ValueError(f"{table}.{field.name} holds a string of more than {MAX_STRING_BYTES} bytes")
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(values: Column, field: pa.Field) -> pa.Array:
+    try:
+        if isinstance(values, (pa.Array, pa.ChunkedArray)):
+            array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+            if pa.types.is_dictionary(array.type):
+                array = array.dictionary_decode()
+            return array if array.type == field.type else array.cast(field.type)
+        if isinstance(values, np.ndarray) and values.ndim > 1:
+            values = list(values)
+        return pa.array(values, field.type, from_pandas=False)
+    except UnicodeEncodeError:  # file names that are not UTF-8 reach Python as lone surrogates
+        return pa.array([_encodable(v) for v in values], field.type)
+    except pa.ArrowException as error:
+        raise ValueError(f"column {field.name!r} does not hold {field.type}: {error}") from error
+
+
+def _encodable(value: str | None) -> str | None:
+    return None if value is None else value.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from precdoctor.cli.config import SETTINGS, Settings
+from precdoctor.errors import UsageError
+from precdoctor.recording.options import RecordOptions
+
+
+def settings(directory: Path, **environ: str) -> Settings:
+    return Settings(environ, directory)
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path):
+    (tmp_path / "precdoctor.toml").write_text('[record]\nevery = 4\nmax-disk = "2GB"\n')
+    assert settings(tmp_path).get("record", "every") == 4
+    assert settings(tmp_path, PRECDOCTOR_RECORD_EVERY="8").get("record", "every") == 8
+    assert settings(tmp_path, PRECDOCTOR_RECORD_EVERY="8").get("record", "every", "16") == 16
+    assert settings(tmp_path).get("record", "steps") is None
+    chosen = settings(tmp_path).chosen(
+        "record", {"every": None, "max-disk": None, "include": ["a", "b"], "strict": None}
+    )
+    assert chosen == {"every": 4, "max_disk": 2_000_000_000, "include": ("a", "b")}
+
+
+def test_a_flag_can_switch_off_what_the_file_switches_on(tmp_path):
+    (tmp_path / "precdoctor.toml").write_text("[record]\nstrict = true\n")
+    assert settings(tmp_path).get("record", "strict") is True
+    assert settings(tmp_path).get("record", "strict", False) is False
+
+
+def test_the_nearest_file_wins_whole_and_precdoctor_toml_before_pyproject(tmp_path):
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text('[tool.precdoctor.record]\nevery = 2\noutput = "runs/x"\n')
+    assert settings(inner).get("record", "every") == 2
+    assert settings(inner).get("record", "output") == tmp_path / "runs/x"  # relative to its file
+    (tmp_path / "a" / "pyproject.toml").write_text("[project]\nname = 'other'\n")  # no table of ours: looked through
+    assert settings(inner).get("record", "every") == 2
+    (tmp_path / "precdoctor.toml").write_text("[gate]\nfail-on = 'warning'\n")
+    assert settings(inner).get("record", "every") is None
+    assert settings(inner).get("gate", "fail-on") == "warning"
+
+
+def test_keys_may_be_written_with_underscores_and_rules_keep_theirs(tmp_path):
+    (tmp_path / "precdoctor.toml").write_text("[record]\nfirst_step = 100\n[rules.PD201]\nmin_fraction = 0.1\n")
+    assert settings(tmp_path).get("record", "first-step") == 100
+    assert settings(tmp_path).rules == {"PD201": {"min_fraction": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[record]\nevry = 2\n", r"no key 'evry' in \[record\]; did you mean 'every'\?"),
+        ("[recrod]\nevery = 2\n", r"no section 'recrod'; did you mean 'record'\?"),
+        ("[record]\nevery = 3\n", "every: 3 is not a power of two"),
+        ("[record]\nmax-disk = '5 parsecs'\n", "max-disk: '5 parsecs' is not a size"),
+        ("record = 3\n", r"write \[record\] above its keys"),
+        ("[rules]\nPD201 = 3\n", r"write \[rules.PD201\]"),
+        ("[record\n", "cannot be read as TOML"),
+        ("[diagnose]\nfail-on = 'eror'\n", "did you mean 'error'"),
+    ],
+)
+def test_a_bad_file_is_one_sentence_that_names_it(tmp_path, text, complaint):
+    (tmp_path / "precdoctor.toml").write_text(text)
+    with pytest.raises(UsageError, match=complaint) as error:
+        settings(tmp_path)
+    assert "precdoctor.toml" in str(error.value)
+
+
+def test_a_bad_environment_is_named(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"no setting 'PRECDOCTOR_RECORD_EVRY'; did you mean 'PRECDOCTOR_RECORD_EVERY'"
+    ):
+        settings(tmp_path, PRECDOCTOR_RECORD_EVRY="2")
+    with pytest.raises(UsageError, match="PRECDOCTOR_GATE_FAIL_ON: 'always' is not one of"):
+        settings(tmp_path, PRECDOCTOR_GATE_FAIL_ON="always")
+
+
+def test_what_carries_a_recording_is_not_a_setting(tmp_path):
+    settings(tmp_path, PRECDOCTOR_RUN="/x", PRECDOCTOR_OPTIONS="{}")
+
+
+def test_undecodable_and_binary_files(tmp_path):
+    (tmp_path / "precdoctor.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot be read as TOML"):
+        settings(tmp_path)
+
+
+def test_every_recorder_option_is_a_setting():
+    import dataclasses
+
+    options = {f.name.replace("_", "-") for f in dataclasses.fields(RecordOptions)}
+    assert options | {"output"} == set(SETTINGS["record"])

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What `record` hands to the launcher, which is replaced."""
+    from precdoctor.recording import launch as module
+
+    calls = []
+
+    def launch(command, run, options, *, force):
+        calls.append((command, run, options, force))
+        return 7
+
+    monkeypatch.setattr(module, "launch", launch)
+    return calls
+
+
+def record(*args: str) -> int:
+    from precdoctor.cli import main
+
+    return main(["record", *args])
+
+
+def test_everything_from_the_first_positional_on_belongs_to_the_child(launched, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    python = [sys.executable]
+    cases = {
+        ("--", "python", "train.py", "--every", "3"): ["python", "train.py", "--every", "3"],
+        ("python", "train.py", "--help"): ["python", "train.py", "--help"],
+        ("--", "env", "--chdir", "/", "t.py", "--", "x"): ["env", "--chdir", "/", "t.py", "--", "x"],
+        ("train.py", "--strict"): [*python, "train.py", "--strict"],
+        ("-m", "pkg.train", "--lr", "1", "-o", "x"): [*python, "-m", "pkg.train", "--lr", "1", "-o", "x"],
+        ("--module", "pkg.train", "-h"): [*python, "-m", "pkg.train", "-h"],
+        ("--", "-m", "pkg.train", "--lr"): [*python, "-m", "pkg.train", "--lr"],
+    }
+    for args, command in cases.items():
+        assert record(*args) == 7  # the child's own status
+        assert launched.pop()[0] == command, args
+
+
+def test_flags_reach_the_recorder(launched, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = [
+        "-o",
+        "out",
+        "--force",
+        "--every",
+        "4",
+        "--steps",
+        "8:64",
+        "--include",
+        "a.*",
+        "--include",
+        "b",
+        "--exclude=c",
+    ]
+    more = ["--first-step", "100", "--scene-memory", "1GiB", "--max-disk", "2GB", "--redact-names", "--strict"]
+    assert record(*flags, *more, "-m", "pkg") == 7
+    command, run, options, force = launched.pop()
+    assert (command, str(run), force) == ([sys.executable, "-m", "pkg"], "out", True)
+    assert (options.every, options.steps, options.include, options.exclude) == (4, (8, 64), ("a.*", "b"), ("c",))
+    assert (options.first_step, options.scene_memory, options.max_disk) == (100, 1 << 30, 2_000_000_000)
+    assert options.redact_names and options.strict
+
+
+def test_settings_reach_the_recorder(launched, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "precdoctor.toml").write_text('[record]\nevery = 8\nexclude = ["head"]\n')
+    monkeypatch.setenv("PRECDOCTOR_RECORD_STRICT", "1")
+    record("--every", "2", "--", "env")
+    options = launched.pop()[2]
+    assert (options.every, options.exclude, options.strict) == (2, ("head",), True)
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        ([], "nothing to record"),
+        (["--every", "3", "--", "env"], "not a power of two"),
+        (["--steps", "9:3", "--", "env"], "--steps: '9:3'"),
+        (["--max-disk", "lots", "--", "env"], "--max-disk: 'lots' is not a size"),
+        (["--evry", "3", "--", "env"], "--every"),
+        (["missing.py"], "no script 'missing.py'"),
+        (["--", "--every", "3"], "no program named '--every'"),
+        (["--", "-m"], "needs the name of a module"),
+    ],
+)
+def test_bad_usage_starts_nothing(launched, tmp_path, monkeypatch, capsys, args, complaint):
+    monkeypatch.chdir(tmp_path)
+    assert record(*args) == 2
+    assert complaint in capsys.readouterr().err
+    assert not launched

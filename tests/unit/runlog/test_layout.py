@@ -1,0 +1,172 @@
+import json
+import os
+import stat
+
+import pytest
+
+from precdoctor.errors import CorruptRunError, NewerSchemaError, RunExistsError, RunNotFoundError, UsageError
+from precdoctor.runlog import create_rank_directory, create_run, newest_run, open_run
+from precdoctor.runlog.layout import dump_json, rank_directories, write_json_atomically
+from precdoctor.runlog.lock import DirectoryLock, is_locked
+from tests.support.runs import write_run
+
+
+def test_run_json_holds_info_and_schema_version(tmp_path):
+    create_run(tmp_path / "a/b", {"command": ["train.py"]})
+    info = open_run(tmp_path / "a/b").info
+    assert info["command"] == ["train.py"]
+    assert info["schema_version"] == 1
+    assert info["tool"]["name"] == "precdoctor"
+
+
+def test_an_empty_directory_is_taken(tmp_path):
+    create_run(tmp_path, {})
+    assert open_run(tmp_path).ranks == []
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_other_peoples_files_are_never_removed(tmp_path, force):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(RunExistsError):
+        create_run(tmp_path, {}, force=force)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_foreign_file_inside_a_run_protects_it(tmp_path):
+    write_run(tmp_path / "run", [{}])
+    (tmp_path / "run/notes.txt").write_text("x")
+    with pytest.raises(RunExistsError, match=r"notes\.txt"):
+        create_run(tmp_path / "run", {}, force=True)
+    assert len(open_run(tmp_path / "run").tensors()) == 1
+
+
+def test_a_run_json_of_another_tool_is_not_ours(tmp_path):
+    (tmp_path / "run.json").write_text('{"schema_version": 1}')
+    with pytest.raises(RunExistsError, match="not a precdoctor run"):
+        create_run(tmp_path, {}, force=True)
+
+
+def test_force_replaces_a_run(tmp_path):
+    write_run(tmp_path / "run", [{}])
+    with pytest.raises(RunExistsError, match="--force"):
+        create_run(tmp_path / "run", {})
+    create_run(tmp_path / "run", {"again": True}, force=True)
+    assert open_run(tmp_path / "run").info["again"] is True
+    assert open_run(tmp_path / "run").ranks == []
+
+
+def test_force_does_not_follow_links(tmp_path):
+    write_run(tmp_path / "run", [{}])
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(RunExistsError):
+        create_run(tmp_path / "link", {}, force=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/file").touch()
+    (tmp_path / "run/rank-00001").symlink_to(tmp_path / "outside")
+    create_run(tmp_path / "run", {}, force=True)
+    assert (tmp_path / "outside/file").exists()
+
+
+def test_force_leaves_a_run_that_is_being_recorded(tmp_path):
+    write_run(tmp_path / "run", [{}])
+    lock = DirectoryLock(tmp_path / "run/rank-00000")
+    assert is_locked(tmp_path / "run/rank-00000")
+    with pytest.raises(RunExistsError, match="being recorded"):
+        create_run(tmp_path / "run", {}, force=True)
+    lock.release()
+    create_run(tmp_path / "run", {}, force=True)
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path):
+    lock = DirectoryLock(tmp_path)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)  # outlives the parent's lock
+        os._exit(0)
+    os.close(reader)
+    assert is_locked(tmp_path)
+    lock.release()
+    assert not is_locked(tmp_path)
+    os.close(writer)
+    os.waitpid(child, 0)
+
+
+def test_a_path_that_cannot_be_made_is_a_usage_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot create"):
+        create_run(tmp_path / "file/run", {})
+    with pytest.raises(RunExistsError):
+        create_run(tmp_path / "file", {}, force=True)
+
+
+def test_second_process_of_a_rank_gets_its_own_directory(tmp_path):
+    names = [create_rank_directory(tmp_path, 3).name for _ in range(3)]
+    assert names == ["rank-00003", "rank-00003.1", "rank-00003.2"]
+    assert [(d.rank, d.attempt) for d in rank_directories(tmp_path)] == [(3, 0), (3, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("rank", [-1, 100_000])
+def test_rank_out_of_range(tmp_path, rank):
+    with pytest.raises(ValueError):
+        create_rank_directory(tmp_path, rank)
+
+
+def test_newest_run(tmp_path):
+    with pytest.raises(RunNotFoundError, match="precdoctor record"):
+        newest_run(tmp_path)
+    with pytest.raises(RunNotFoundError):
+        newest_run(tmp_path / "absent")
+    for n, name in enumerate(["c", "a", "b"]):
+        create_run(tmp_path / name, {})
+        os.utime(tmp_path / name / "run.json", ns=(n, n))
+    (tmp_path / "zz").mkdir()
+    assert newest_run(tmp_path) == tmp_path / "b"
+
+
+def test_what_is_not_a_run_says_so(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for name in ("absent", "file", "empty", "empty/run.json"):
+        with pytest.raises(RunNotFoundError):
+            open_run(tmp_path / name)
+    create_run(tmp_path / "train-1", {})
+    with pytest.raises(RunNotFoundError, match="did you mean .*train-1"):
+        open_run(tmp_path / "tran-1")
+
+
+def test_newer_schema_is_refused_with_the_way_out(tmp_path):
+    create_run(tmp_path / "run", {})
+    (tmp_path / "run/run.json").write_text('{"schema_version": 2}')
+    with pytest.raises(NewerSchemaError, match="pip install --upgrade"):
+        open_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"schema_version": "1"}', '{"schema_version": true}', '{"schema_version": 0}', "{}"]
+    + ["[" * 100_000, "\xff", '{"schema_version": ' + "9" * 5000 + "}"],
+)
+def test_damaged_run_json(tmp_path, text):
+    (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CorruptRunError):
+        open_run(tmp_path)
+
+
+def test_atomic_json_keeps_the_old_file_when_writing_fails(tmp_path):
+    write_json_atomically(tmp_path / "x.json", {"a": 1})
+    with pytest.raises(RecursionError):
+        loop: list = []
+        loop.append(loop)
+        write_json_atomically(tmp_path / "x.json", {"a": loop})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["x.json"]
+    assert stat.S_IMODE((tmp_path / "x.json").stat().st_mode) & 0o400
+
+
+def test_json_has_no_bare_nan():
+    assert json.loads(dump_json({"a": float("nan"), "b": (float("-inf"), {1: float("inf")})})) == {
+        "a": "NaN",
+        "b": ["-Infinity", {"1": "Infinity"}],
+    }
