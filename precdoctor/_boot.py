@@ -2,22 +2,25 @@
 
 All it does is to wait for ``torch`` to be imported. Two legs lead here: the ``.pth`` file of an installed package, and
 a ``sitecustomize`` on ``PYTHONPATH`` (source trees). Whichever is first wins; the second call does nothing.
+
+Imports nothing that an interpreter has not loaded by itself: a build may start ten thousand of them.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import json
 import os
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+
+TYPE_CHECKING = False  # typing.TYPE_CHECKING without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 #: One line per process that was offered recording, and how far it got; lies in the run directory.
 ATTACH_FILE = "attach.jsonl"
-#: A build that starts ten thousand interpreters should not fill the disk with notes.
+#: ... ten thousand interpreters should not fill the disk with notes.
 _MAX_NOTES = 1 << 20
 
 _started = False
@@ -25,7 +28,7 @@ _started = False
 
 def start() -> None:
     """Begin to wait for torch; does nothing a second time, or without ``PRECDOCTOR_RUN``."""
-    global _started  # noqa: PLW0603 -- once per process
+    global _started  # noqa: PLW0603 - once per process
     run = os.environ.get("PRECDOCTOR_RUN")
     if _started or not run or os.name != "posix":
         return
@@ -37,28 +40,40 @@ def start() -> None:
         sys.meta_path.insert(0, _TorchFinder())
 
 
-class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: it lets the next finder find torch and wraps the loader."""
+class _TorchFinder:
+    """Finds nothing itself: it lets the other finders find torch and wraps the loader.
+
+    It stays until torch is really executed: ``importlib.util.find_spec("torch")``, which libraries use to ask whether
+    torch is there, leads through here, too.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment] # one by what it does
+                return spec
+        return None
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """torch's own loader, with one thing done after it."""
 
-    def __init__(self, inner: importlib.abc.Loader) -> None:
+    def __init__(self, inner: Any, finder: _TorchFinder) -> None:
         self._inner = inner
+        self._finder = finder
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create_module(self, spec: ModuleSpec) -> Any:
         return self._inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -66,18 +81,19 @@ class _Loader(importlib.abc.Loader):
             module.__spec__.loader = self._inner
         module.__loader__ = self._inner
         self._inner.exec_module(module)
-        _torch_is_here()
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+            _torch_is_here()
 
 
 def _torch_is_here() -> None:
-    run = os.environ.get("PRECDOCTOR_RUN", "")
     try:
         from precdoctor.recording import hooks
 
         hooks.install()
-        note(run, "torch")
-    except Exception as error:  # noqa: BLE001 -- the user's import of torch must succeed whatever happens here
-        note(run, "error", f"{type(error).__name__}: {error}")
+        note(os.environ.get("PRECDOCTOR_RUN", ""), "torch")
+    except Exception as error:  # noqa: BLE001 - the user's import of torch must succeed whatever happens here
+        note(os.environ.get("PRECDOCTOR_RUN", ""), "error", f"{type(error).__name__}: {error}")
 
 
 def note(run: str, event: str, message: str | None = None) -> None:
@@ -88,13 +104,22 @@ def note(run: str, event: str, message: str | None = None) -> None:
         event: ``boot``, ``torch``, ``armed`` or ``error``.
         message: what went wrong, for ``error``.
     """
-    line = json.dumps({"pid": os.getpid(), "executable": sys.executable, "event": event, "message": message}) + "\n"
+    said = "null" if message is None else _quoted(message)
+    where = _quoted(sys.executable or "")
+    line = f'{{"pid": {os.getpid()}, "executable": {where}, "event": "{event}", "message": {said}}}\n'
     try:
-        descriptor = os.open(os.path.join(run, ATTACH_FILE), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        # pathlib would be one more import
+        file = os.open(os.path.join(run, ATTACH_FILE), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)  # noqa: PTH118
         try:
-            if os.fstat(descriptor).st_size < _MAX_NOTES:
-                os.write(descriptor, line.encode())  # one write, so lines of many processes do not interleave
+            if os.fstat(file).st_size < _MAX_NOTES:
+                os.write(file, line.encode("utf-8", "backslashreplace"))  # one write: lines of processes do not mix
         finally:
-            os.close(descriptor)
+            os.close(file)
     except OSError:
         pass  # the run directory may be gone or full; there is nobody to tell yet
+
+
+def _quoted(text: str) -> str:
+    """A JSON string; the json module takes longer to import than everything else here."""
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'

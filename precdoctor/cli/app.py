@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import precdoctor
-from precdoctor.cli import diagnose, explain, gate, log, record, show
+from precdoctor.cli import demo, diagnose, explain, gate, log, record, show
 
 _EXAMPLES = """\b
 Examples:
@@ -43,3 +43,4 @@ gate.register(app)
 show.register(app)
 explain.register(app)
 log.register(app)
+demo.register(app)

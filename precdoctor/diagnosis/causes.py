@@ -62,7 +62,10 @@ def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) 
     inside = [
         r
         for r in rows
-        if r.kind in FORWARD_KINDS and r.root == origin.root and r.amax and r.position < origin.row.position
+        if r.kind in FORWARD_KINDS
+        and r.root == origin.root
+        and r.amax
+        and r.position < origin.row.position
         and (r.module == origin.module or r.module.startswith(origin.module + "."))
     ]
     wide = max(inside, key=lambda r: r.amax or 0.0, default=origin.after)
@@ -83,7 +86,9 @@ def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause
     if row.inf and not row.nan and looks_like_probabilities:
         return Cause("log-of-nonpositive", 0.6, f"{after.zero:,} exact zeros among values up to {amax:.4g} went in")
     if row.pos_inf and math.log(largest) < amax < math.sqrt(largest):
-        why = f"values up to {amax:.4g} went in: exp overflows {row.dtype} above {math.log(largest):.2f}, squares do not"
+        why = (
+            f"values up to {amax:.4g} went in: exp overflows {row.dtype} above {math.log(largest):.2f}, squares do not"
+        )
         return Cause("exp-overflow", 0.6, why)
     return UNKNOWN
 
@@ -93,7 +98,9 @@ def backward_cause(origin: Origin, rows: Sequence[TensorRow], loss_scale: float 
     row = origin.row
     own = next((r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)), None)
     if row.dtype == "float16" and row.inf and (row.scale or loss_scale or 1.0) > 1.0:
-        return Cause("loss-scale-overflow", 0.85, f"FP16 gradients at loss scale {row.scale or loss_scale:g} became Inf")
+        return Cause(
+            "loss-scale-overflow", 0.85, f"FP16 gradients at loss scale {row.scale or loss_scale:g} became Inf"
+        )
     if row.kind == "grad_output" and own is not None and own.zero and row.nan + row.inf == own.zero:
         why = f"exactly the {own.zero:,} zeros of the tensor have a non-finite gradient"
         return Cause("sqrt-gradient-at-zero", 0.6, why)

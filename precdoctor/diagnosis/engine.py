@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.folding import fold
-from precdoctor.diagnosis.registry import RULES, find_rule, nearest, select_rules
-from precdoctor.diagnosis.rule import Checked, Options, Rule
+from precdoctor.diagnosis.registry import RULES, Named, find, nearest, select_rules
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.view import RunView
 from precdoctor.errors import NothingRecordedError, UsageError
 
@@ -34,14 +34,25 @@ def diagnose(
         NothingRecordedError: the run holds no training step.
     """
     rules = select_rules(select, ignore)
-    settings = resolve_options(options or {})
+    # One settings file serves all commands; comparisons (PD8xx) read their own thresholds from it.
+    own = {name: changes for name, changes in (options or {}).items() if not name.upper().startswith("PD8")}
+    settings = resolve_options(own)
+    return diagnose_view(view_of(run), rules, settings)
+
+
+def view_of(run: Run) -> RunView:
+    """The view of a run in which something was recorded.
+
+    Raises:
+        NothingRecordedError: the run holds no training step.
+    """
     view = RunView(run)
     if view.steps.empty:
         raise NothingRecordedError(
-            "the run holds no training step: no optimizer step was seen, so there is nothing to diagnose; "
-            "`precdoctor log verify` says what is in it"
+            f"{run.path} holds no training step: no optimizer step was seen, so there is nothing to judge; "
+            f"`precdoctor log verify {run.path}` says what is in it"
         )
-    return diagnose_view(view, rules, settings)
+    return view
 
 
 def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, Options]) -> Diagnosis:
@@ -50,27 +61,36 @@ def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, O
     findings = fold([f for result in checked.values() for f in result.findings])
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]
     return Diagnosis(
-        run=describe(view), findings=tuple(sorted(findings, key=_importance)), rules=tuple(outcomes),
+        run=describe(view),
+        findings=tuple(sorted(findings, key=_importance)),
+        rules=tuple(outcomes),
         recorder=describe_recorder(view),
     )
 
 
-def resolve_options(options: RuleOptions) -> dict[str, Options]:
-    """Every rule's options with defaults filled in, by code.
+class Configurable(Named, Protocol):
+    """A rule or a regression: something with a code and thresholds."""
+
+    @property
+    def options(self) -> tuple[RuleOption, ...]: ...
+
+
+def resolve_options(options: RuleOptions, known: Sequence[Configurable] = RULES) -> dict[str, Options]:
+    """The options of all ``known`` with defaults filled in, by code.
 
     Raises:
         UsageError: an unknown rule or option, or a value an option cannot take.
     """
-    settings: dict[str, Options] = {rule.code: rule.defaults() for rule in RULES}
+    settings: dict[str, Options] = {rule.code: {o.name: o.default for o in rule.options} for rule in known}
     for name, changes in options.items():
-        rule = find_rule(name)
+        rule = find(name, known)
         if not isinstance(changes, Mapping):
             raise UsageError(f"the options of {rule.code} are a table of names and numbers, got {changes!r}")
-        settings[rule.code] = {**settings[rule.code], **{k: v for k, v in _checked_options(rule, changes)}}
+        settings[rule.code] = {**settings[rule.code], **dict(_checked_options(rule, changes))}
     return settings
 
 
-def _checked_options(rule: Rule, changes: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+def _checked_options(rule: Configurable, changes: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
     known = {o.name: o for o in rule.options}
     for key, value in changes.items():
         option = known.get(str(key).replace("-", "_"))
@@ -120,7 +140,7 @@ def describe(view: RunView) -> dict[str, Any]:
     sampled = view.sampled_steps
     facts = view.any_facts
     return {
-        "path": str(getattr(view.run, "path", "")),
+        "path": str(view.run.path),
         "command": view.run.info.get("command"),
         "ranks": len({p.rank for p in view.processes}),
         "attempts": len(view.processes),
@@ -145,5 +165,3 @@ def describe_recorder(view: RunView) -> dict[str, Any]:
         "dropped": dict(view.dropped),
         "errors": list(view.recorder_errors),
     }
-
-

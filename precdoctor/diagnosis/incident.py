@@ -11,31 +11,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import pandas as pd
-
+from precdoctor.diagnosis.bad_steps import GRADIENTS, incident_steps, reference_of
 from precdoctor.diagnosis.causes import UNKNOWN, Cause, backward_cause, forward_cause
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious
 from precdoctor.diagnosis.rows import (
     BACKWARD_KINDS,
     FORWARD_KINDS,
-    TRIGGER_KINDS,
-    Key,
     TensorRow,
     known_format,
     number,
     path_to,
 )
-from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView, StepFacts
+from precdoctor.diagnosis.view import Process, RunView, StepFacts
 
-#: Healthy steps an incident is compared with: enough to see a mask that only some batches have.
-REFERENCE_STEPS = 8
 #: Episodes led back to their origin, per process; later ones are counted only. Bounds work on a run that fails for days.
 MAX_EPISODES = 32
 
 _PHASE_ORDER = [Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER]
 _CODE_OF_PHASE = {Phase.DATA: "PD104", Phase.FORWARD: "PD101", Phase.LOSS: "PD103", Phase.BACKWARD: "PD102"}
-_GRADIENTS = frozenset({"weight_grad", "weight_grad_step"})
 
 
 @dataclass(frozen=True)
@@ -76,74 +70,10 @@ def incidents(view: RunView) -> tuple[Incident, ...]:
     return view.remember("incidents", lambda: tuple(_all_incidents(view)))
 
 
-def incident_steps(view: RunView) -> Mapping[Process, Mapping[int, frozenset[str]]]:
-    """Per process the steps with a non-finite loss, gradient or weight that no loss scaler took care of, and the kinds."""
-    return view.remember("incident-steps", lambda: _incident_steps(view))
-
-
 def _all_incidents(view: RunView) -> list[Incident]:
     found = [i for process in view.processes for i in _of_process(view, process)]
     found.sort(key=lambda i: (i.step, _PHASE_ORDER.index(i.phase), i.origin is None, i.process))
     return _over_time(_over_ranks(found))
-
-
-# -- which steps ------------------------------------------------------------------------------------------------------
-
-
-def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
-    kinds = _recorded_kinds(view)
-    for process, steps in view.timeline.items():
-        mine = kinds.setdefault(process, {})
-        for facts in steps:
-            if facts.step not in mine and (facts.non_finite or facts.loss_is_bad):
-                mine[facts.step] = _announced_kinds(view, process, facts)
-        for step in [s for s, k in mine.items() if _handled(view.step_facts(process, s), k)]:
-            del mine[step]
-        if steps and not steps[-1].complete and steps[-1].step not in mine and _died_of_it(view, process, steps[-1]):
-            mine[steps[-1].step] = frozenset({"output"})
-    return {p: {s: frozenset(k) for s, k in sorted(m.items())} for p, m in kinds.items()}
-
-
-def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
-    """From the tensors table; a weight that holds nothing but ``-inf`` is a mask kept as a parameter."""
-    kinds: dict[Process, dict[int, frozenset[str]]] = {}
-    for frame in view.scan(["kind", *BAD_COUNTS], TRIGGER_KINDS, bad=True):
-        mask = (frame["kind"] == "weight") & (frame["nan"] == 0) & (frame["pos_inf"] == 0)
-        chosen = frame.loc[~mask, ["rank", "attempt", "step", "kind"]].drop_duplicates()
-        for rank, attempt, step, kind in chosen.itertuples(index=False, name=None):
-            mine = kinds.setdefault(Process(int(rank), int(attempt)), {})
-            mine[int(step)] = mine.get(int(step), frozenset()) | {str(kind)}
-    return kinds
-
-
-def _announced_kinds(view: RunView, process: Process, facts: StepFacts) -> frozenset[str]:
-    """Of a step without full statistics: from its ``nonfinite`` event, else from the step's own columns."""
-    for event in view.remember("nonfinite-events", lambda: view.events_of("nonfinite")):
-        if number(event.get("step")) == facts.step and number(event.get("rank")) == process.rank:
-            listed = event["data"].get("kinds")
-            if isinstance(listed, list) and listed:
-                return frozenset(str(k) for k in listed)
-    return frozenset({"loss"} if facts.loss_is_bad else {"weight_grad"})
-
-
-def _handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
-    """A gradient overflow for which the scaler skipped the step is the scaler doing its work."""
-    return facts is not None and facts.skipped and kinds <= _GRADIENTS
-
-
-def _died_of_it(view: RunView, process: Process, facts: StepFacts) -> bool:
-    """Whether the step in which the run ended made something non-finite that is not a mask.
-
-    Training loops that check ``isfinite(loss)`` and raise never hand the bad loss to ``backward``.
-    """
-    rows = [r for r in view.rows(process, facts.step) if r.kind in FORWARD_KINDS and r.phase != "recompute"]
-    return any(r.bad and not r.mask_like and r.kind != "batch" for r in rows) and _suspect(
-        rows, _reference(view, process, facts.step, frozenset({facts.step})), loss_is_finite=False
-    )
-
-
-def _suspect(rows: Sequence[TensorRow], reference: Reference, *, loss_is_finite: bool) -> bool:
-    return suspicious(rows, reference, loss_is_finite=loss_is_finite)[0] is not None
 
 
 # -- one process ------------------------------------------------------------------------------------------------------
@@ -168,7 +98,11 @@ def _of_process(view: RunView, process: Process) -> list[Incident]:
 
 
 def _with_course(
-    view: RunView, incident: Incident, episode: Sequence[int], bad_steps: Mapping[int, frozenset[str]], order: Sequence[int]
+    view: RunView,
+    incident: Incident,
+    episode: Sequence[int],
+    bad_steps: Mapping[int, frozenset[str]],
+    order: Sequence[int],
 ) -> Incident:
     """Add what came before and after."""
     facts = [view.step_facts(incident.process, s) for s in episode]
@@ -177,7 +111,9 @@ def _with_course(
     clean = [
         s
         for s in order
-        if s < incident.step and s not in bad_steps and not getattr(view.step_facts(incident.process, s), "non_finite", 0)
+        if s < incident.step
+        and s not in bad_steps
+        and not getattr(view.step_facts(incident.process, s), "non_finite", 0)
     ]
     return replace(
         incident,
@@ -190,45 +126,10 @@ def _with_course(
     )
 
 
-def _reference(view: RunView, process: Process, step: int, exclude: frozenset[int]) -> Reference:
-    """How each tensor looked on the healthy steps nearest before ``step`` (after it, when there is none before)."""
-    healthy = [f.step for f in view.timeline.get(process, ()) if f.sampled and f.complete and f.step not in exclude]
-    healthy = [s for s in healthy if not _unhandled(view, process, s)]
-    chosen = [s for s in healthy if s < step][-REFERENCE_STEPS:] or [s for s in healthy if s > step][:REFERENCE_STEPS]
-    seen: dict[Key, list[Sighting]] = {}
-    if not chosen:
-        return seen
-    columns = ["root", "module", "kind", "name", "call", "dtype", "numel", *BAD_COUNTS, "amax"]
-    for frame in view.scan(columns, (*FORWARD_KINDS, "loss", *BACKWARD_KINDS), steps=chosen):
-        mine = frame[(frame["rank"] == process.rank) & (frame["attempt"] == process.attempt)]
-        for key, sighting in _sightings(mine):
-            seen.setdefault(key, []).append(sighting)
-    return {key: tuple(sorted(s, key=lambda x: x.step)) for key, s in seen.items()}
-
-
-def _unhandled(view: RunView, process: Process, step: int) -> bool:
-    facts = view.step_facts(process, step)
-    return facts is not None and (facts.loss_is_bad or (facts.non_finite > 0 and not facts.skipped))
-
-
-def _sightings(frame: pd.DataFrame) -> list[tuple[Key, Sighting]]:
-    result = []
-    for r in frame.to_dict("records"):
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-        badness = frozenset(c for c in BAD_COUNTS if r[c] > 0)
-        amax, fmt = number(r["amax"]), known_format(str(r["dtype"]))
-        headroom = fmt.headroom(amax) if fmt is not None and amax else None
-        share = float(r["neg_inf"]) / max(1, int(r["numel"]))
-        result.append((key, Sighting(int(r["step"]), badness, share, amax, headroom)))
-    return result
-
-
 # -- one step ---------------------------------------------------------------------------------------------------------
 
 
-def _lead_back(
-    view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]
-) -> Incident | None:
+def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]) -> Incident | None:
     """The incident that begins at ``step``; None when a closer look finds nothing wrong (a mask, a handled overflow)."""
     rows = [r for r in view.rows(process, step) if r.phase != "recompute"]
     facts = view.step_facts(process, step)
@@ -238,7 +139,7 @@ def _lead_back(
     weight = next((r for r in rows if r.kind == "weight" and r.bad and not r.mask_like), None)
     if weight is not None:
         return replace(_bad_weights(view, process, step, weight, rows), bad=bad)
-    reference = _reference(view, process, step, frozenset(bad_steps))
+    reference = reference_of(view, process, step, frozenset(bad_steps))
     skipped = facts is not None and facts.skipped
     forward = _forward(view, process, step, rows, reference, facts)
     if forward is not None:
@@ -264,7 +165,12 @@ def _forward(
     origin = locate_forward(row, rows, masks, view.module_classes)
     code = _CODE_OF_PHASE[origin.phase]
     return Incident(
-        code, process, step, origin.phase, origin, forward_cause(origin, rows),
+        code,
+        process,
+        step,
+        origin.phase,
+        origin,
+        forward_cause(origin, rows),
         path=tuple(path_to([r for r in rows if r.kind in (*FORWARD_KINDS, "loss")], row)),
         history=tuple(reference.get(row.key, ())),
     )
@@ -273,7 +179,9 @@ def _forward(
 def _scaled_loss_overflow(incident: Incident) -> bool:
     """An FP16 loss that only overflowed when multiplied by the scale: a backoff mends it."""
     row = incident.origin.row if incident.origin else None
-    return row is not None and row.kind == "loss" and row.dtype == "float16" and (row.scale or 1.0) > 1.0 and not row.nan
+    return (
+        row is not None and row.kind == "loss" and row.dtype == "float16" and (row.scale or 1.0) > 1.0 and not row.nan
+    )
 
 
 def _backward(
@@ -287,8 +195,14 @@ def _backward(
     scale = facts.loss_scale if facts is not None else None
     path = path_to([r for r in rows if r.kind in (*FORWARD_KINDS, "loss", *BACKWARD_KINDS)], row)
     return Incident(
-        "PD102", process, step, Phase.BACKWARD, origin, backward_cause(origin, rows, scale),
-        path=tuple(path), history=tuple(reference.get(row.key, ())),
+        "PD102",
+        process,
+        step,
+        Phase.BACKWARD,
+        origin,
+        backward_cause(origin, rows, scale),
+        path=tuple(path),
+        history=tuple(reference.get(row.key, ())),
     )
 
 
@@ -320,9 +234,7 @@ def _by_optimizer(view: RunView, process: Process, step: int, row: TensorRow, ro
         cause = Cause("optimizer-division-by-zero", 0.85, f"eps {min(e for e in eps if e):g} is zero in {row.dtype}")
     elif row.nan == 0 and row.inf:
         cause = Cause("optimizer-overflow", 0.8, "finite gradients became infinite weights")
-    return Incident(
-        "PD105", process, step, Phase.OPTIMIZER, origin, cause, path=_story(rows, row), how="optimizer"
-    )
+    return Incident("PD105", process, step, Phase.OPTIMIZER, origin, cause, path=_story(rows, row), how="optimizer")
 
 
 def _bad_weights(view: RunView, process: Process, step: int, row: TensorRow, rows: Sequence[TensorRow]) -> Incident:
@@ -347,7 +259,7 @@ def _unrecorded(process: Process, step: int, kinds: frozenset[str], facts: StepF
     why = "the step was not sampled" if facts is None or not facts.sampled else "the step's tensors are not in the log"
     if "loss" in kinds:
         return Incident("PD103", process, step, Phase.LOSS, None, UNKNOWN, unrecorded=why)
-    if kinds & _GRADIENTS:
+    if kinds & GRADIENTS:
         return Incident("PD102", process, step, Phase.BACKWARD, None, UNKNOWN, unrecorded=why)
     return Incident("PD105", process, step, Phase.OPTIMIZER, None, UNKNOWN, unrecorded=why, how="between")
 

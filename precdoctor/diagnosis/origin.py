@@ -69,12 +69,14 @@ class Origin:
 
 def is_loss_module(root: str, module: str, module_class: str) -> bool:
     """Whether a module computes a loss (``CrossEntropyLoss``, ``BCEWithLogitsLoss`` ...), by its class name."""
-    return (module_class or (root.split("#")[0] if not module else "")).lower().endswith(("loss", "criterion"))
+    return (
+        (module_class or (root.split("#", maxsplit=1)[0] if not module else "")).lower().endswith(("loss", "criterion"))
+    )
 
 
 def class_of(classes: ModuleClasses, root: str, module: str, known: str = "") -> str:
     """The class of a module, from its row or else from the module tree."""
-    return known or classes.get((root, module), "") or ("" if module else root.split("#")[0])
+    return known or classes.get((root, module), "") or ("" if module else root.split("#", maxsplit=1)[0])
 
 
 def caller_of(root: str, module: str, previous: TensorRow | None, classes: ModuleClasses) -> str:
@@ -91,9 +93,9 @@ def caller_of(root: str, module: str, previous: TensorRow | None, classes: Modul
     return ".".join(parts)
 
 
-def suspicious(rows: Sequence[TensorRow], reference: Reference, *, loss_is_finite: bool) -> tuple[
-    TensorRow | None, tuple[TensorRow, ...]
-]:
+def suspicious(
+    rows: Sequence[TensorRow], reference: Reference, *, loss_is_finite: bool
+) -> tuple[TensorRow | None, tuple[TensorRow, ...]]:
     """The first row of ``rows`` (one step, by position) that is non-finite without excuse, and the masks before it.
 
     Excuses: bad in the same way on a healthy step; or nothing but ``-inf`` where that is a mask: seen on healthy steps,
@@ -155,7 +157,9 @@ def locate_forward(
         return Origin(row, phase, row.root, caller, name, "functional", after, masks)
     if is_loss_module(row.root, row.module, module_class):
         return Origin(row, Phase.LOSS, row.root, row.module, module_class, "module", after, masks)
-    inside = after is not None and after.root == row.root and _below(after.module, row.module) and after.kind == "output"
+    inside = (
+        after is not None and after.root == row.root and _below(after.module, row.module) and after.kind == "output"
+    )
     how = "own-code" if inside else "module"
     return Origin(row, Phase.FORWARD, row.root, row.module, module_class, how, after, masks)
 

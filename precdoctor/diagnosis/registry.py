@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from precdoctor.diagnosis.rule import Rule
 from precdoctor.diagnosis.rules import (
     activation_gradient_underflow,
     bad_input_batch,
     fp8_saturation,
-    lost_weight_updates,
     loss_scale_collapse,
+    lost_weight_updates,
     nonfinite_loss,
     nonfinite_origin_backward,
     nonfinite_origin_forward,
@@ -38,41 +39,72 @@ RULES: tuple[Rule, ...] = tuple(
 )
 
 
-def find_rule(name: str) -> Rule:
-    """The rule with this code or kebab-case name, in any letter case.
+class Named(Protocol):
+    """Anything a user selects by code or name: a rule, or a regression the gate looks for."""
+
+    @property
+    def code(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+NamedT = TypeVar("NamedT", bound=Named)
+
+
+def find(name: str, known: Sequence[NamedT]) -> NamedT:
+    """The one with this code or kebab-case name, in any letter case.
 
     Raises:
         UsageError: there is none; the message names the nearest.
     """
     wanted = name.strip().lower()
-    for rule in RULES:
+    for rule in known:
         if wanted in (rule.code.lower(), rule.name):
             return rule
-    raise UsageError(f"no rule is called {name!r}{nearest(name, [n for r in RULES for n in (r.code, r.name)])}")
+    raise UsageError(f"no rule is called {name!r}{nearest(name, [n for r in known for n in (r.code, r.name)])}")
 
 
-def select_rules(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> tuple[Rule, ...]:
-    """The rules in ``select`` (all when empty) without those in ``ignore``; codes, names or code prefixes (``PD1``).
+def find_rule(name: str) -> Rule:
+    """The rule with this code or name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return find(name, RULES)
+
+
+def select(known: Sequence[NamedT], wanted: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[NamedT, ...]:
+    """Those ``wanted`` (all when empty) without those ``ignored``; codes, names or code prefixes (``PD1``).
+
+    Raises:
+        UsageError: an entry matches nothing.
+    """
+    chosen = _matching(wanted, known) or {r.code for r in known}
+    dropped = _matching(ignored, known)
+    return tuple(r for r in known if r.code in chosen and r.code not in dropped)
+
+
+def select_rules(wanted: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Rule, ...]:
+    """:func:`select` among the rules of a diagnosis.
 
     Raises:
         UsageError: an entry matches no rule.
     """
-    chosen = _matching(select) or {r.code for r in RULES}
-    dropped = _matching(ignore)
-    return tuple(r for r in RULES if r.code in chosen and r.code not in dropped)
+    return select(RULES, wanted, ignored)
 
 
-def _matching(names: Iterable[str]) -> set[str]:
+def _matching(names: Iterable[str], known: Sequence[NamedT]) -> set[str]:
     codes: set[str] = set()
     for name in names:
         prefix = name.strip().upper()
-        by_prefix = {r.code for r in RULES if prefix.startswith("PD") and r.code.startswith(prefix)}
-        codes |= by_prefix or {find_rule(name).code}
+        by_prefix = {r.code for r in known if prefix.startswith("PD") and r.code.startswith(prefix)}
+        codes |= by_prefix or {find(name, known).code}
     return codes
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` or nothing."""
+    """``"; did you mean 'x'?"``, or else the list of what there is."""
     names = list(known)
     lowered = {n.lower(): n for n in names}
     close = difflib.get_close_matches(word.strip().lower(), list(lowered), n=1)

@@ -107,7 +107,7 @@ class TensorRow:
             call=integer(record.get("call")) or 0,
             phase=text(record.get("phase")),
             dtype=text(record["dtype"]),
-            shape=tuple(int(n) for n in shape) if isinstance(shape, Sequence) or hasattr(shape, "tolist") else (),
+            shape=() if shape is None or isinstance(shape, float) else tuple(int(n) for n in shape),
             numel=int(record["numel"]),
             first_bad_micro_step=integer(record.get("first_bad_micro_step")),
             order=integer(record.get("order")),

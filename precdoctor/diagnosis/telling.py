@@ -21,22 +21,29 @@ def confidence_options(certain: float) -> tuple[RuleOption, ...]:
     """The options all PD1xx rules share, with this rule's own base confidence."""
     return (
         RuleOption(
-            "confidence", certain, "fraction", "Confidence of a finding whose step is fully recorded.",
-            "Precdoctor's own: what remains is a producer outside any recorded tensor.", maximum=1.0,
+            "confidence",
+            certain,
+            "fraction",
+            "Confidence of a finding whose step is fully recorded.",
+            "Precdoctor's own: what remains is a producer outside any recorded tensor.",
+            maximum=1.0,
         ),
         RuleOption(
-            "unrecorded_confidence", 0.5, "fraction", "Confidence when the step's tensors are not in the log.",
-            "Precdoctor's own: the non-finite value is certain, its origin is not.", maximum=1.0,
+            "unrecorded_confidence",
+            0.5,
+            "fraction",
+            "Confidence when the step's tensors are not in the log.",
+            "Precdoctor's own: the non-finite value is certain, its origin is not.",
+            maximum=1.0,
         ),
     )
-
 
 
 def plural(count: int, noun: str) -> str:
     """``1 step``, ``12 steps``, ``2 losses``."""
     if count == 1:
         return f"1 {noun}"
-    return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
+    return f"{count:,} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
 def percent(fraction: float) -> str:
@@ -51,7 +58,9 @@ def resume_advice(incident: Incident) -> str:
         return "The weights were never touched (the steps were skipped): nothing to resume."
     if incident.last_finite is None:
         return "No step before it was finite: start again from the beginning or from an older checkpoint."
-    return f"Last step at which everything was finite: {incident.last_finite}; resume from a checkpoint at or before it."
+    return (
+        f"Last step at which everything was finite: {incident.last_finite}; resume from a checkpoint at or before it."
+    )
 
 
 def headroom_story(incident: Incident) -> str:
@@ -67,8 +76,14 @@ def consequences(incident: Incident) -> list[str]:
     """What else was non-finite at the same step, in words."""
     own = incident.origin.row.kind if incident.origin is not None else None
     nouns = {
-        "batch": "input tensor", "input": "input", "output": "output", "loss": "loss", "grad_output": "output gradient",
-        "weight_grad": "weight gradient", "weight_grad_step": "gradient given to the optimizer", "weight": "weight",
+        "batch": "input tensor",
+        "input": "input",
+        "output": "output",
+        "loss": "loss",
+        "grad_output": "output gradient",
+        "weight_grad": "weight gradient",
+        "weight_grad_step": "optimizer input",
+        "weight": "weight",
         "update": "weight update",
     }
     result = []
@@ -191,9 +206,7 @@ def unrecorded_message(view: RunView, incident: Incident, what: str) -> str:
 Teller = Callable[[RunView, Incident], tuple[str, str, Prescription]]
 
 
-def check_incidents(
-    view: RunView, rule: Rule, options: Options, tell: Teller, seen: str
-) -> Checked:
+def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, seen: str) -> Checked:
     """Turn the incidents that belong to ``rule`` into findings.
 
     Args:

@@ -127,14 +127,15 @@ class RunView:
         ).unify_dictionaries()
         loss = table.column("loss")
         bad = pc.and_kleene(pc.is_valid(loss), pc.invert(pc.is_finite(loss)))
-        frame = table.to_pandas().assign(loss_is_bad=bad.fill_null(False).to_numpy(zero_copy_only=False))  # noqa: FBT003
-        return frame.sort_values(["rank", "attempt", "step"], kind="stable").reset_index(drop=True)
+        frame = table.to_pandas().assign(loss_is_bad=bad.fill_null(False).to_numpy(zero_copy_only=False))
+        ordered: pd.DataFrame = frame.sort_values(["rank", "attempt", "step"], kind="stable").reset_index(drop=True)
+        return ordered
 
     @cached_property
     def timeline(self) -> Mapping[Process, Sequence[StepFacts]]:
         """Per process its steps in order, the rows of several optimizers at one step taken together."""
         timeline: dict[Process, list[StepFacts]] = {p: [] for p in self.processes}
-        for record in self.steps.to_dict("records"):
+        for record in records(self.steps):
             facts = _step_facts(record)
             steps = timeline.setdefault(Process(int(record["rank"]), int(record["attempt"])), [])
             if steps and steps[-1].step == facts.step:
@@ -162,7 +163,7 @@ class RunView:
         if self.events.empty:
             return []
         chosen = self.events[self.events["event"].isin(kinds)]
-        return [{**r, "data": _decoded(r.get("data"))} for r in chosen.to_dict("records")]
+        return [{**r, "data": _decoded(r.get("data"))} for r in records(chosen)]
 
     def detection(self, process: Process, step: int) -> Source | None:
         """The line of the ``backward()`` call (or optimizer step) at which the recorder saw the values of ``step``."""
@@ -196,7 +197,7 @@ class RunView:
         frame = self._run.tensors(
             columns=[*ROW_COLUMNS, "attempt"], filters=[[("step", "==", step), ("rank", "==", process.rank)]]
         )
-        rows = [TensorRow.of(r) for r in frame.to_dict("records")]
+        rows = [TensorRow.of(r) for r in records(frame)]
         return tuple(sorted((r for r in rows if r.attempt == process.attempt), key=_execution))
 
     def rows(self, process: Process, step: int) -> tuple[TensorRow, ...]:
@@ -269,6 +270,11 @@ class RunView:
 def _projected(table: str, columns: Sequence[str]) -> pa.Schema:
     schema = TABLES[table]
     return pa.schema([*(schema.field(c) for c in columns), pa.field("attempt", pa.int32(), nullable=False)])
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame as dictionaries."""
+    return [{str(k): v for k, v in r.items()} for r in frame.to_dict("records")]
 
 
 def _decoded(data: Any) -> Mapping[str, Any]:

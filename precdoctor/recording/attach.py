@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fnmatch
+import functools
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_PACKAGE = str(Path(__file__).resolve().parent) + os.sep
 
 
-def say(message: str) -> None:
-    """One line on stderr. Never raises: the script may have closed it."""
-    try:
-        print(f"precdoctor: {message}", file=sys.stderr, flush=True)  # noqa: T201 -- inside the user's process
-    except (OSError, ValueError):
-        pass
+def say(message: str, *, prefix: str = "precdoctor: ") -> None:
+    """One line on stderr. Never raises: the script may have closed it, or put something else in its place."""
+    if sys.stderr is None:
+        return  # print would take stdout instead
+    with contextlib.suppress(Exception):  # there is nowhere left to say it
+        print(f"{prefix}{message}", file=sys.stderr, flush=True)  # noqa: T201 - inside the user's process
+
+
+def in_data_loader_worker() -> bool:
+    """Whether this process loads data for another one."""
+    module = sys.modules.get("torch.utils.data")
+    return module is not None and module.get_worker_info() is not None
 
 
 def global_rank() -> int:
@@ -53,26 +64,48 @@ def glob_allows(include: Sequence[str], exclude: Sequence[str], module: str) -> 
 def innermost_own_frame(error: BaseException) -> str | None:
     """``file:line`` of the deepest frame of an exception inside this package, relative to it."""
     own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(_PACKAGE)]
-    return f"{own[-1].filename[len(_PACKAGE) + 1 :]}:{own[-1].lineno}" if own else None
+    return f"{own[-1].filename[len(_PACKAGE) :]}:{own[-1].lineno}" if own else None
+
+
+def raised_by_signal_handler(error: BaseException) -> bool:
+    """Whether an exception comes out of a handler of the user's that happened to run inside one of our hooks."""
+    frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return any(_code_of(signal.getsignal(number)) in frames for number in signal.valid_signals())
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not callable(handler):
+        return None  # SIG_DFL, SIG_IGN, or one that was not set from Python
+    code = getattr(handler, "__code__", None)  # a function or a method, else an object with __call__
+    return code if code is not None else getattr(type(handler).__call__, "__code__", None)
 
 
 def caller_outside(*packages: str) -> tuple[str, int] | None:
-    """File and line of the innermost caller that is neither ours nor in one of the named packages' directories.
+    """File and line of the innermost caller that is neither ours nor in one of the named packages.
 
-    Falls back to the innermost one outside torch when every frame is in an installed package.
+    Falls back to the innermost one outside of them when every frame is in an installed package.
     """
-    frame = sys._getframe(1)
+    left_out = (_PACKAGE, "<", *(d for p in packages if (d := _directory_of(p)) is not None))
+    frame: FrameType | None = sys._getframe(1)
     fallback = None
     while frame is not None:
         file = frame.f_code.co_filename
-        ours = (
-            file.startswith(_PACKAGE) or file.startswith("<") or any(f"{os.sep}{p}{os.sep}" in file for p in packages)
-        )
-        if not ours:
+        if not file.startswith(left_out):
             if f"{os.sep}site-packages{os.sep}" not in file and f"{os.sep}dist-packages{os.sep}" not in file:
-                return file, frame.f_lineno
-            fallback = fallback or (file, frame.f_lineno)
-        if frame.f_back is None:
-            break
+                return shown(file), frame.f_lineno
+            fallback = fallback or (shown(file), frame.f_lineno)
         frame = frame.f_back
     return fallback
+
+
+def shown(file: str) -> str:
+    """A path as people want to read it: below the working directory, from there on."""
+    here = os.getcwd() + os.sep  # noqa: PTH109 - once per step, so no pathlib
+    return file.removeprefix(here)
+
+
+def _directory_of(package: str) -> str | None:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return None if file is None else os.path.dirname(file) + os.sep  # noqa: PTH120 - once per step, so no pathlib

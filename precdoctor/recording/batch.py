@@ -1,4 +1,4 @@
-"""What one step hands to the drain thread: values already on their way to the host, and nothing that holds a tensor alive."""
+"""What one step hands to the drain thread: values on their way to the host, nothing that holds a tensor alive."""
 
 from __future__ import annotations
 
@@ -80,6 +80,13 @@ class StepBatch:
     facts: StepFacts
     entries: list[Entry]
     snapshots: dict[torch.device, Snapshot]
+    #: Tensors rows given up while the step waited in the queue.
+    dropped: int = 0
+
+    def give_up_tensors(self) -> None:
+        """Let go of what the tensors rows would have been made from; the steps row stays."""
+        self.dropped += len(self.entries)
+        self.entries, self.snapshots = [], {}
 
 
 @dataclass

@@ -1,12 +1,13 @@
 """The drain thread: takes finished steps off a bounded queue, turns them into rows, appends them to the log.
 
-It never blocks training: when the queue is full the oldest step's tensor rows are dropped and counted (steps rows and
-events are kept), and when the directory cannot be written it says so once and only counts from then on.
+It never blocks training. When the writer cannot keep up, the oldest waiting step's tensor rows are dropped and counted
+(steps rows and events are kept); when the directory cannot be written it says so, once, and recording is over.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,15 +21,24 @@ from precdoctor.recording.rows import attach_scale, loss_scale, step_row, tensor
 from precdoctor.runlog.layout import create_rank_directory
 from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
 
-#: Steps in flight; each holds its slots' host copies (about 13 kB a tensor).
-_MAX_QUEUE = 8
+#: Steps with tensor rows in flight; each holds its slots' host copies (about 13 kB a tensor).
+_MAX_STEPS = 8
+#: Anything in flight: steps rows and events are small, but a file system may hang for days.
+_MAX_ITEMS = 20_000
 #: How long a clean exit waits for the queue to empty.
 _CLOSE_SECONDS = 60.0
 _IDLE_SECONDS = 0.5
+_MAX_DEFECTS = 3
 
 
 class Drain:
     """Owns the rank directory and the thread that writes it.
+
+    Attributes:
+        directory: of this process.
+        takes_tensors: false once the disk budget has no room for tensors rows.
+        failed: nothing is written any more.
+        defect: the first internal error on the thread.
 
     Raises:
         OSError: the rank directory cannot be made.
@@ -36,29 +46,35 @@ class Drain:
 
     def __init__(self, run: Path, rank: int, options: RecordOptions) -> None:
         self.directory = create_rank_directory(run, rank)
+        self.takes_tensors = True
+        self.failed = False
+        self.defect: Exception | None = None
         self._rank = rank
         self._options = options
         self._queue: collections.deque[StepBatch | EventBatch] = collections.deque()
         self._facts: Mapping[str, Any] | None = None
+        self._end: Mapping[str, Any] | None = None
         self._wake = threading.Condition()
-        self._closing = False
-        self._failed = False
+        self._defects = 0
+        self._lost_items = 0
+        self._spoke = False
         self._log = EventLog(rank, redact=options.redact_names)
         self._dropped: collections.Counter[str] = collections.Counter()
-        self._writer: RankWriter | None = None
         self._thread = threading.Thread(target=self._work, name="precdoctor-drain", daemon=True)
         self._thread.start()
 
     # --- the training side -------------------------------------------------------------------------------------------
 
     def put(self, item: StepBatch | EventBatch) -> None:
-        """Queue a step or events; never waits."""
+        """Queue a step or events; never waits for the writer."""
         with self._wake:
+            if self.failed:
+                return
             waiting = [i for i in self._queue if isinstance(i, StepBatch) and i.entries]
-            if isinstance(item, StepBatch) and len(waiting) >= _MAX_QUEUE:
-                oldest = waiting[0]
-                self._dropped["queue_full"] += len(oldest.entries)
-                oldest.entries, oldest.snapshots = [], {}
+            if isinstance(item, StepBatch) and len(waiting) >= _MAX_STEPS:
+                waiting[0].give_up_tensors()
+            if len(self._queue) >= _MAX_ITEMS:
+                self._lost_items += _rows_of(self._queue.popleft())
             self._queue.append(item)
             self._wake.notify()
 
@@ -68,50 +84,64 @@ class Drain:
             self._facts = facts
             self._wake.notify()
 
-    def close(self, end: Mapping[str, Any]) -> None:
-        """Write out everything queued and the end marker; gives up waiting after a minute."""
+    def close(self, end: Mapping[str, Any], *, wait: bool = True) -> None:
+        """Have everything queued written out, and the end marker; the first call's ``end`` counts.
+
+        Args:
+            end: what end.json will hold.
+            wait: until it is done, for a minute at most.
+        """
         with self._wake:
-            if self._closing:
-                return
-            self._closing = True
-            self._end = end
+            self._end = self._end or dict(end)
             self._wake.notify()
-        if threading.current_thread() is not self._thread:
+        if wait and threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_SECONDS)
+            if self._thread.is_alive():
+                self._say(f"the log was not written out within {_CLOSE_SECONDS:.0f} s, its last rows are lost")
 
     # --- the drain thread --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        writer = None
         try:
-            self._writer = RankWriter(self.directory, max_bytes=self._options.max_disk)
-            while self._turn():
+            writer = RankWriter(self.directory, max_bytes=self._options.max_disk)
+            while self._turn(writer):
                 pass
-            if self._writer is not None:
-                self._flush_drops()
-                self._writer.close({**self._end, "dropped": dict(self._dropped)})
-        except DiskBudgetReached as error:
-            self._fail("disk_budget", f"--max-disk reached ({error})")
+            self._account_for_lost_items(writer)
+            writer.close({**(self._end or {}), "dropped": dict(self._dropped)})
+        except DiskBudgetReached:
+            self._fail(writer, "disk_budget", f"the log has reached --max-disk ({self._options.max_disk} bytes)")
         except OSError as error:
-            self._fail("disk", f"the log cannot be written ({error})")
-        except Exception as error:  # noqa: BLE001 -- a defect of ours must not end the thread without a word
-            self._fail("error", f"internal error in the drain thread ({type(error).__name__}: {error})")
+            self._fail(writer, "disk", f"the log cannot be written ({error.strerror or error})")
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not end the thread without a word
+            self.defect = self.defect or error
+            self._fail(writer, "error", f"internal error while writing the log ({_sentence(error)})")
 
-    def _turn(self) -> bool:
+    def _turn(self, writer: RankWriter) -> bool:
         """Handle one item; false when closing and nothing is left."""
         with self._wake:
-            while not self._queue and self._facts is None and not self._closing:
+            while not self._queue and self._facts is None and self._end is None:
                 self._wake.wait(_IDLE_SECONDS)
             facts, self._facts = self._facts, None
             item = self._queue.popleft() if self._queue else None
-        writer = self._writer
-        assert writer is not None
         if facts is not None:
             writer.write_facts(facts)
-        if isinstance(item, StepBatch):
-            self._write_step(writer, item)
-        elif item is not None:
-            self._append(writer, "events", self._log.rows(item.events))
-        return item is not None or not self._closing
+        if item is None:
+            return self._end is None
+        try:
+            if isinstance(item, StepBatch):
+                self._write_step(writer, item)
+            else:
+                self._append(writer, "events", self._log.rows(item.events))
+        except (DiskBudgetReached, OSError):
+            raise
+        except Exception as error:
+            self._defects += 1
+            self.defect = self.defect or error
+            if self._defects >= _MAX_DEFECTS:
+                raise
+            self._note_defect(writer, item, error)
+        return True
 
     def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
         for snapshot in batch.snapshots.values():
@@ -120,39 +150,66 @@ class Drain:
         scale, inferred = loss_scale(batch, rows)
         attach_scale(rows, scale)
         step = step_row(batch, rows, self._rank, scale)
-        self._append(writer, "tensors", rows)
+        events = self._log.of_step(batch, rows, step, scale if inferred else None)
+        if batch.dropped:
+            events += self._drops(batch.facts.step, "queue_full", batch.dropped)
+        try:
+            self._append(writer, "tensors", rows)
+        except DiskBudgetReached:  # the writer keeps the last of the budget for the small tables
+            self.takes_tensors = False
+            self._say(f"the log has reached --max-disk ({self._options.max_disk} bytes)")
+            events += self._drops(batch.facts.step, "disk_budget", len(rows))
         self._append(writer, "steps", [step])
-        self._append(writer, "events", self._log.of_step(batch, rows, step, scale if inferred else None))
-        self._flush_drops()
+        self._append(writer, "events", events)
 
     def _append(self, writer: RankWriter, table: str, rows: list[dict[str, Any]]) -> None:
         if rows:
             columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(k for row in rows for k in row)}
             writer.append(table, columns, len(rows))
 
-    def _flush_drops(self) -> None:
-        with self._wake:
-            dropped = dict(self._dropped)
-        new = {reason: n for reason, n in dropped.items() if n > self._log.reported_drops.get(reason, 0)}
-        if new and self._writer is not None:
-            self._append(self._writer, "events", self._log.drops(new))
+    def _drops(self, step: int | None, reason: str, rows: int) -> list[dict[str, Any]]:
+        self._dropped[reason] += rows
+        return self._log.rows([{"event": "drop", "step": step, "data": {"reason": reason, "rows": rows}}])
 
-    def _fail(self, reason: str, message: str) -> None:
-        """Say it once; from now on only count what is lost."""
-        if not self._failed:
-            self._failed = True
-            attach.say(f"{message}; recording has stopped, training goes on")
-        writer = self._writer
+    def _account_for_lost_items(self, writer: RankWriter) -> None:
+        """Rows that had to go without their step being known any more."""
+        if self._lost_items:
+            self._append(writer, "events", self._drops(None, "queue_full", self._lost_items))
+
+    # --- when something is wrong --------------------------------------------------------------------------------------
+
+    def _note_defect(self, writer: RankWriter, item: StepBatch | EventBatch, error: Exception) -> None:
+        """The item is lost; the log says so."""
+        self._say(f"internal error while writing the log ({_sentence(error)})")
+        step = item.facts.step if isinstance(item, StepBatch) else None
+        data = {"message": _sentence(error), "where": attach.innermost_own_frame(error)}
+        rows = self._log.rows([{"event": "error", "step": step, "data": data}]) + self._drops(
+            step, "error", _rows_of(item)
+        )
+        self._append(writer, "events", rows)
+
+    def _fail(self, writer: RankWriter | None, reason: str, message: str) -> None:
+        """Recording is over: say it once, close what can be closed, let go of what waits."""
+        with self._wake:
+            self.failed = True
+            self._queue.clear()
+            self._facts = None
+        self._say(f"{message}; recording has stopped, training goes on")
         if writer is not None:
-            try:
+            with contextlib.suppress(OSError):  # that is what we are failing for: the end marker will be missing
                 writer.close({"reason": reason, "message": message, "dropped": dict(self._dropped)})
-            except OSError:
-                pass  # that is what we are failing for; the reader sees a missing end marker
-        while True:
-            with self._wake:
-                while not self._queue and not self._closing:
-                    self._wake.wait(_IDLE_SECONDS)
-                self._queue.clear()
-                self._facts = None
-                if self._closing:
-                    return
+
+    def _say(self, message: str) -> None:
+        """The first thing that goes wrong is said; the log tells the rest."""
+        if not self._spoke:
+            self._spoke = True
+            attach.say(message)
+
+
+def _rows_of(item: StepBatch | EventBatch) -> int:
+    """Rows of the log that are lost with an item."""
+    return len(item.events) if isinstance(item, EventBatch) else 1 + item.dropped + len(item.entries)
+
+
+def _sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -12,7 +12,6 @@ import torch
 
 import precdoctor
 from precdoctor.recording.naming import Names, Root
-from precdoctor.runlog.schema import SCHEMA_VERSION
 
 
 class Facts:
@@ -61,6 +60,8 @@ class Facts:
             self._write(self._collect())
 
     def _collect(self) -> dict[str, Any]:
+        from precdoctor.runlog.schema import SCHEMA_VERSION  # brings pyarrow, which launchers need not load
+
         return {
             "schema_version": SCHEMA_VERSION,
             "pid": os.getpid(),

@@ -6,7 +6,9 @@ of ``TransformerEncoderLayer`` stay as they are.
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,29 +23,34 @@ from precdoctor.recording.slots import Entry, Site
 
 _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass
 
+#: ``Function.apply`` of custom autograd functions, reentrant checkpointing among them.
+_FUNCTION_FILE = os.sep.join(("torch", "autograd", "function.py"))
+_MAX_FRAMES = 40
+
+
+class _Mode:
+    """What a root call decides for all calls below it."""
+
+    __slots__ = ("evaluating", "phase")
+
+    def __init__(self, phase: str, *, evaluating: bool) -> None:
+        self.phase = phase
+        self.evaluating = evaluating
+
 
 class _Frame:
     """One module call in progress."""
 
-    __slots__ = ("call", "mode", "module", "place", "recorded")
+    __slots__ = ("call", "mode", "module", "outermost", "place", "recorded")
 
-    def __init__(self, module: nn.Module, place: Place | None, call: int, mode: _Mode, recorded: bool) -> None:
+    def __init__(self, module: nn.Module, place: Place | None, mode: _Mode) -> None:
         self.module = module
         self.place = place
-        self.call = call
         self.mode = mode
-        self.recorded = recorded
-
-
-class _Mode:
-    """What a root call's rows are marked with; shared by all calls below it."""
-
-    __slots__ = ("evaluating", "phase", "root")
-
-    def __init__(self, root: str, phase: str, evaluating: bool) -> None:
-        self.root = root
-        self.phase = phase
-        self.evaluating = evaluating
+        self.call = 0
+        self.recorded = False
+        #: Nothing but wrappers (DistributedDataParallel and the like) around it.
+        self.outermost = False
 
 
 class Forward:
@@ -53,17 +60,17 @@ class Forward:
         self._recorder = recorder
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
-        #: Tensors already covered by a row in this step: storage address -> (tensor, version). A live tensor keeps its
-        #: address from being used again, so a dead reference means "not seen".
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._seen_step = (-1, -1)
+        self._seen = _Seen(recorder)
         #: The output hooked last: while a checkpoint is recomputed, a parent that returns its child's tensor adds nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
 
     def install(self) -> None:
         """Register both hooks with torch, for every module of the process."""
         nn.modules.module.register_module_forward_pre_hook(self._pre_hook())
-        nn.modules.module.register_module_forward_hook(self._post_hook(), with_kwargs=True, always_call=True)
+        # Without kwargs: on the way out of an exception torch calls global hooks without them whatever was asked for.
+        nn.modules.module.register_module_forward_hook(self._post_hook(), always_call=True)
+        # A compiled model notices that somebody has hooks; the user has none, and may have turned warnings into errors.
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
 
     # Plain functions, and the test for compilation first: Dynamo traces into global hooks, and must find nothing there.
 
@@ -78,10 +85,10 @@ class Forward:
 
         return precdoctor_forward_pre
 
-    def _post_hook(self) -> Callable[[nn.Module, Any, Any, Any], None]:
+    def _post_hook(self) -> Callable[[nn.Module, Any, Any], None]:
         recorder, leave = self._recorder, self._leave
 
-        def precdoctor_forward(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        def precdoctor_forward(module: nn.Module, _args: Any, result: Any) -> None:
             if torch.compiler.is_compiling():
                 return
             if recorder.state == "armed":
@@ -101,37 +108,39 @@ class Forward:
     def _entered(self, module: nn.Module, args: Any) -> None:
         recorder, stack = self._recorder, self._stack()
         above = stack[-1] if stack else None
-        if isinstance(module, torch.fx.GraphModule) or _skipped(module) or torch.jit.is_tracing():
-            stack.append(_Frame(module, above.place if above else None, 0, _NOT_RECORDED, recorded=False))
+        if _has_no_identity(module) or torch._C._get_tracing_state() is not None:
+            stack.append(_Frame(module, above.place if above else None, _NOT_RECORDED))
             return
         recompute = _in_recompute() != -1
-        place = recorder.names.place(module, above.place if above else None)
-        mode = (
-            above.mode if above is not None and above.place is not None else self._root_mode(module, place, recompute)
-        )
-        recorded = recorder.live and mode is not _NOT_RECORDED and recorder.wants(place)
-        kind = "recompute" if recompute else ("eval" if mode.evaluating else "train")
-        if place.is_wrapper:  # of these only a compiled model says what its inside does not
-            recorded = recorded and type(module).__name__ == "OptimizedModule"
-        call = recorder.next_call(place, kind) if recorded and not place.is_wrapper else 0
-        frame = _Frame(module, place, call, mode, recorded)
+        inside = above if above is not None and above.place is not None else None
+        place = recorder.names.place(module, inside and inside.place, inside and inside.module)
+        mode = self._root_mode(module, place, recompute) if inside is None else _inner_mode(inside.mode)
+        frame = _Frame(module, place, mode)
+        frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
         stack.append(frame)
-        if recorded and not recompute:
-            given = {**dict(enumerate(args)), **_keyword_arguments()}
-            self._record_inputs(frame, given, is_root=above is None)
+        frame.recorded = recorder.live and mode is not _NOT_RECORDED and recorder.wants(place)
+        if place.is_wrapper:  # of these only a compiled model says what its inside does not
+            frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
+        elif frame.recorded:
+            frame.call = recorder.next_call(place, "recompute" if recompute else "eval" if mode.evaluating else "train")
+        if frame.recorded and not recompute:
+            if recorder.current.autocast_dtype is None:  # frameworks enter autocast inside the root's forward
+                self._note_autocast()
+            given: dict[Any, Any] = dict(enumerate(args))
+            given.update(_keyword_arguments())
+            self._record_inputs(frame, given)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> _Mode:
         """How a top-level call is recorded: training, no-grad inside training, evaluation (perhaps), or not at all."""
         if recompute:
-            return _Mode(place.root, "train", evaluating=False)
-        recorder = self._recorder
-        root = recorder.names.roots[place.root]
-        grad = torch.is_grad_enabled()
-        if not module.training and not grad and root.trained:
+            return _Mode("train", evaluating=False)
+        root = self._recorder.names.roots[place.root]
+        grad = torch.is_grad_enabled() or _inside_function()
+        # A loss module has no parameters and nobody calls its eval(): without gradients it serves an evaluation.
+        evaluating = not module.training or not (grad or root.parametric)
+        if evaluating and not grad and root.trained:
             return _NOT_RECORDED
-        if recorder.live:
-            self._note_autocast()
-        return _Mode(place.root, "train" if grad else "no_grad", evaluating=not module.training)
+        return _Mode("train" if grad else "no_grad", evaluating=evaluating)
 
     def _note_autocast(self) -> None:
         recorder = self._recorder
@@ -142,60 +151,58 @@ class Forward:
                 if recorder.facts is not None:
                     recorder.facts.autocast(device, dtype)
 
-    def _record_inputs(self, frame: _Frame, given: dict[Any, Any], *, is_root: bool) -> None:
+    def _record_inputs(self, frame: _Frame, given: dict[Any, Any]) -> None:
         recorder = self._recorder
-        for name, x in leaves.tensors(given):
-            if not x.is_floating_point() and not x.is_complex():
-                continue
-            dense = leaves.plain(x)
-            if dense is None or self._covered(x):
-                continue
-            from_data = is_root and x.grad_fn is None and not isinstance(x, nn.Parameter)
-            assert frame.place is not None
-            if isinstance(x, nn.Parameter) or recorder.names.parameter(x) is not None:
+        for name, x in leaves.floating(given):
+            if self._seen.storage_of(x) or isinstance(x, nn.Parameter) or recorder.names.parameter(x) is not None:
                 continue  # weights and buffers have rows of their own
-            recorder.measure(self._site(frame, "batch" if from_data else "input", name, x), x, dense)
-            self._cover(x)
+            dense = leaves.plain(x)
+            if dense is not None:
+                kind = "batch" if frame.outermost and x.grad_fn is None else "input"
+                recorder.measure(self._site(frame, kind, name, x), x, dense)
+                self._seen.add(x)
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
     def _left(self, module: nn.Module, result: Any) -> None:
         stack = self._stack()
-        while stack:
-            frame = stack.pop()
-            if frame.module is module:
+        for depth in range(len(stack) - 1, -1, -1):
+            if stack[depth].module is module:
                 break
         else:
-            return
+            return  # entered before recording began
+        frame = stack[depth]
+        del stack[depth:]
         if frame.recorded and result is not None:
             self._record_outputs(frame, result)
 
     def _record_outputs(self, frame: _Frame, result: Any) -> None:
         recorder = self._recorder
         recompute = _in_recompute() != -1
-        for name, x in leaves.tensors(result):
-            if not x.is_floating_point() and not x.is_complex():
-                continue
+        for name, x in leaves.floating(result):
+            if self._was_hooked_last(x) if recompute else self._seen.tensor(x):
+                continue  # a parent that returns its child's tensor adds nothing
             dense = leaves.plain(x)
-            if dense is None or (self._was_hooked_last(x) if recompute else self._same_tensor(x)):
+            if dense is None:
                 continue
             if not recompute:
                 recorder.measure(self._site(frame, "output", name, x), x, dense)
-                self._cover(x)
+                self._seen.add(x)
             if x.requires_grad and x.grad_fn is not None:
                 self._last_hooked = weakref.ref(x)
-                x.register_hook(self._gradient_hook(self._site(frame, "grad_output", name, x)))
+                hook = self._gradient_hook(self._site(frame, "grad_output", name, x))
+                x.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _gradient_hook(self, site: Site) -> Callable[[Tensor], None]:
+    def _gradient_hook(self, site: Site) -> Callable[[Tensor | None], None]:
         recorder = self._recorder
 
         @guarded(recorder)
-        def precdoctor_grad(grad: Tensor) -> None:
+        def precdoctor_grad(grad: Tensor | None) -> None:
             root = recorder.names.roots.get(site.place.root)
             if root is not None:
                 root.trained = True
-            if not recorder.live or not recorder.in_backward:
-                return
+            if grad is None or not recorder.live or not recorder.in_backward:
+                return  # compiled graphs hand over None for a gradient that does not exist
             own = recorder.site(site.place, site.kind, site.name, grad, call=site.call, evaluating=site.evaluating)
             entry = recorder.measure(own, grad)
             if entry is not None and site.evaluating:
@@ -218,33 +225,81 @@ class Forward:
             frame.place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating
         )
 
-    def _cover(self, x: Tensor) -> None:
-        now = (self._recorder.step, self._recorder.micro_step)
-        if now != self._seen_step:
-            self._seen.clear()
-            self._seen_step = now
-        self._seen[x.untyped_storage()._cdata if x.layout is torch.strided else id(x)] = (weakref.ref(x), _version(x))
-
-    def _covered(self, x: Tensor) -> bool:
-        """Whether a row of this forward already speaks of this tensor, or of one it is a view of."""
-        found = self._seen.get(x.untyped_storage()._cdata if x.layout is torch.strided else id(x))
-        return found is not None and found[0]() is not None and found[1] == _version(x)
-
-    def _same_tensor(self, x: Tensor) -> bool:
-        """Whether this very tensor is already recorded: a parent that returns its child's output adds nothing."""
-        found = self._seen.get(x.untyped_storage()._cdata if x.layout is torch.strided else id(x))
-        return found is not None and found[0]() is x and found[1] == _version(x)
-
     def _was_hooked_last(self, x: Tensor) -> bool:
         return self._last_hooked is not None and self._last_hooked() is x
 
 
-_NOT_RECORDED = _Mode("", "", evaluating=False)
+class _Seen:
+    """The tensors the rows of this micro-step already speak of, as they were then: a version tells in-place writes.
+
+    A live tensor keeps its address from being used again, so a dead reference means "not seen".
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._when = (-1, -1)
+        self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._storages: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        recorder.when_forked.append(self._clear)
+
+    def _clear(self) -> None:
+        self._tensors.clear()
+        self._storages.clear()
+
+    def add(self, x: Tensor) -> None:
+        """Note a tensor that a row was made of."""
+        now = (self._recorder.step, self._recorder.micro_step)
+        if now != self._when:
+            self._clear()
+            self._when = now
+        entry = (weakref.ref(x), _version(x))
+        self._tensors[id(x)] = entry
+        if x.layout is torch.strided:
+            self._storages[x.untyped_storage()._cdata] = entry
+
+    def tensor(self, x: Tensor) -> bool:
+        """Whether this very tensor has a row."""
+        found = self._tensors.get(id(x))
+        return found is not None and found[0]() is x and found[1] == _version(x)
+
+    def storage_of(self, x: Tensor) -> bool:
+        """Whether this tensor, or one it is a view of, has a row."""
+        if x.layout is not torch.strided or leaves.is_wrapped(x):
+            return self.tensor(x)
+        found = self._storages.get(x.untyped_storage()._cdata)
+        return found is not None and found[0]() is not None and found[1] == _version(x)
 
 
-def _skipped(module: nn.Module) -> bool:
-    """Scripted modules and DataParallel replicas have no identity of their own."""
-    return isinstance(module, torch.jit.ScriptModule) or getattr(module, "_is_replica", False)
+_NOT_RECORDED = _Mode("", evaluating=False)
+
+
+def _inner_mode(above: _Mode) -> _Mode:
+    """The mode of a call inside another one: without gradients (a frozen encoder, a teacher) it is marked as such."""
+    if above.phase == "train" and not torch.is_grad_enabled() and not _inside_function():
+        return _Mode("no_grad", evaluating=above.evaluating)
+    return above
+
+
+def _inside_function() -> bool:
+    """Whether gradients are off only because a custom autograd function will compute them itself.
+
+    Reentrant checkpointing is one. Looks no further up than to the module call this one stands in.
+    """
+    frame, calls = sys._getframe(1), 0
+    for _ in range(_MAX_FRAMES):
+        code = frame.f_code
+        calls += code.co_name == "_call_impl"
+        if code.co_name == "apply" and code.co_filename.endswith(_FUNCTION_FILE):
+            return True
+        if calls == 2 or frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _has_no_identity(module: nn.Module) -> bool:
+    """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
+    return isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)) or getattr(module, "_is_replica", False)
 
 
 def _version(x: Tensor) -> int:

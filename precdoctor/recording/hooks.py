@@ -20,16 +20,19 @@ def install() -> Recorder:
     Raises:
         UsageError: the options variable cannot be read.
     """
-    global _installed  # noqa: PLW0603 -- torch's hooks are global to the process, and so is their owner
+    global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
     if _installed is None:
         options = RecordOptions.from_json(os.environ.get(OPTIONS_VARIABLE, "{}"))
         recorder = Recorder(Path(os.environ[RUN_VARIABLE]), options)
-        visible = keyword_arguments_are_visible()  # calls a module, so it comes before our hooks
-        Forward(recorder).install()
-        Backward(recorder).install()
-        Optimizers(recorder).install()
+        if not keyword_arguments_are_visible():  # calls a module, so it comes before our hooks
+            recorder.warnings.append("keyword arguments of modules are not visible in this torch")
+        try:
+            Forward(recorder).install()
+            Backward(recorder).install()
+            Optimizers(recorder).install()
+        except Exception:
+            recorder.state = "off"  # half of the hooks are worse than none
+            raise
         os.register_at_fork(after_in_child=recorder.after_fork)
-        if not visible:
-            recorder.event("warning", data={"message": "keyword arguments of modules are not visible in this torch"})
         _installed = recorder
     return _installed

@@ -1,22 +1,25 @@
 """The parent of a recorded run: starts the command, stays out of its way, and closes the log when it is gone.
 
-It never imports torch. The terminal, stdin and stdout are the child's; signals a terminal sends reach the child by
-themselves (they go to the whole foreground group), those sent to this process alone are passed on.
+It never imports torch. The terminal, stdin, stdout and every other inherited file are the child's; signals a terminal
+sends reach the child by themselves (they go to the whole foreground group), those sent to this process alone are
+passed on.
 """
 
 from __future__ import annotations
 
-import datetime
+import contextlib
+import datetime as dt
 import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from precdoctor._boot import ATTACH_FILE
 from precdoctor.errors import UsageError
@@ -30,6 +33,8 @@ _FROM_TERMINAL = frozenset((signal.SIGINT, signal.SIGQUIT)) if os.name == "posix
 _WATCHED = _FROM_TERMINAL | (
     {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2} if os.name == "posix" else set()
 )
+#: Python ignores these; a program started by a shell finds them as they were before.
+_DEFAULT_IN_CHILD = (signal.SIGPIPE, signal.SIGXFSZ) if os.name == "posix" else ()
 _SI_USER_CODES = frozenset((0, -1, -6))  # SI_USER, SI_QUEUE, SI_TKILL: sent by a process, not by the terminal
 
 
@@ -48,18 +53,27 @@ def command_line(arguments: Sequence[str], module: str | None) -> list[str]:
         _require_script(first)
         return [sys.executable, *arguments]
     if shutil.which(first) is None:
-        raise UsageError(f"no program named {first!r} was found; check the spelling or give its path")
+        raise UsageError(_why_no_program(first))
     if re.fullmatch(r"(python|pypy)[\d.]*", Path(first).name) and len(arguments) > 1 and arguments[1].endswith(".py"):
         _require_script(arguments[1])
     return list(arguments)
 
 
 def _require_script(script: str) -> None:
-    if not Path(script).is_file():
+    if not Path(script).exists():
         raise UsageError(f"no script {script!r} in {Path.cwd()}; check the path")
 
 
-def default_run_directory(command: Sequence[str], now: datetime.datetime) -> Path:
+def _why_no_program(name: str) -> str:
+    path = Path(name)
+    if path.is_dir():
+        return f"{name!r} is a directory; name a program or a script, as in: precdoctor record -- python train.py"
+    if path.is_file() and os.sep in name:
+        return f"{name!r} is not executable; make it so with chmod +x, or put its interpreter before it"
+    return f"no program named {name!r} was found; check the spelling or give its path"
+
+
+def default_run_directory(command: Sequence[str], now: dt.datetime) -> Path:
     """``precdoctor-runs/<script>-<utc>-<pid>``."""
     names = [a for a in command[1:] if a.endswith(".py")]
     following = [command[i + 1] for i, a in enumerate(command[:-1]) if a == "-m"]
@@ -88,7 +102,7 @@ def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, 
 
     if os.name != "posix":
         raise UsageError("precdoctor record runs on Linux and macOS; on Windows use WSL")
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = dt.datetime.now(dt.timezone.utc)
     directory = (run or default_run_directory(command, now)).absolute()
     create_run(directory, _run_facts(command, options, now), force=force)
     environment = {**os.environ, RUN_VARIABLE: str(directory), OPTIONS_VARIABLE: options.to_json()}
@@ -96,11 +110,20 @@ def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, 
     try:
         status = _run_child(command, environment)
     except OSError as error:
-        raise UsageError(f"cannot start {command[0]!r}: {error.strerror}") from error
+        _remove_unused(directory)
+        raise UsageError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
     return _close(directory, status)
 
 
-def _run_facts(command: Sequence[str], options: RecordOptions, now: datetime.datetime) -> dict[str, object]:
+def _remove_unused(directory: Path) -> None:
+    """A run that never began leaves nothing behind."""
+    with contextlib.suppress(OSError):  # nobody is the worse for an empty run
+        for entry in directory.iterdir():
+            entry.unlink()
+        directory.rmdir()
+
+
+def _run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime) -> dict[str, object]:
     return {
         "command": [command[0], "..."] if options.redact_names else list(command),
         "cwd": None if options.redact_names else str(Path.cwd()),
@@ -119,43 +142,79 @@ def _run_facts(command: Sequence[str], options: RecordOptions, now: datetime.dat
 # --- the child -------------------------------------------------------------------------------------------------------
 
 
-def _run_child(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Start the command, wait for it, pass signals on; its exit status as a shell would report it."""
+def _run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Start the command, wait for it, pass signals on; its exit status as a shell would report it.
+
+    The signals are blocked here and fetched one by one, which tells who sent each of them. The child is started with
+    the mask and the files this process was started with; ``subprocess`` would close all but three of them.
+
+    Raises:
+        OSError: it cannot be started.
+    """
     if not hasattr(signal, "sigwaitinfo"):
         return _run_child_with_handlers(command, environment)
     watched = {*_WATCHED, signal.SIGCHLD}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: then no exit status is kept
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        child = subprocess.Popen(  # noqa: S603 -- running the user's command is the purpose
-            command, env=environment, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        child = os.posix_spawnp(
+            command[0], list(command), environment, setsigmask=previous, setsigdef=_DEFAULT_IN_CHILD
         )
-        while child.poll() is None:
+        while (status := _exit_status(child)) is None:
             info = signal.sigwaitinfo(watched)
             if info.si_signo == signal.SIGCHLD:
                 continue
             if info.si_signo not in _FROM_TERMINAL or info.si_code in _SI_USER_CODES:
-                child.send_signal(info.si_signo)
+                _send(child, info.si_signo)
+        while signal.sigtimedwait(watched, 0) is not None:
+            pass  # meant for the child that has just gone; unblocked they would end us before the log is closed
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-    return _shell_status(child.returncode)
+    return status
 
 
-def _run_child_with_handlers(command: Sequence[str], environment: dict[str, str]) -> int:
-    """For systems without ``sigwaitinfo`` (macOS), which cannot tell who sent an interrupt: it is left to the terminal."""
-    child = subprocess.Popen(command, env=environment)  # noqa: S603 -- running the user's command is the purpose
+def _exit_status(child: int) -> int | None:
+    """As a shell reports it; None while it runs."""
+    pid, status = os.waitpid(child, os.WNOHANG)
+    return _shell_status(status) if pid else None
+
+
+def _shell_status(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+def _send(child: int, number: int) -> None:
+    """Cannot reach a stranger: until it has been waited for, the child keeps its number."""
+    with contextlib.suppress(OSError):  # it may run as somebody else by now
+        os.kill(child, number)
+
+
+def _run_child_with_handlers(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Without ``sigwaitinfo`` (macOS) nothing tells who sent an interrupt: it is left to the terminal."""
+    children: list[int] = []
+
+    def forward(number: int, _frame: object) -> None:
+        for child in children:
+            _send(child, number)
+
+    def leave_to_the_terminal(_number: int, _frame: object) -> None:
+        pass
+
     previous = {}
     for number in _WATCHED:
-        handler = signal.SIG_IGN if number in _FROM_TERMINAL else lambda n, _frame: child.send_signal(n)
-        previous[number] = signal.signal(number, handler)
+        if signal.getsignal(number) != signal.SIG_IGN:  # a handler, not SIG_IGN: that the child would inherit
+            handler = leave_to_the_terminal if number in _FROM_TERMINAL else forward
+            previous[number] = signal.signal(number, handler)
     try:
-        return _shell_status(child.wait())
+        child = os.posix_spawnp(command[0], list(command), environment, setsigdef=_DEFAULT_IN_CHILD)
+        children.append(child)
+        _, status = os.waitpid(child, 0)
+        children.clear()
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def _shell_status(returncode: int) -> int:
-    return 128 - returncode if returncode < 0 else returncode
+        for number, handler_before in previous.items():
+            signal.signal(number, handler_before)
+    return _shell_status(status)
 
 
 # --- afterwards ------------------------------------------------------------------------------------------------------
@@ -167,49 +226,71 @@ def _close(directory: Path, status: int) -> int:
     from precdoctor.runlog.layout import rank_directories
     from precdoctor.runlog.sealing import seal
 
-    ranks = rank_directories(directory)
-    if not ranks:
-        say(f"nothing was recorded: {why_nothing_armed(directory, status)}")
-        return status
-    try:
-        seal(directory)
-    except OSError as error:
-        say(f"the log could not be closed ({error.strerror}); what was flushed is still readable")
     shown = os.path.relpath(directory)
     shown = str(directory) if shown.startswith("..") else shown
-    say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}; next, type:")
-    print(f"  precdoctor diagnose {shown}", file=sys.stderr)  # noqa: T201 -- the parent's closing lines
-    stopped = any(_end_reason(rank.path) == "stopped" for rank in ranks)
-    return STOPPED_BY_US if stopped else status
+    try:
+        ranks = rank_directories(directory)
+        if ranks:
+            seal(directory)
+    except OSError as error:
+        if not directory.is_dir():
+            say(f"the run directory {shown} is gone, and with it what was recorded{_ended_with(status)}")
+            return status
+        say(f"the log in {shown} could not be closed ({error.strerror or error}); what was flushed is still readable")
+        return status
+    if not ranks:
+        say(f"nothing was recorded: {why_nothing_armed(directory)}{_ended_with(status)}")
+        return status
+    ends = [_end(rank.path) for rank in ranks]
+    early = next((end["message"] for end in ends if isinstance(end.get("message"), str)), None)
+    cut = f" (until it stopped early: {early})" if early else ""
+    say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}{cut}; next, type:")
+    say(f"precdoctor diagnose {shlex.quote(shown)}", prefix="  ")
+    return STOPPED_BY_US if any(end.get("reason") == "stopped" for end in ends) else status
 
 
-def _end_reason(rank: Path) -> str | None:
+def _ended_with(status: int) -> str:
+    return f" (the command itself ended with status {status})" if status else ""
+
+
+def _end(rank: Path) -> dict[str, Any]:
+    """The content of end.json; empty for a process that did not get to write one."""
     from precdoctor.runlog.schema import END_FILE
 
     try:
         end = json.loads((rank / END_FILE).read_text())
     except (OSError, ValueError):
-        return None
-    reason = end.get("reason") if isinstance(end, dict) else None
-    return reason if isinstance(reason, str) else None
+        return {}
+    return end if isinstance(end, dict) else {}
 
 
-def why_nothing_armed(directory: Path, status: int) -> str:
+def why_nothing_armed(directory: Path) -> str:
     """The likely reason that no process of the command recorded anything, from how far each one got."""
-    try:
-        lines = [json.loads(line) for line in (directory / ATTACH_FILE).read_text().splitlines()]
-    except (OSError, ValueError):
-        lines = []
-    events = {line.get("event") for line in lines}
-    errors = [line.get("message") for line in lines if line.get("event") == "error"]
-    failed = f" (the command itself ended with status {status})" if status else ""
-    if errors:
-        return f"the recorder could not start: {errors[0]}{failed}"
+    notes = list(_notes(directory))
+    events = {note.get("event") for note in notes}
+    for note in notes:
+        if note.get("event") == "error":
+            return f"the recorder could not start in {note.get('executable')}: {note.get('message')}"
     if "torch" in events:
-        return f"torch was imported, but no module was ever called and no optimizer stepped{failed}"
+        return "torch was imported, but no module was ever called and no optimizer stepped"
     if "boot" in events:
-        return f"the command never imported torch{failed}"
+        return "the command never imported torch"
     return (
         "no Python process of the command loaded precdoctor: its interpreter has no precdoctor installed "
-        f"(pip install precdoctor there), or a launcher dropped the environment variable {RUN_VARIABLE}{failed}"
+        f"(pip install precdoctor there), or a launcher dropped the environment variable {RUN_VARIABLE}"
     )
+
+
+def _notes(directory: Path) -> Iterator[dict[str, Any]]:
+    """The lines of the attach file that are whole."""
+    try:
+        lines = (directory / ATTACH_FILE).read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            note = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(note, dict):
+            yield note

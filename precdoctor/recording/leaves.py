@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,16 +15,21 @@ _MAX_LEAVES = 64
 
 
 def tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors in nested tuples, lists, mappings and dataclasses, with dotted names (``logits``, ``hidden_states.3``).
+    """The tensors in nested tuples, lists, mappings and dataclasses, with dotted names (``hidden_states.3``).
 
     A lone tensor is named ``prefix``. At most three levels deep and 64 tensors: caches and graphs are not outputs.
     """
-    count = 0
-    for name, leaf in _walk(value, prefix, 0):
-        yield name, leaf
-        count += 1
-        if count == _MAX_LEAVES:
-            return
+    return itertools.islice(_walk(value, prefix, 0), _MAX_LEAVES)
+
+
+def floating(value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Those of :func:`tensors` that hold floating-point or complex numbers, as long as they are there to be read.
+
+    Inside functorch transforms no tensor is: its values are known to no single kernel call.
+    """
+    if torch._C._functorch.maybe_current_level() is not None:
+        return iter(())
+    return ((name, x) for name, x in tensors(value) if x.is_floating_point() or x.is_complex())
 
 
 def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -47,25 +53,32 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
         yield from _walk(item, f"{name}.{key}" if name else str(key), depth + 1)
 
 
+def is_wrapped(x: Tensor) -> bool:
+    """Whether ``x`` is a subclass that computes by itself (DTensor, FakeTensor, quantised tensors)."""
+    kind = type(x)
+    if kind is Tensor or kind is torch.nn.Parameter:
+        return False
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
 def plain(x: Tensor) -> Tensor | None:
     """The dense floating-point tensor whose values count for ``x``, or null when there is none.
 
     DTensors give their local shard, sparse tensors their coalesced values, complex ones their real and imaginary parts.
     Fake, functorch-wrapped, quantised, nested, meta and empty tensors and other subclasses give null.
     """
-    if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+    if is_wrapped(x):
         local = getattr(x, "_local_tensor", None)
-        if isinstance(local, Tensor) and type(x).__name__ == "DTensor":
-            x = local
-        elif type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        if type(x).__name__ != "DTensor" or not isinstance(local, Tensor):
             return None
+        x = local
     if torch._C._functorch.maybe_current_level() is not None:
         return None
     if x.layout is not torch.strided:
         if x.layout is not torch.sparse_coo:
             return None
         x = x.detach().coalesce().values()
-    if x.device.type == "meta" or x.numel() == 0:
+    if x.device.type == "meta" or x.is_nested or x.numel() == 0:
         return None
     if x.dtype.is_complex:
         x = torch.view_as_real(x.detach().resolve_conj())

@@ -19,8 +19,9 @@ _WRAPPERS = {
     "OptimizedModule": "_orig_mod",
 }
 _PREFIXES = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-#: A scan for parents walks every live object; a script that makes modules in its loop must not pay for it each time.
-_MAX_PARENT_SCANS = 16
+#: A search for an unknown module walks every live object, or a whole tree of modules; a script that makes modules in
+#: its loop must not pay for it each time.
+_MAX_SEARCHES = 16
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,13 @@ class Root:
     """A top-level module seen in training.
 
     ``trained`` turns true when a backward pass went through it, which tells its evaluation passes from a teacher.
+    ``parametric`` is false for loss modules and their like.
     """
 
     name: str
     module: weakref.ref[nn.Module]
     trained: bool = False
+    parametric: bool = True
     modules: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -59,13 +62,9 @@ def unwrap(module: nn.Module) -> nn.Module:
 def class_name(module: nn.Module) -> str:
     """The class as the user wrote it: FSDP2 renames ``Linear`` to ``FSDPLinear``."""
     kind = type(module)
-    if (
-        kind.__name__.startswith("FSDP")
-        and len(kind.__mro__) > 1
-        and any("FSDPModule" == c.__name__ for c in kind.__mro__)
-    ):
-        bases = [c for c in kind.__mro__[1:] if c.__name__ != "FSDPModule"]
-        return bases[0].__name__
+    names = [c.__name__ for c in kind.__mro__]
+    if kind.__name__.startswith("FSDP") and "FSDPModule" in names:
+        return next(name for name in names[1:] if name != "FSDPModule")
     return kind.__name__
 
 
@@ -76,8 +75,8 @@ class Names:
         self.roots: dict[str, Root] = {}
         self._places: dict[int, tuple[weakref.ref[nn.Module], Place]] = {}
         self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], Place, str]] = {}
-        self._scans = 0
-        #: Bumped whenever a root is added, so that facts are rewritten.
+        self._searches = 0
+        #: Bumped whenever a module tree is added or has changed, so that facts are rewritten.
         self.version = 0
 
     def find(self, module: nn.Module) -> Place | None:
@@ -85,34 +84,66 @@ class Names:
         found = self._places.get(id(module))
         return found[1] if found is not None and found[0]() is module else None
 
-    def place(self, module: nn.Module, parent: Place | None) -> Place:
-        """The place of any module: known, below a new root, or kept by ``parent`` outside its module tree."""
+    def place(self, module: nn.Module, parent: Place | None, caller: nn.Module | None = None) -> Place:
+        """The place of any module.
+
+        Args:
+            module: the module that is called.
+            parent: the place of the module whose forward calls it; null at the top.
+            caller: that module.
+
+        Returns:
+            Its place when known; below a root found or made for it at the top; else, for a module that stands outside
+            the tree of ``caller`` (made anew in each forward, say), a place named after its class below ``parent``.
+        """
         found = self.find(module)
         if found is not None:
             return found
-        if parent is not None:
-            name = f"{parent.module}.{class_name(module)}" if parent.module else class_name(module)
-            place = Place(parent.root, name, class_name(module))
-            self._places[id(module)] = (weakref.ref(module), place)
-            return place
-        self._add_root(self._top(module))
-        found = self.find(module)
-        if found is None:  # the top found does not list it after all
-            self._add_root(module)
+        if parent is None:
+            self._add_root(self._top(module))
+            if self.find(module) is None:  # the top found does not list it after all
+                self._add_root(module)
             found = self.find(module)
-        assert found is not None
+        else:
+            found = self._added_since(module, parent, caller)
+        if found is None:
+            assert parent is not None
+            name = f"{parent.module}.{class_name(module)}" if parent.module else class_name(module)
+            found = Place(parent.root, name, class_name(module))
+            self._places[id(module)] = (weakref.ref(module), found)
         return found
+
+    def _added_since(self, module: nn.Module, parent: Place, caller: nn.Module | None) -> Place | None:
+        """The place of a module put into a known tree after that was read: adapters, replaced heads."""
+        is_child = caller is not None and any(child is module for child in caller._modules.values())
+        root = self.roots.get(parent.root)
+        if root is None or not (is_child or module._modules or module._parameters) or self._searched_enough():
+            return None
+        self._read(root)
+        return self.find(module)
 
     def parameter(self, parameter: torch.Tensor) -> tuple[Place, str] | None:
         """The module that owns a parameter or buffer, and its name there; null when no root has it."""
         found = self._parameters.get(id(parameter))
         return found[1:] if found is not None and found[0]() is parameter else None
 
+    def search_parameter(self, parameter: torch.Tensor) -> tuple[Place, str] | None:
+        """Like :meth:`parameter`; reads the trees again for one put there since (``.to()``, weight tying, adapters)."""
+        found = self.parameter(parameter)
+        if found is None and not self._searched_enough():
+            for root in self.roots.values():
+                self._read(root)
+            found = self.parameter(parameter)
+        return found
+
+    def _searched_enough(self) -> bool:
+        self._searches += 1
+        return self._searches > _MAX_SEARCHES
+
     def _top(self, module: nn.Module) -> nn.Module:
         """The outermost module that contains ``module``: scripts call ``model.encoder(x)`` directly, too."""
-        if self._scans >= _MAX_PARENT_SCANS or (not module._modules and not module._parameters):
+        if (not module._modules and not module._parameters) or self._searched_enough():
             return module
-        self._scans += 1
         # issubclass on the type, because isinstance asks lazy modules' __class__ and that can import or warn.
         live = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
         parents: dict[int, nn.Module] = {}
@@ -132,32 +163,41 @@ class Names:
         if known is not None and known.module == "":  # wrapped after its first use
             root = self.roots[known.root]
         else:
-            root = Root(self._free_name(class_name(inner)), weakref.ref(inner))
-            self.roots[root.name] = root
-        root.modules.clear()
+            name = self._free_name(class_name(inner))
+            root = Root(name, weakref.ref(inner), parametric=any(True for _ in inner.parameters()))
+            if (gone := self.roots.get(name)) is not None:  # a loss module made anew each step
+                root.trained, root.modules = gone.trained, gone.modules
+            self.roots[name] = root
+        self._read(root, outer)
+
+    def _read(self, root: Root, outer: nn.Module | None = None) -> None:
+        """Register every module of a root, its parameters and its buffers, under their present names."""
+        outer = outer or root.module()
+        if outer is None:
+            return
+        modules = []
         for raw, module in outer.named_modules():
-            self._add(root, raw, module, outer)
-        self.version += 1
-
-    def _add(self, root: Root, raw: str, module: nn.Module, outer: nn.Module) -> None:
-        name = ".".join(_without_wrappers(raw, outer))
-        place = Place(root.name, name, class_name(module), type(module).__name__ in _WRAPPERS)
-        self._places[id(module)] = (weakref.ref(module), place)
-        if not place.is_wrapper:
-            root.modules.append((name, place.module_class))
-        for own, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                self._parameters.setdefault(id(tensor), (weakref.ref(tensor), place, own))
-                if self._parameters[id(tensor)][0]() is not tensor:  # an address used again
+            self._let_go_of_root_at(module, root)
+            name = ".".join(_without_wrappers(raw, outer))
+            is_wrapper = type(module).__name__ in _WRAPPERS
+            place = Place(root.name, name, class_name(unwrap(module)), is_wrapper)
+            self._places[id(module)] = (weakref.ref(module), place)
+            if not is_wrapper:
+                modules.append((name, place.module_class))
+            for own, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and self.parameter(tensor) is None:  # of several owners the first names it
                     self._parameters[id(tensor)] = (weakref.ref(tensor), place, own)
+        if modules != root.modules:
+            root.modules = modules
+            self.version += 1
 
-    def refresh(self, root: Root) -> None:
-        """Register parameters that were replaced since (``.to()``, weight tying, LoRA) and new modules."""
-        module = root.module()
-        if module is not None:
-            root.modules.clear()
-            for raw, child in module.named_modules():
-                self._add(root, raw, child, module)
+    def _let_go_of_root_at(self, module: nn.Module, root: Root) -> None:
+        """A module that was a root by itself has become part of another one: its parameters take new names, too."""
+        known = self.find(module)
+        if known is not None and known.module == "" and known.root != root.name:
+            mine = [key for key, (_, place, _) in self._parameters.items() if place.root == known.root]
+            for key in mine:
+                del self._parameters[key]
 
     def _free_name(self, kind: str) -> str:
         """``Kind#n`` with the lowest n not held by a living root: loss modules made anew each step share a name."""

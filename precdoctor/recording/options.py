@@ -1,4 +1,4 @@
-"""What the recorder was asked to do: one frozen value, carried from the parent to every child as JSON in one variable."""
+"""What the recorder was asked to do: one frozen value, carried from the parent to every child as JSON."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RecordOptions:
         try:
             data: Mapping[str, Any] = json.loads(text)
             known = {f.name for f in dataclasses.fields(cls)}
-            fields = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+            fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
             return cls(**fields)
         except (TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{OPTIONS_VARIABLE} does not hold recorder options: {error}") from error

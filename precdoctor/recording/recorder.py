@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import torch
 from torch import Tensor
 
 from precdoctor import _boot
@@ -41,6 +40,10 @@ class Recorder:
         self.options = options
         self.state = "idle"
         self.local = threading.local()
+        #: Said in the log as soon as there is one.
+        self.warnings: list[str] = []
+        #: Called in a forked child, for what hooks remember of the parent's run.
+        self.when_forked: list[Callable[[], None]] = []
         self._lock = threading.RLock()
         self._reset()
 
@@ -65,41 +68,57 @@ class Recorder:
         with self._lock:
             if self.state != "idle":
                 return self.state == "armed"
-            if torch.utils.data.get_worker_info() is not None:
+            if attach.in_data_loader_worker():
                 self.state = "off"
                 return False
-            from precdoctor.recording.drain import (
-                Drain,
-            )  # pyarrow is not for launchers, which import torch but never arm
-
-            self.state = "armed"
             try:
+                # pyarrow is not for launchers, which import torch but never arm
+                from precdoctor.recording.drain import Drain
+
                 self.drain = Drain(self.run, attach.global_rank(), self.options)
                 self.facts = Facts(self.drain.write_facts, self.names)
-            except OSError as error:
-                self._give_up(f"the run directory cannot be written ({error}); training goes on unrecorded")
+            except Exception as error:  # noqa: BLE001 - the user's module call must succeed whatever happens here
+                self._cannot_begin(error)
                 return False
+            self.state = "armed"
             self._begin_step()
             _boot.note(str(self.run), "armed")
             attach.at_exit(self.close)
+            for message in self.warnings:
+                self.event("warning", data={"message": message})
             return True
 
+    def _cannot_begin(self, error: Exception) -> None:
+        """This process will not be recorded; its training goes on."""
+        if attach.raised_by_signal_handler(error):
+            raise error
+        self.state = "off"
+        if isinstance(error, OSError):
+            message = f"the run directory cannot be written ({error.strerror or error})"
+        else:
+            message = f"the recorder cannot start ({type(error).__name__}: {error})"
+        _boot.note(str(self.run), "error", message)
+        if self.options.strict:
+            raise error
+        attach.say(f"{message}; training goes on unrecorded")
+
     def close(self, *, reason: str = "exit") -> None:
-        """Write out what is left, the unfinished step included, and the end marker."""
+        """Write out what is left, the unfinished step included, and the end marker; waits until that is done."""
         with self._lock:
-            if self.state != "armed" or self.drain is None:
+            if self.drain is None:
                 return
-            try:
-                if self.slots.touched or self.current.losses or self.micro_step:
-                    self._hand_over(complete=False)
-                if self.facts is not None:
-                    self.facts.write_if_changed()
-            finally:
+            if self.state == "armed":
+                try:
+                    if self._step_has_begun():
+                        self._hand_over(complete=False)
+                    if self.facts is not None:
+                        self.facts.write_if_changed()
+                except Exception as error:  # noqa: BLE001 - at exit there is nobody to raise to
+                    self._log_error(error)
                 self.state = "off"
                 self.live = False
-                self.drain.close(
-                    {"reason": reason, "steps": self.step - self.options.first_step, "errors": self.errors}
-                )
+            steps = self.step - self.options.first_step
+            self.drain.close({"reason": reason, "steps": steps, "errors": self.errors})
 
     def after_fork(self) -> None:
         """In a forked child: the parent's files, threads and buffers are not ours."""
@@ -108,31 +127,38 @@ class Recorder:
         self.local = threading.local()
         self.state = "idle"
         self._reset()
+        for forget in self.when_forked:
+            forget()
 
-    def internal_error(self, error: BaseException) -> None:
-        """Count a defect of ours; the third one turns recording off (the first one, with ``--strict``, ends the run)."""
-        self.errors += 1
-        if self.options.strict:
+    def internal_error(self, error: Exception) -> None:
+        """Count a defect of ours; the third turns recording off (the first, with ``--strict``, ends the run)."""
+        if self.options.strict or attach.raised_by_signal_handler(error):
             raise error
+        self._log_error(error)
+        if self.errors == 1:
+            attach.say(f"internal error, training is not affected: {type(error).__name__}: {error}")
+        if self.errors >= _MAX_INTERNAL_ERRORS and self.state == "armed":
+            self._turn_off(f"{self.errors} internal errors, the last one {type(error).__name__}: {error}")
+
+    def _log_error(self, error: Exception) -> None:
+        self.errors += 1
         message = f"{type(error).__name__}: {error}"
         self.event("error", data={"message": message, "where": attach.innermost_own_frame(error)})
-        if self.errors == 1:
-            attach.say(f"internal error, training is not affected: {message}")
-        if self.errors >= _MAX_INTERNAL_ERRORS:
-            self._give_up(f"recording is off after {self.errors} internal errors; training goes on")
 
-    def _give_up(self, message: str) -> None:
-        attach.say(message)
+    def _turn_off(self, message: str) -> None:
+        """The rest of the run is not recorded; what is queued still reaches the log, without anybody waiting for it."""
+        self.event("warning", data={"message": f"recording is off after {message}"})
         self.state = "off"
         self.live = False
         self.slots.take()
         if self.drain is not None:
-            self.drain.close({"reason": "disabled", "message": message, "errors": self.errors})
+            end = {"reason": "disabled", "message": message, "errors": self.errors}
+            self.drain.close(end, wait=False)
 
     # --- tensors -----------------------------------------------------------------------------------------------------
 
     def measure(self, site: Site, x: Tensor, dense: Tensor | None = None, *, restart: bool = False) -> Entry | None:
-        """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there before."""
+        """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there."""
         dense = leaves.plain(x) if dense is None else dense
         if dense is None:
             return None
@@ -182,7 +208,8 @@ class Recorder:
         self.current = StepFacts(self.step)
         self.micro_step = 0
         self._calls.clear()
-        self.live = self.state == "armed" and self.options.samples(self.step)
+        room = self.drain is not None and self.drain.takes_tensors
+        self.live = self.state == "armed" and room and self.options.samples(self.step)
         self.current.sampled = self.live
         self._step_began = time.perf_counter_ns()
 
@@ -196,8 +223,19 @@ class Recorder:
         if facts.sampled:
             with kernels.apart_from_user_modes():
                 snapshots = {device: bank.snapshot(len(self.slots)) for device, bank in kernels.banks().items()}
-        if self.drain is not None:
-            self.drain.put(StepBatch(facts, entries, snapshots))
+        drain = self.drain
+        if drain is None:
+            return
+        drain.put(StepBatch(facts, entries, snapshots))
+        if drain.defect is not None and self.options.strict:
+            raise drain.defect
+        if drain.failed:  # it has said why
+            self.state = "off"
+
+    def _step_has_begun(self) -> bool:
+        """Whether the run ends inside a step: evaluation after the last step does not begin another one."""
+        trained = self.current.losses or self.micro_step
+        return bool(trained) or any(self._counts_as_training(e) for e in self.slots.touched.values())
 
     def _counts_as_training(self, entry: Entry) -> bool:
         """Evaluation passes do not: no backward went through them, and their root is one that trains."""
@@ -230,7 +268,7 @@ def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | No
             began = time.perf_counter_ns()
             try:
                 return body(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 -- whatever went wrong in here is ours and must stay here
+            except Exception as error:  # noqa: BLE001 - whatever went wrong in here is ours and must stay here
                 recorder.internal_error(error)
                 return None
             finally:

@@ -15,6 +15,12 @@ PIPED_WIDTH = 100
 #: Wider than this and the eye loses the line.
 READING_WIDTH = 140
 
+#: GitHub runs a line that begins like this, blanks before it included.
+_COMMAND = re.compile(r"^(\s*)::", re.MULTILINE)
+
+#: Typography that a terminal without Unicode gets in ASCII; drawings have an ASCII form of their own.
+_PLAIN = str.maketrans({"–": "-", "…": "...", "×": "x"})
+
 THEME = Theme(
     {
         "pd.error": "bold red",
@@ -42,8 +48,8 @@ def make_console(file: IO[str] | None = None, width: int | None = None, *, colou
     """
     file = sys.stdout if file is None else file
     watched = _is_tty(file)
-    console = Console(
-        file=file if watched else cast("IO[str]", _Trimmed(file)),
+    console = _Console(
+        file=cast("IO[str]", _Stream(file)),
         theme=THEME,
         width=width,
         force_terminal=colour,
@@ -63,14 +69,22 @@ def make_console(file: IO[str] | None = None, width: int | None = None, *, colou
     return console
 
 
-class _Trimmed:
-    """A stream without the blanks that pad a line to the width of a terminal."""
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would exit with 1, which here means findings
+
+
+class _Stream:
+    """What every line goes through: no blanks that pad to a width, nothing CI takes for a command, no mojibake."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
+        self._unicode = (getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
 
     def write(self, text: str) -> int:
-        return self._file.write(re.sub(" +\n", "\n", text))
+        if not self._unicode:
+            text = text.translate(_PLAIN)
+        return self._file.write(_COMMAND.sub(r"\1: :", re.sub(" +\n", "\n", text)))
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._file, name)

@@ -149,12 +149,16 @@ def _range(evidence: Any, console: Console) -> RenderableType | None:
     """The bar, and under it what its two parts are."""
     if not isinstance(evidence, Mapping):
         return None
-    bar = RangeBar.of(evidence, max(16, min(64, console.width - _LABEL - 36)))
-    if bar is None:
-        return None
-    drawing = bar.text(ascii_only=not can_draw(console))
+    room = console.width - _LABEL - 3
+    for beside in (20, 46):  # what stands beside the cells: the two ends, and perhaps shares outside them
+        bar = RangeBar.of(evidence, max(16, min(64, room - beside)))
+        if bar is None:
+            return None
+        drawing = bar.text(ascii_only=not can_draw(console))
+        if drawing.cell_len <= room:
+            break
     amax = evidence.get("amax")
-    caption = f"{bar.format.dtype}: subnormal, then normal numbers"
+    caption = f"{bar.format.dtype}: subnormal, then normal"
     if isinstance(amax, (int, float)) and 0.0 < amax < float("inf"):
         caption += f"; amax {number(float(amax))}, {number(round(bar.format.headroom(amax), 1))} binades of headroom"
     return Group(drawing, Text(caption, "pd.quiet"))

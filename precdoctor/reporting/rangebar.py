@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,11 +82,14 @@ class RangeBar:
         if self.below:
             out.append(f"{percent(self.below)} below  ", "pd.bad")
         out.append(f"{_power(self.format.min_subnormal)} {edge}", "pd.quiet")
+        cells = []
         for i, height in enumerate(self.heights):
             if i == self.subnormal_cells and 0 < i < len(self.heights):
-                out.append(edge, "pd.quiet")
+                cells.append((edge, "pd.quiet"))
             style = "pd.near" if i < self.subnormal_cells else "pd.bad" if i == len(self.heights) - 1 else "pd.code"
-            out.append(levels[height - 1] if height else empty, style if height else "pd.quiet")
+            cells.append((levels[height - 1], style) if height else (empty, "pd.quiet"))
+        for style, run in itertools.groupby(cells, key=lambda cell: cell[1]):
+            out.append("".join(character for character, _ in run), style)
         out.append(f"{edge} {_value(self.format.max)}", "pd.quiet")
         if self.above:
             out.append(f"  {percent(self.above)} above", "pd.bad")

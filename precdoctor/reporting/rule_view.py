@@ -43,7 +43,21 @@ def print_page(rule: Rule, console: Console) -> None:
     for title, text in sections:
         if text.strip():
             console.print(Text(f"\n{title}", "pd.strong"))
-            console.print(Padding(Text(clean_block(text.strip())), (0, 0, 0, 2)))
+            console.print(Padding(Text(reflow(clean_block(text.strip("\n")))), (0, 0, 0, 2)))
+
+
+def reflow(text: str) -> str:
+    """Joins the lines of a paragraph, for another width; indented lines, lists and tables stay as they are."""
+    out: list[str] = []
+    joins = False
+    for line in text.splitlines():
+        prose = bool(line.strip()) and not line.startswith((" ", "- ", "|", "[", "#"))
+        if prose and joins:
+            out[-1] += f" {line}"
+        else:
+            out.append(line)
+        joins = prose or line.startswith("- ")
+    return "\n".join(out)
 
 
 def _options(rule: Rule) -> str:

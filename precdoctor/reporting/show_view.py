@@ -47,7 +47,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "started", str(about["started"])
     versions = summary.run.get("versions")
     if isinstance(versions, Mapping) and versions:
-        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if summary.run.get("roots"):
         yield "models", ", ".join(map(str, summary.run["roots"]))
     options = about.get("options")

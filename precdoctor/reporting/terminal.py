@@ -92,8 +92,9 @@ def run_facts(run: Mapping[str, Any]) -> str:
     """``python train.py; steps 0–37, 1 rank; not closed cleanly``, from what the run says about itself."""
     out = []
     command = run.get("command")
-    if command:
-        out.append(clean(command if isinstance(command, str) else " ".join(map(str, command)), 160))
+    if isinstance(command, (list, tuple)) and command:
+        program = str(command[0]).rsplit("/", 1)[-1]  # which interpreter it was is no help here
+        out.append(clean(" ".join([program, *map(str, command[1:])]), 160))
     counts = []
     steps, sampled = run.get("steps"), run.get("sampled_steps")
     if isinstance(steps, int):
@@ -103,8 +104,12 @@ def run_facts(run: Mapping[str, Any]) -> str:
             counts.append(f"{number(sampled)} with full statistics")
     if isinstance(run.get("ranks"), int):
         counts.append(plural(run["ranks"], "rank"))
-    if run.get("device"):
-        counts.append(clean(run["device"], 40))
+    device = run.get("device")
+    if isinstance(device, Mapping):
+        kind, name = device.get("type"), device.get("name")
+        device = kind if kind == "cpu" or not name else f"{kind} ({name})"
+    if device:
+        counts.append(clean(device, 60))
     out += [", ".join(counts)] if counts else []
     if run.get("complete") is False:
         out.append("not closed cleanly (killed, or still running)")

@@ -12,6 +12,8 @@ _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 _UNSAFE_IN_BLOCK = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
+#: CI runners obey ``##[error]`` and ``##vso[...]`` anywhere in a line; the console takes care of ``::error``.
+_CI = re.compile(r"##(?=\[|vso\[)")
 #: Longest name or message worth a screen; anything longer is an accident or an attack.
 LIMIT = 1000
 
@@ -21,12 +23,12 @@ def clean(value: object, limit: int = LIMIT) -> str:
 
     Markup needs no escaping here: every console of precdoctor has markup, emoji and highlighting turned off.
     """
-    return _shorten(_UNSAFE.sub(_escape, str(value)), limit)
+    return _shorten(_CI.sub("## ", _UNSAFE.sub(_escape, str(value))), limit)
 
 
 def clean_block(value: object, limit: int = 20 * LIMIT) -> str:
     """As :func:`clean`, for text of several lines: line feeds stay, tabs become four spaces."""
-    return _shorten(_UNSAFE_IN_BLOCK.sub(_escape, str(value).replace("\t", "    ")), limit)
+    return _shorten(_CI.sub("## ", _UNSAFE_IN_BLOCK.sub(_escape, str(value).replace("\t", "    "))), limit)
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -94,7 +94,7 @@ def query(table: str, columns: Sequence[str] | None = None, filters: Filters | N
     names = tuple(schema.names if columns is None else columns)
     for name in names:
         _check_column(table, name)
-    if filters is None or filters in ([], ()):
+    if filters is None or (isinstance(filters, (list, tuple)) and not filters):
         return Query(table, names, None, frozenset(), ())
     empty = schema.empty_table()
     try:
@@ -116,7 +116,7 @@ def query(table: str, columns: Sequence[str] | None = None, filters: Filters | N
     )
 
 
-def _compile(table: str, filters: Sequence[Any]) -> tuple[pc.Expression, list[list[tuple[str, str, Any]]]]:
+def _compile(table: str, filters: Any) -> tuple[pc.Expression, list[list[tuple[str, str, Any]]]]:
     if not isinstance(filters, Sequence) or isinstance(filters, str):
         raise UsageError(f"filters takes a list of (column, operator, value), got {filters!r}")
     alternatives = [list(filters)] if isinstance(filters[0], tuple) else [list(f) for f in filters]
@@ -131,7 +131,7 @@ def _compile(table: str, filters: Sequence[Any]) -> tuple[pc.Expression, list[li
             if operator not in _OPERATORS:
                 raise UsageError(f"no filter operator {operator!r}; there are {', '.join(_OPERATORS)}")
             if operator in {"in", "not in"}:  # an empty list has no type of its own
-                value = pa.array(list(value), stored_type(table_schema(table).field(name).type))  # noqa: PLW2901
+                value = pa.array(list(value), stored_type(table_schema(table).field(name).type))
             terms.append(_OPERATORS[operator](pc.field(name), value))
         whole.append(reduce(lambda a, b: a & b, terms, pc.scalar(True)))
     return reduce(lambda a, b: a | b, whole), alternatives

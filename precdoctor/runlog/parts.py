@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,17 +15,18 @@ import pyarrow.parquet as pq
 from precdoctor.errors import CorruptRunError, RunUnreadableError
 from precdoctor.runlog.filters import ATTEMPT, Query
 from precdoctor.runlog.layout import MAX_JSON_BYTES, RankDirectory, files_matching, parse_json, read_regular
+from precdoctor.runlog.pages import RowGroup, check_pages, read_footer
 from precdoctor.runlog.schema import OPEN_PART, PARTS_FILE, SEALED_PART, TABLES
 from precdoctor.runlog.sealing import Part, digest_of
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, stored_type
 from precdoctor.runlog.writer import MAX_STRING_BYTES
 
 MAX_PART_BYTES: Final = 512 << 20
-MAX_PART_ROWS: Final = 1 << 24
 MAX_PARTS: Final = 1 << 20
-MAX_COLUMNS: Final = 1024
 #: Longest list in a row: a histogram has about 320 bins, a shape a handful of dimensions.
 MAX_LIST: Final = 1 << 16
+#: Text of one column in one batch of rows.
+MAX_TEXT_BYTES: Final = 256 << 20
 #: Rows decoded at a time; with block histograms a row takes about 2 kB in memory.
 BATCH_ROWS: Final = 1 << 14
 _THRIFT_LIMIT: Final = 16 << 20
@@ -53,14 +54,6 @@ class PartFile:
         return PartFile(self.path.with_name(name), self.table, self.number, sealed=True)
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What parts.jsonl lists; ``torn``: its last line was cut off in the middle of a write."""
-
-    parts: dict[str, Part]
-    torn: bool
-
-
 @contextmanager
 def readable(name: str) -> Iterator[None]:
     """Turns what the operating system or Arrow says about a file into one of our errors."""
@@ -84,27 +77,22 @@ def damaged(name: str, why: object) -> CorruptRunError:
     return CorruptRunError(f"{name} is damaged ({line[:200]}); see what is left with: precdoctor log verify RUN")
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """The lines of parts.jsonl; for a part that is listed twice the last line holds.
+def read_manifest(directory: Path) -> dict[str, Part]:
+    """The lines of parts.jsonl by name of the part; of two for one part the last holds.
 
     Raises:
-        CorruptRunError: a line is damaged.
+        CorruptRunError: a line is damaged. (One cut off at the end is not: its part still has its stream.)
         OSError: the file is there but cannot be read.
     """
-    path = directory / PARTS_FILE
     where = Path(directory.name) / PARTS_FILE
     try:
-        content = read_regular(path, MAX_JSON_BYTES)
+        lines = json_lines(read_regular(directory / PARTS_FILE, MAX_JSON_BYTES), where)
     except FileNotFoundError:
-        return Manifest({}, torn=False)
-    lines = content.split(b"\n")
-    parts = {}
-    for line in lines[:-1]:
-        part = _part(parse_json(line, where))
-        if part is None:
-            raise CorruptRunError(f"{where} is damaged: {line[:80]!r} lists no part")
-        parts[part.name] = part
-    return Manifest(parts, torn=lines[-1] != b"")
+        return {}
+    parts = [_part(line) for line in lines]
+    if None in parts:
+        raise CorruptRunError(f"{where} is damaged: line {parts.index(None) + 1} lists no part")
+    return {part.name: part for part in parts if part is not None}
 
 
 def _part(line: dict[str, Any]) -> Part | None:
@@ -118,46 +106,93 @@ def _part(line: dict[str, Any]) -> Part | None:
     return Part(name, rows, first, last, digest)
 
 
-def part_files(directory: Path) -> list[PartFile]:
-    """The files that hold the rows of a rank, by table and number; a stream whose part is sealed is left out.
+@dataclass(frozen=True)
+class Survey:
+    """What a rank directory holds: ``files`` with rows, by table and number, and what parts.jsonl lists, by name."""
+
+    files: list[PartFile]
+    listed: dict[str, Part]
+
+    @property
+    def missing(self) -> list[str]:
+        """Parts that are listed and not there."""
+        return sorted(set(self.listed) - {file.path.name for file in self.files})
+
+    @property
+    def unlisted(self) -> list[str]:
+        """Sealed parts that no line and no stream vouches for."""
+        return [file.path.name for file in self.files if file.sealed and file.path.name not in self.listed]
+
+
+def survey(directory: Path) -> Survey:
+    """Look at a rank directory, which may be growing.
+
+    A part counts once it is listed; until then its stream does. (Sealing renames, then lists, then unlinks the stream.)
 
     Raises:
-        CorruptRunError: more of them than any rank has.
-        OSError: the directory cannot be listed.
+        CorruptRunError: parts.jsonl is damaged, or there are more parts than any rank has.
+        OSError: the directory or parts.jsonl cannot be read.
     """
+    listed = read_manifest(directory)
+    found = _survey(directory, listed)
+    if found.unlisted:  # sealed between the two looks: by now it is listed
+        found = _survey(directory, read_manifest(directory))
+    return found
+
+
+def _survey(directory: Path, listed: dict[str, Part]) -> Survey:
     found: dict[tuple[str, int], PartFile] = {}
     for pattern, sealed in ((OPEN_PART, False), (SEALED_PART, True)):
         for match, path in files_matching(directory, pattern):
-            found[match[1], int(match[2])] = PartFile(path, match[1], int(match[2]), sealed)
+            key = match[1], int(match[2])
+            if key not in found or path.name in listed:
+                found[key] = PartFile(path, *key, sealed)
     if len(found) > MAX_PARTS:
         raise CorruptRunError(f"{directory.name} holds {len(found)} parts; no rank has that many")
-    return [found[key] for key in sorted(found)]
+    return Survey([found[key] for key in sorted(found)], listed)
 
 
-def read_sealed(part: PartFile, listed: Part | None, query: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
+def read_sealed(
+    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, sound: set[tuple[str, float]]
+) -> Iterator[pa.RecordBatch]:
     """The rows of a sealed part that ``query`` asks for.
+
+    Args:
+        part: the file.
+        listed: its line in parts.jsonl; a part without one is refused.
+        query: columns and rows.
+        rank: the directory.
+        sound: (path, time of change) of the parts whose checksum was found right, remembered for the next query.
 
     Raises:
         CorruptRunError: the part is not what was written, or nothing precdoctor would write.
         RunUnreadableError: the operating system refuses to read it.
     """
     with readable(part.name):
+        if listed is None:
+            raise damaged(part.name, "parts.jsonl does not list it")
+        key = (str(part.path), part.path.lstat().st_mtime)
         content = read_regular(part.path, MAX_PART_BYTES)
-        if listed is not None and digest_of(content) != listed.blake2b:
-            raise damaged(part.name, "its checksum is not the one in parts.jsonl")
-        with open_parquet(content) as file:
-            check_footer(part.name, file.metadata, listed)
+        if key not in sound:
+            if digest_of(content) != listed.blake2b:
+                raise damaged(part.name, "its checksum is not the one in parts.jsonl")
+            sound.add(key)
+        groups = read_footer(content)
+        if sum(group.rows for group in groups) != listed.rows:
+            raise damaged(part.name, f"parts.jsonl lists {listed.rows} rows, and it holds another number")
+        wanted = [n for n, group in enumerate(groups) if _may_match(group, query)]
+        if not wanted:
+            return
+        for n in wanted:
+            check_pages(content, groups[n], query.needed)
+        seen = 0
+        with _open_parquet(content) as file:
             columns = _columns_present(part.name, file.schema_arrow, query)
-            groups = [n for n in range(file.metadata.num_row_groups) if _may_match(file.metadata, n, query)]
-            expected = sum(file.metadata.row_group(n).num_rows for n in groups)
-            if not groups:
-                return
-            seen = 0
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns):
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=wanted, columns=columns):
                 seen += batch.num_rows
                 yield _conform(part.name, batch, query, rank)
-            if seen != expected:
-                raise damaged(part.name, f"it holds {seen} rows and claims {expected}")
+        if seen != sum(groups[n].rows for n in wanted):
+            raise damaged(part.name, f"it holds {seen} rows and claims another number")
 
 
 def read_open(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
@@ -181,12 +216,8 @@ def read_open(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.
             yield _conform(part.name, batch.select(columns), query, rank)
 
 
-def open_parquet(content: bytes) -> pq.ParquetFile:
-    """A Parquet file with every guard Arrow has: page checksums, limits on the footer, strings as dictionaries.
-
-    Raises:
-        pyarrow.ArrowException, OSError: it is no Parquet file.
-    """
+def _open_parquet(content: bytes) -> pq.ParquetFile:
+    """A Parquet file with every guard Arrow has: page checksums, limits on the footer, strings as dictionaries."""
     limits = {"thrift_string_size_limit": _THRIFT_LIMIT, "thrift_container_size_limit": _THRIFT_LIMIT}
     buffer = pa.BufferReader(content)
     with pq.ParquetFile(buffer, **limits) as file:
@@ -200,21 +231,6 @@ def open_parquet(content: bytes) -> pq.ParquetFile:
         pre_buffer=False,
         **limits,
     )
-
-
-def check_footer(name: str, metadata: pq.FileMetaData, listed: Part | None) -> None:
-    """What a footer may claim.
-
-    Raises:
-        CorruptRunError: more than precdoctor writes, or not what parts.jsonl says.
-    """
-    groups = [metadata.row_group(n) for n in range(min(metadata.num_row_groups, MAX_PART_ROWS))]
-    if metadata.num_rows > MAX_PART_ROWS or metadata.num_columns > MAX_COLUMNS:
-        raise damaged(name, f"it claims {metadata.num_rows} rows and {metadata.num_columns} columns")
-    if any(group.num_rows < 0 for group in groups) or sum(group.num_rows for group in groups) != metadata.num_rows:
-        raise damaged(name, "its row counts contradict each other")
-    if listed is not None and listed.rows != metadata.num_rows:
-        raise damaged(name, f"it holds {metadata.num_rows} rows and parts.jsonl lists {listed.rows}")
 
 
 def _columns_present(name: str, schema: pa.Schema, query: Query) -> list[str]:
@@ -234,17 +250,9 @@ def _columns_present(name: str, schema: pa.Schema, query: Query) -> list[str]:
     return present
 
 
-def _may_match(metadata: pq.FileMetaData, group: int, query: Query) -> bool:
-    if not query.steps:
-        return True
-    chunks = metadata.row_group(group)
-    for n in range(chunks.num_columns):
-        if chunks.column(n).path_in_schema == "step":
-            statistics = chunks.column(n).statistics
-            if statistics is None or not statistics.has_min_max or statistics.null_count:
-                return True
-            return query.may_match(statistics.min, statistics.max)
-    return True
+def _may_match(group: RowGroup, query: Query) -> bool:
+    bounds = next((chunk.bounds for chunk in group.chunks if chunk.path == ("step",)), None)
+    return bounds is None or query.may_match(*bounds)
 
 
 def _conform(name: str, batch: pa.RecordBatch, query: Query, rank: RankDirectory) -> pa.RecordBatch:
@@ -272,6 +280,8 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(kind) and not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
     elif not pa.types.is_dictionary(kind) and pa.types.is_dictionary(array.type):
+        if (pc.sum(pc.take(pc.binary_length(array.dictionary), array.indices)).as_py() or 0) > MAX_TEXT_BYTES:
+            raise ValueError("its strings unfold to more than any log holds")
         array = array.dictionary_decode()
     return array if array.type == kind else array.cast(kind)
 
@@ -288,7 +298,7 @@ def _check_lengths(name: str, column: str, array: pa.Array) -> None:
         raise damaged(name, f"column {column!r} holds a value of length {longest}")
 
 
-def json_lines(content: bytes, where: Path) -> Iterable[dict[str, Any]]:
+def json_lines(content: bytes, where: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file; a last line without an end was cut off and is passed over.
 
     Raises:

@@ -24,7 +24,7 @@ from precdoctor.runlog.layout import (
     read_regular,
     read_run_info,
 )
-from precdoctor.runlog.parts import json_lines, part_files, read_manifest, read_open, read_sealed, readable
+from precdoctor.runlog.parts import json_lines, read_manifest, read_open, read_sealed, readable, survey
 from precdoctor.runlog.schema import ATTACH_FILE, END_FILE, RANK_FILE
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Run:
         self.path = path
         #: run.json: the command, host facts, recorder options, ``schema_version``.
         self.info = info
+        self._sound: set[tuple[str, float]] = set()
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -133,7 +134,7 @@ class Run:
                 content = read_regular(path, MAX_JSON_BYTES)
             except FileNotFoundError:
                 return []
-            return list(json_lines(content, Path(ATTACH_FILE)))
+            return json_lines(content, Path(ATTACH_FILE))
 
     def _directories(self) -> list[RankDirectory]:
         with readable(str(self.path)):
@@ -158,7 +159,7 @@ class Run:
 
     def _read(self, asked: Query) -> Iterator[pa.RecordBatch]:
         for rank in self._directories():
-            for batch in _rank_batches(rank, asked):
+            for batch in _rank_batches(rank, asked, self._sound):
                 if batch.num_rows:
                     yield batch
 
@@ -176,32 +177,31 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(run, read_run_info(run))
 
 
-def _rank_batches(rank: RankDirectory, asked: Query) -> Iterator[pa.RecordBatch]:
+def _rank_batches(rank: RankDirectory, asked: Query, sound: set[tuple[str, float]]) -> Iterator[pa.RecordBatch]:
     name = rank.path.name
-    # The manifest first: a living writer lists a part only after the part is there.
     with readable(name):
-        listed = read_manifest(rank.path).parts
-        parts = [part for part in part_files(rank.path) if part.table == asked.table]
-    present = {part.path.name for part in parts}
-    for missing in sorted(set(listed) - present):
+        found = survey(rank.path)
+    for missing in found.missing:
         if missing.startswith(f"{asked.table}-"):
             raise CorruptRunError(f"{name}/{missing} is missing; see what is left with: precdoctor log verify RUN")
-    for part in parts:
+    for part in found.files:
+        if part.table != asked.table:
+            continue
+        listed = found.listed
         if not part.sealed:
             try:
                 yield from read_open(part, asked, rank)
                 continue
-            except FileNotFoundError:  # sealed since the directory was listed
-                sealed = part.as_sealed()
-        else:
-            sealed = part
-        yield from read_sealed(sealed, listed.get(sealed.path.name), asked, rank)
+            except FileNotFoundError:  # sealed since
+                with readable(name):
+                    listed = read_manifest(rank.path)
+        sealed = part.as_sealed()
+        yield from read_sealed(sealed, listed.get(sealed.path.name), asked, rank, sound)
 
 
 def _rank_log(rank: RankDirectory) -> RankLog:
     with readable(rank.path.name):
-        listed = read_manifest(rank.path)
-        parts = part_files(rank.path)
+        found = survey(rank.path)
         facts = read_json_if_there(rank.path / RANK_FILE)
         end = read_json_if_there(rank.path / END_FILE)
     problems = []
@@ -209,9 +209,8 @@ def _rank_log(rank: RankDirectory) -> RankLog:
         problems.append(f"{RANK_FILE} is missing: the process ended before it had seen the model")
     if end is None:
         problems.append(f"{END_FILE} is missing: the process was killed or is still running")
-    sealed = {part.path.name for part in parts if part.sealed}
-    problems += [f"{name} is listed and missing" for name in sorted(set(listed.parts) - sealed)]
-    if end is not None:
-        problems += [f"{name} is not listed" for name in sorted(sealed - set(listed.parts))]
-        problems += [f"{part.path.name} was left open" for part in parts if not part.sealed]
+    else:
+        problems += [f"{part.path.name} was left open" for part in found.files if not part.sealed]
+    problems += [f"{name} is listed and missing" for name in found.missing]
+    problems += [f"{name} is not listed" for name in found.unlisted]
     return RankLog(rank.rank, rank.attempt, rank.path, facts or {}, end, problems)

@@ -1,11 +1,12 @@
 """From open stream to sealed part: temp -> fsync -> rename -> a line in parts.jsonl -> the stream is unlinked.
 
 Cut off at any point, nothing is lost and nothing counts twice: while the stream is there it holds all the rows, and
-once a part of the same number exists, readers pass over the stream.
+once a part of the same number is listed, readers pass over the stream.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -28,7 +29,7 @@ from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, store
 #: Rows (at most) that share one footer entry: large enough that column metadata costs nothing per row.
 ROW_GROUP_ROWS: Final = 1 << 16
 #: ... and their size in memory, in bytes.
-ROW_GROUP_BYTES: Final = 64 << 20
+ROW_GROUP_BYTES: Final = 32 << 20
 DIGEST_BYTES: Final = 16
 
 _TEMPORARY: Final = re.compile(r"\..+\.tmp")
@@ -118,7 +119,7 @@ def _encoding(schema: pa.Schema) -> dict[str, object]:
     floats = [f.name for f in schema if pa.types.is_floating(f.type) and f.name not in repeating]
     return {
         "compression": "zstd",
-        "compression_level": 3,
+        "compression_level": 1,
         "use_dictionary": repeating,
         # float32 values kept as float64: the empty mantissa bytes fall together
         "column_encoding": dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
@@ -129,19 +130,20 @@ def _encoding(schema: pa.Schema) -> dict[str, object]:
 
 
 def append_line(path: Path, content: dict[str, object]) -> None:
-    """Append one JSON line in one write, and wait until it is on the disk.
+    """Append one JSON line in one write, and wait until it is on the disk; a line cut off before is taken away.
 
     Raises:
         OSError: the disk is full, or the directory gone or read-only.
     """
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with os.fdopen(handle, "r+b", buffering=0) as file:
+        whole = file.read().rfind(b"\n") + 1
+        if whole < file.tell():
+            file.truncate(whole)
         line = json.dumps(content).encode() + b"\n"
-        if os.write(handle, line) != len(line):
-            raise OSError(28, f"no space left for {path.name}")
+        if file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path.name)
         os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def seal(run: Path, *, force: bool = False) -> list[str]:

@@ -53,7 +53,9 @@ class StreamEncoder:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._sink = io.BytesIO()
-        self._writer = pa.ipc.new_stream(self._sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+        # No threads of Arrow's beside those of the training.
+        options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+        self._writer = pa.ipc.new_stream(self._sink, schema, options=options)
         self._sum = hashlib.blake2b(digest_size=_DIGEST // 2)
 
     def encode(self, batch: pa.RecordBatch) -> bytes:
@@ -121,7 +123,8 @@ def read_batches(data: bytes, found: StreamScan, where: str) -> Iterator[pa.Reco
     if found.batches == 0:
         return
     try:
-        with pa.ipc.open_stream(pa.BufferReader(memoryview(data)[: found.good_bytes])) as reader:
+        source = pa.BufferReader(memoryview(data)[: found.good_bytes])
+        with pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
             for _ in range(found.batches):
                 batch = reader.read_next_batch()
                 batch.validate(full=True)

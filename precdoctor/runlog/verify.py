@@ -16,15 +16,18 @@ from precdoctor.errors import RunUnreadableError
 from precdoctor.runlog.filters import query
 from precdoctor.runlog.layout import RankDirectory, rank_directories, read_json_if_there, read_regular, read_run_info
 from precdoctor.runlog.lock import is_locked
-from precdoctor.runlog.parts import Manifest, PartFile, part_files, read_manifest, read_open, read_sealed, readable
-from precdoctor.runlog.schema import END_FILE, RANK_FILE, TABLES
+from precdoctor.runlog.parts import PartFile, Survey, read_open, read_sealed, readable, survey
+from precdoctor.runlog.schema import END_FILE, RANK_FILE, SEALED_PART, TABLES
 from precdoctor.runlog.sealing import Part
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, scan
 
 
 @dataclass(frozen=True)
 class PartReport:
-    """One sealed part. ``status``: ok, damaged, missing (listed, not there), unlisted (there and sound, not listed)."""
+    """One sealed part.
+
+    ``status``: ok, damaged, missing (listed, not there), or unlisted (there, and nothing vouches for it).
+    """
 
     name: str
     status: str
@@ -128,27 +131,21 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 def _rank(rank: RankDirectory) -> RankReport:
     problems: list[str] = []
     live = False
-    manifest, files = Manifest({}, torn=False), []
+    found = Survey([], {})
     try:
         with readable(rank.path.name):
             live = is_locked(rank.path)
-            manifest = read_manifest(rank.path)
-    except RunUnreadableError as error:
-        problems.append(str(error))
-    try:
-        with readable(rank.path.name):
-            files = part_files(rank.path)
+            found = survey(rank.path)
     except RunUnreadableError as error:
         problems.append(str(error))
     dropped: Counter[str] = Counter()
-    parts = [_sealed(file, manifest, rank, dropped) for file in files if file.sealed]
-    present = {part.name for part in parts}
+    parts = [_sealed(file, found.listed.get(file.path.name), rank, dropped) for file in found.files if file.sealed]
     parts += [
         PartReport(name, "missing", problem=f"{rank.path.name}/{name} is listed in parts.jsonl and missing")
-        for name in sorted(set(manifest.parts) - present)
+        for name in found.missing
     ]
-    streams = [_open(file, rank, dropped) for file in files if not file.sealed]
-    gaps = _gaps(files, manifest)
+    streams = [_open(file, rank, dropped) for file in found.files if not file.sealed]
+    gaps = _gaps(found)
     problems += [part.problem for part in parts if part.problem]
     problems += [stream.problem for stream in streams if stream.problem]
     problems += [f"{rank.path.name}/{name} was written and is missing" for name in gaps]
@@ -168,16 +165,18 @@ def _is_there(path: Path, problems: list[str]) -> bool:
         return True
 
 
-def _sealed(file: PartFile, manifest: Manifest, rank: RankDirectory, dropped: Counter[str]) -> PartReport:
-    listed: Part | None = manifest.parts.get(file.path.name)
+def _sealed(file: PartFile, listed: Part | None, rank: RankDirectory, dropped: Counter[str]) -> PartReport:
+    name = file.path.name
+    if listed is None:
+        return PartReport(name, "unlisted", problem=f"{file.name} is not listed in parts.jsonl: nothing vouches for it")
     try:
-        rows, first, last = _count(read_sealed(file, listed, query(file.table), rank), file.table, dropped)
+        rows, first, last = _count(read_sealed(file, listed, query(file.table), rank, set()), file.table, dropped)
     except RunUnreadableError as error:
-        return PartReport(file.path.name, "damaged", problem=str(error))
-    if listed is not None and (listed.first_step, listed.last_step) != (first, last):
+        return PartReport(name, "damaged", problem=str(error))
+    if (listed.first_step, listed.last_step) != (first, last):
         problem = f"{file.name} holds steps {first} to {last}, and parts.jsonl says otherwise"
-        return PartReport(file.path.name, "damaged", rows, first, last, problem)
-    return PartReport(file.path.name, "ok" if listed else "unlisted", rows, first, last)
+        return PartReport(name, "damaged", rows, first, last, problem)
+    return PartReport(name, "ok", rows, first, last)
 
 
 def _open(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamReport:
@@ -216,12 +215,14 @@ def _drop(data: str | None) -> tuple[str, int]:
         return "unknown", 1
 
 
-def _gaps(files: list[PartFile], manifest: Manifest) -> list[str]:
+def _gaps(found: Survey) -> list[str]:
     """Numbers below the largest one of their table that no file has and parts.jsonl does not list."""
     gaps = []
     for table in TABLES:
-        numbers = {file.number for file in files if file.table == table}
-        numbers |= {int(name[-14:-8]) for name in manifest.parts if name.startswith(table)}
+        numbers = {file.number for file in found.files if file.table == table}
+        numbers |= {
+            int(match[2]) for name in found.listed if (match := SEALED_PART.fullmatch(name)) and match[1] == table
+        }
         missing = sorted(set(range(1, max(numbers, default=0))) - numbers)
         gaps += [f"{table}-{number:06d}.parquet" for number in missing]
     return gaps

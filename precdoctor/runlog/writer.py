@@ -28,6 +28,9 @@ MAX_STRING_BYTES: Final = 1 << 20
 #: Tensor rows may fill this share of the budget; the rest is kept for steps and events.
 _TENSOR_SHARE: Final = 0.95
 
+#: Written at once, in bytes of memory: what readers take for one batch or one row group has limits.
+_SLICE_BYTES: Final = 16 << 20
+
 Column: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
 
 
@@ -101,6 +104,11 @@ class RankWriter:
             limit = self._max_bytes * (_TENSOR_SHARE if table == "tensors" else 1.0)
             if self.bytes_used >= limit:
                 raise DiskBudgetReached(f"{self.directory} has reached its limit of {self._max_bytes} bytes")
+        some = max(1, rows * _SLICE_BYTES // max(1, batch.nbytes))
+        for at in range(0, rows, some):
+            self._write(table, batch.slice(at, some))
+
+    def _write(self, table: str, batch: pa.RecordBatch) -> None:
         stream = self._open.get(table)
         if stream is None:
             stream = _OpenStream(self.directory, table, self._next[table], self._clock())
@@ -239,7 +247,7 @@ def _array(values: Column, field: pa.Field) -> pa.Array:
         return pa.array(values, field.type, from_pandas=False)
     except UnicodeEncodeError:  # file names that are not UTF-8 reach Python as lone surrogates
         return pa.array([_encodable(v) for v in values], field.type)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError, TypeError) as error:
         raise ValueError(f"column {field.name!r} does not hold {field.type}: {error}") from error
 
 

@@ -25,7 +25,7 @@ RUN: dict[str, Any] = {
     "last_step": 37,
     "sampled_steps": 38,
     "ranks": 1,
-    "device": "cpu",
+    "device": {"type": "cpu", "name": "x86_64"},
     "complete": True,
 }
 RECORDER: dict[str, Any] = {"overhead_fraction": 0.0123, "dropped": {}, "errors": []}
@@ -53,8 +53,8 @@ OVERFLOW = Finding(
     severity=Severity.ERROR,
     confidence=0.97,
     title="`blocks.3.attn` made the first Inf at step 37",
-    message="The output of `blocks.3.attn` holds 128 +Inf of 65,536 elements. Everything before it was finite; its inputs "
-    "reached 52.5, and 64 products of that size sum to more than float16 can hold (65504).",
+    message="The output of `blocks.3.attn` holds 128 +Inf of 65,536 elements. Everything before it was finite; its "
+    "inputs reached 52.5, and 64 products of that size sum to more than float16 can hold (65504).",
     location=Location(
         root="GPT#0",
         module="blocks.3.attn",
@@ -72,8 +72,8 @@ OVERFLOW = Finding(
             "amax": 65504.0,
             "amin_nonzero": 2.0**-14,
             "exp_lo": -14,
-            "exp_hist": [1, 2, 5, 9, 20, 41, 80, 150, 300, 600, 1200, 2400, 4100, 5200, 6100, 7000, 7400, 7100, 6000, 4100,
-                         2500, 1300, 700, 380, 200, 110, 60, 30, 12, 4],
+            "exp_hist": [1, 2, 5, 9, 20, 41, 80, 150, 300, 600, 1200, 2400, 4100, 5200, 6100, 7000, 7400, 7100, 6000,
+                         4100, 2500, 1300, 700, 380, 200, 110, 60, 30, 12, 4],
         },
         "path": [
             _entry("blocks.2.mlp", "output", 210, 12.5, 12.4),

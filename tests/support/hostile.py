@@ -17,6 +17,8 @@ NAMES: tuple[str, ...] = (
     "line one\nline two",
     "carriage\rreturn",
     "::error file=x,line=1::owned",
+    "##[error]owned",
+    "##vso[task.setvariable variable=x]y",
     "a|b|c",
     "| --- |\n| x |",
     "`code` **bold** [a](b)",

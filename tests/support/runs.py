@@ -46,13 +46,14 @@ def write_run(
     info: Mapping[str, Any] | None = None,
     ranks: int = 1,
     end: bool | Mapping[str, Any] = True,
+    batch_rows: int = 1 << 20,
     **writer_options: Any,
 ) -> Path:
     """Make a run directory at ``path`` and return it.
 
     A row without ``rank`` is written to every one of the ``ranks``; with it, only to that one. ``facts`` goes into each
     rank.json, ``info`` into run.json. ``end=False`` leaves the log as a killed process would: open streams, no
-    end.json; a mapping becomes the content of end.json.
+    end.json; a mapping becomes the content of end.json. ``batch_rows`` rows go into each append.
     """
     create_run(path, {"command": ["python", "train.py"], **(info or {})})
     rows = {"tensors": tensors, "steps": steps, "events": events}
@@ -61,8 +62,10 @@ def write_run(
         writer.write_facts(facts or {})
         for table, given in rows.items():
             mine = [row for row in given if row.get("rank", rank) == rank]
-            if mine:
-                writer.append(table, columns_of(table, mine, rank), len(mine))
+            columns = columns_of(table, mine, rank)
+            for at in range(0, len(mine), batch_rows):
+                some = {name: values[at : at + batch_rows] for name, values in columns.items()}
+                writer.append(table, some, min(batch_rows, len(mine) - at))
         if end is False:
             writer.abandon()
         else:

@@ -1,0 +1,1 @@
+"""The rules, one per file; each ends in a module-level ``RULE``."""

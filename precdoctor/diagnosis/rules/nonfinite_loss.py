@@ -67,7 +67,9 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     cause = f" ({incident.cause.name})" if incident.cause.name else ""
     maker = "the loss code" if origin.how == "loss" else origin.maker
     title = f"the loss became non-finite in {maker}{cause}, the model's outputs are finite"
-    message = f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    message = (
+        f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    )
     if after is not None and after.amax is not None:
         zeros = f" and holds {after.zero:,} exact zeros" if after.zero else ""
         message += f" The last tensor before it, {after.label}, is finite, reaches {after.amax:.4g}{zeros}."
@@ -124,4 +126,3 @@ RULE = Rule(
     columns=("order", "nan", "pos_inf", "neg_inf", "amax", "zero"),
     check=check,
 )
-

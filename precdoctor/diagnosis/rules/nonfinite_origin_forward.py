@@ -72,7 +72,9 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     row = origin.row
     cause = f" ({incident.cause.name})" if incident.cause.name else ""
     title = f"first non-finite value of the forward pass comes from {origin.maker}{cause}"
-    message = f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    message = (
+        f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    )
     message += _input_words(preceding(incident), row)
     if origin.masks:
         message += f" A mask with {origin.masks[-1].neg_inf:,} -inf went in; it is legal and not the origin."

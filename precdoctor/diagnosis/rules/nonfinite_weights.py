@@ -54,7 +54,7 @@ the weight's format rounds to zero; `optimizer-overflow` needs infinities withou
 
 def check(view: RunView, options: Options) -> Checked:
     """Findings for every incident that begins in the weights."""
-    seen = looked_at(view, ("weight", "update"), "weight and update")
+    seen = looked_at(view, ("weight", "update"), "weight tensor")
     return check_incidents(view, RULE, options, _tell, seen)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from precdoctor.recording.kernels import blocked, reference
+from precdoctor.recording.kernels import blocked, native, reference
 from precdoctor.recording.kernels import layout as at
 
 _SLOTS_PER_BLOCK = 128
@@ -40,6 +40,8 @@ class Bank:
         self.launches = 0
         self._ints: list[Tensor] = []
         self._floats: list[Tensor] = []
+        self._bases: list[tuple[int, int]] = []
+        self.counter_address = self.counter.data_ptr()
         self._fresh_ints = torch.zeros(at.INT_WIDTH, dtype=torch.int64)
         self._fresh_ints[[at.ORDER, at.FIRST_BAD_ORDER]] = at.NEVER
         self._fresh_floats = torch.tensor([-math.inf, math.inf, 0.0, 0.0], dtype=torch.float64)
@@ -51,8 +53,17 @@ class Bank:
         while slot >= _SLOTS_PER_BLOCK * len(self._ints):
             self._ints.append(self._fresh_ints.repeat(_SLOTS_PER_BLOCK, 1))
             self._floats.append(self._fresh_floats.repeat(_SLOTS_PER_BLOCK, 1))
+            self._bases.append((self._ints[-1].data_ptr(), self._floats[-1].data_ptr()))
         block, index = divmod(slot, _SLOTS_PER_BLOCK)
         return self._ints[block][index], self._floats[block][index]
+
+    def addresses(self, slot: int) -> tuple[int, int]:
+        """Where the integer and float row of a slot begin in memory; only of use on the CPU."""
+        block, index = divmod(slot, _SLOTS_PER_BLOCK)
+        if block >= len(self._ints):
+            self.row(slot)
+        ints, floats = self._bases[block]
+        return ints + index * at.INT_WIDTH * 8, floats + index * at.FLOAT_WIDTH * 8
 
     def restart(self, slot: int) -> None:
         """Forget a slot's values but not when it was first bad: the next launch replaces instead of merging."""
@@ -141,11 +152,14 @@ def _measurable(x: Tensor) -> Tensor:
 def _stat(x: Tensor, slot: int) -> None:
     x = _measurable(x)
     home = bank(x.device)
-    ints, floats = home.row(slot)
     home.launches += 1
     blocks = at.BLOCK_SIZES if slot in _with_block16 else _ACTIVATION_BLOCKS
+    if native.supports(x):
+        ints, floats = home.addresses(slot)
+        native.measure_at(x, ints, floats, home.counter_address, native.wanted(blocks))
+        return
     fast = x.device.type == "cpu" and x.dtype != torch.float64
-    (blocked if fast else reference).measure(x, ints, floats, home.counter, blocks)
+    (blocked if fast else reference).measure(x, *home.row(slot), home.counter, blocks)
 
 
 def _update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
@@ -158,15 +172,12 @@ _library.impl("stat", _stat, "CompositeExplicitAutograd")
 _library.impl("update", _update, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("precdoctor::stat", lib=_library)
-def _(x: Tensor, slot: int) -> None:
-    return None
+def _nothing(*_: object) -> None:
+    """On fake tensors there is nothing to measure."""
 
 
-@torch.library.register_fake("precdoctor::update", lib=_library)
-def _(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
-    return None
-
+for _name in ("stat", "update"):
+    torch.library.register_fake(f"precdoctor::{_name}", _nothing, lib=_library)
 
 stat = torch.ops.precdoctor.stat.default
 update = torch.ops.precdoctor.update.default

@@ -50,7 +50,7 @@ def _buffers() -> _Buffers:
 
 
 def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:
-    """Same contract as :func:`precdoctor.recording.kernels.reference.measure`; ``x`` lies on the CPU and is not FP64."""
+    """Same contract as :func:`~precdoctor.recording.kernels.reference.measure`, on the CPU, for all but FP64."""
     buffers = _buffers()
     counter += 1
     bad = 0

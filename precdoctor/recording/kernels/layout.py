@@ -46,7 +46,7 @@ BLOCK_WIDTH: Final = BLOCK_BINS + 1
 _BLOCK: Final = REL + REL_WIDTH
 INT_WIDTH: Final = _BLOCK + len(BLOCK_SIZES) * (BLOCK_WIDTH + HIST_WIDTH)
 
-AMAX: Final = 0
+AMAX: Final = 0  # without meaning when no element is finite
 AMIN: Final = 1  # smallest non-zero magnitude; +Inf when there is none
 SUM: Final = 2
 SUM_SQ: Final = 3

@@ -54,7 +54,7 @@ def chunks(x: Tensor, limit: int) -> Iterator[tuple[int, Tensor]]:
         per_row = rows[0].numel()
         count = max(1, limit // per_row)
         for start in range(0, rows.shape[0], count):
-            yield start * per_row, rows[start : start + count].reshape(-1, x.shape[-1])
+            yield start * per_row, rows[start : start + count].reshape(-1, x.shape[-1]).contiguous()
         return
     for i in range(x.shape[0]):
         for start, piece in chunks(x[i], limit):
@@ -107,7 +107,8 @@ def exponent_key(wide: Tensor) -> Tensor:
     """Histogram entry of each element: 0 for zero, ``1 + k - EXP_MIN`` for magnitudes in ``(2**k, 2**(k+1)]``.
 
     The exponent field of the float64 just below ``|x|`` is that k plus the bias: taking one from the bit pattern gives
-    exactly that number, and turns the zero pattern into -1, whose field is below every bin. Inf and NaN get the last entry.
+    exactly that number, and turns the zero pattern into -1, whose field is below every bin. Inf and NaN get the last
+    entry.
     """
     bits = wide.view(torch.int64) & _MAGNITUDE
     bits -= 1
@@ -175,9 +176,9 @@ def _accumulate_blocks(key: Tensor, ints: Tensor, block: int) -> None:
 
 
 # --- fingerprint -----------------------------------------------------------------------------------------------------
-# mix(b, i): a = b + (i + 1) * GOLDEN; a ^= a >> 15; c = a * M; c ^= c >> 13; a * c -- the first four on 32 bits without sign,
-# the product on 64. i counts 32-bit words in logical order; narrower elements are zero-extended to one word, wider ones
-# are two words, low half first. The sum over i is independent of the order of evaluation, so kernels may run in any.
+# mix(b, i): a = b + (i + 1) * GOLDEN; a ^= a >> 15; c = a * M; c ^= c >> 13; a * c: the first four on 32 bits without
+# sign, the product on 64. i counts 32-bit words in logical order; narrower elements are zero-extended to one word,
+# wider ones are two words, low half first. The sum over i does not depend on the order kernels run in.
 
 GOLDEN = 0x9E3779B1  # 2**32 divided by the golden ratio, odd
 _M = 0x85EBCA6B  # first multiplier of MurmurHash3's 32-bit finaliser
@@ -218,11 +219,17 @@ def mix_words(a: Tensor, c: Tensor) -> Tensor:
     return torch.dot(a.to(torch.int64).bitwise_and_(low), c.to(torch.int64).bitwise_and_(low))
 
 
-def seed_fingerprint(x: Tensor, ints: Tensor) -> None:
-    """Add the part that depends on dtype and shape, so that equal bits of another shape differ."""
+def fingerprint_seed(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    """What a fingerprint starts from, so that equal bits of another dtype or shape differ; 64 bits without sign."""
     seed = 0xCBF29CE484222325  # FNV-1a, 64 bits
-    for byte in f"{x.dtype}{tuple(x.shape)}".encode():
+    for byte in f"{dtype}{tuple(shape)}".encode():
         seed = ((seed ^ byte) * 0x100000001B3) & 0xFFFF_FFFF_FFFF_FFFF
+    return seed
+
+
+def seed_fingerprint(x: Tensor, ints: Tensor) -> None:
+    """Add :func:`fingerprint_seed` to the slot."""
+    seed = fingerprint_seed(x.dtype, x.shape)
     ints[at.FINGERPRINT] += seed - (1 << 64) if seed >= 1 << 63 else seed
 
 

@@ -145,8 +145,10 @@ def test_newer_schema_is_refused_with_the_way_out(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"schema_version": "1"}', '{"schema_version": true}', '{"schema_version": 0}', "{}"]
-    + ["[" * 100_000, "\xff", '{"schema_version": ' + "9" * 5000 + "}"],
+    [
+        *["", "{", "[]", "null", "{}", '{"schema_version": "1"}', '{"schema_version": true}', '{"schema_version": 0}'],
+        *["[" * 100_000, "\xff", '{"schema_version": ' + "9" * 5000 + "}"],
+    ],
 )
 def test_damaged_run_json(tmp_path, text):
     (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
@@ -156,12 +158,12 @@ def test_damaged_run_json(tmp_path, text):
 
 def test_atomic_json_keeps_the_old_file_when_writing_fails(tmp_path):
     write_json_atomically(tmp_path / "x.json", {"a": 1})
+    loop: list = []
+    loop.append(loop)
     with pytest.raises(RecursionError):
-        loop: list = []
-        loop.append(loop)
         write_json_atomically(tmp_path / "x.json", {"a": loop})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
-    assert os.listdir(tmp_path) == ["x.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert stat.S_IMODE((tmp_path / "x.json").stat().st_mode) & 0o400
 
 

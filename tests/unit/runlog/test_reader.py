@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from precdoctor.errors import UsageError
-from precdoctor.runlog import open_run
+from precdoctor.errors import CorruptRunError, UsageError
+from precdoctor.runlog import open_run, parts
 from precdoctor.runlog.schema import TABLES
 from tests.support.rows import awkward_rows
 from tests.support.runs import write_run
@@ -82,14 +82,13 @@ def test_filters(run, filters, rows, columns):
     assert sum(batch.num_rows for batch in run.batches("tensors", columns, filters)) == rows
 
 
-def test_steps_outside_a_part_are_not_decoded(tmp_path):
+def test_steps_outside_a_part_are_not_decoded(tmp_path, monkeypatch):
     directory = write_run(tmp_path / "run", [{"step": 5}])
-    part = directory / "rank-00000/tensors-000001.parquet"
-    (directory / "rank-00000/parts.jsonl").unlink()
-    content = bytearray(part.read_bytes())
-    content[4:40] = bytes(36)  # the first page: reading it fails
-    part.write_bytes(content)
-    assert open_run(directory).tensors(["step"], [("step", "<", 5)]).empty
+    opened = open_run(directory)
+    monkeypatch.setattr(parts, "_open_parquet", None)
+    assert opened.tensors(["step"], [("step", "<", 5)]).empty
+    with pytest.raises(CorruptRunError):
+        opened.tensors(["step"], [("step", "<=", 5)])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""``precdoctor demo``: record a training run that goes wrong, live, and diagnose it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from precdoctor.cli.common import say
+from precdoctor.errors import UsageError
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor demo
+  precdoctor demo -o runs/demo"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command("demo", epilog=_EXAMPLES)(demo)
+
+
+def demo(
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Run directory to make; default: a temporary one.", metavar="DIR"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run directory if there is one.")] = False,
+) -> int:
+    """Record a small GPT that trains in FP16 until its loss is NaN, and diagnose it.
+
+    Takes a few seconds, on a GPU when there is one. The script it runs is an ordinary one; its path is printed.
+    """
+    from precdoctor.cli.diagnose import write
+    from precdoctor.diagnosis import diagnose
+    from precdoctor.diagnosis.verdict import exit_code
+    from precdoctor.recording.launch import launch
+    from precdoctor.recording.options import RecordOptions
+    from precdoctor.runlog import open_run
+
+    if find_spec("torch") is None:
+        raise UsageError("the demo trains a model, and this Python has no torch; type: pip install torch")
+    script = Path(__file__).resolve().parent.parent / "integrations" / "demo_train.py"
+    directory = output or Path(tempfile.mkdtemp(prefix="precdoctor-demo-")) / "run"
+    say(f"recording: precdoctor record -o {directory} -- python {script}")
+    status = launch([sys.executable, str(script)], directory, RecordOptions(), force=force)
+    if status != 0:
+        return status
+    diagnosis = diagnose(open_run(directory))
+    write(diagnosis, exit_code(diagnosis, None), "full", sys.stdout)
+    return 0

@@ -1,0 +1,296 @@
+"""PD301: the dynamic loss scale keeps falling."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.rows import BACKWARD_KINDS, TensorRow, known_format, number, path_evidence, range_evidence
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.view import Process, RunView, StepFacts
+
+PAGE = RulePage(
+    finds="""
+A dynamic loss scale that (a) falls below 1, (b) loses `fall_binades` within `window` steps after it had found its level,
+or (c) stays busy: more than `skipped_share` of the steps after calibration are skipped. The overflows that let a fresh
+scaler come down from its initial 2^16 to the first clean steps are its normal way of finding that level and are not
+counted. The layer whose gradient overflows first is named from the recorded backward passes of the skipped steps.
+""",
+    matters="""
+Every skipped step is a batch thrown away. A scale far below where it started multiplies gradients that are already small
+by less, so other layers underflow while one overflows; below 1 the scaler *divides*. A stock scaler has no floor: it
+halves to 0, and then every gradient is 0 or NaN.
+""",
+    example="""
+A logit without `1/sqrt(d)` or an auxiliary loss multiplied by 1e4 overflows in FP16 at any scale worth having: 65536,
+32768, ... 1, 0.5, while the loss curve just goes flat.
+""",
+    remedy="""
+Run the named layer in FP32 or BF16, or fix the magnitude there; then the scale recovers by itself. If many layers
+overflow together, start lower and grow more slowly. With BF16 there is nothing to scale: drop the scaler.
+""",
+    confidence="""
+0.95 when the scale fell below 1 or the overflowing layer was recorded, 0.8 otherwise. With a non-finite loss at the
+same steps the finding is folded into PD101, PD103 or PD104: then the scale is a victim.
+""",
+    references=(
+        "PyTorch documentation: torch.amp.GradScaler (init_scale 2**16, growth 2 every 2000 steps, backoff 0.5, no floor)",
+        "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.2",
+        "Zhang et al., OPT, arXiv:2205.01068, section 2.5 (loss scale crashing to 0)",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Course:
+    """The loss scale of one process over the run."""
+
+    process: Process
+    steps: Sequence[StepFacts]
+    #: Index of the first step that was not skipped: until there the scaler was finding its level.
+    calibrated: int
+
+    @property
+    def after(self) -> Sequence[StepFacts]:
+        return self.steps[self.calibrated :]
+
+
+@dataclass(frozen=True)
+class _Collapse:
+    """What is wrong with a course, from which step to which."""
+
+    what: str
+    first: int
+    last: int
+    start: float
+    end: float
+    measured: str
+    severe: bool
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """At most one finding: the collapse of the process where it is worst."""
+    courses = [_course(p, steps) for p, steps in view.timeline.items()]
+    courses = [c for c in courses if len({s.loss_scale for s in c.steps}) > 0 and c.steps]
+    if not courses:
+        return Checked.not_applicable("no loss scale: neither a GradScaler nor scaling by hand was seen")
+    judged = [(c, found) for c in courses if (found := _judge(view, c, options)) is not None]
+    seen = f"the loss scale of {plural(len(courses[0].steps), 'step')}"
+    if not judged:
+        skipped = sum(s.skipped for s in courses[0].steps)
+        low = min(s.loss_scale or 0.0 for s in courses[0].steps)
+        return Checked((), f"{seen}: lowest {low:g}, {plural(skipped, 'skipped step')}")
+    course, collapse = max(judged, key=lambda j: (j[1].severe, -j[1].end, -j[0].process.rank))
+    return Checked([_finding(view, course, collapse)], f"{collapse.measured} in {seen}", Status.FAILED)
+
+
+def _course(process: Process, steps: Sequence[StepFacts]) -> _Course:
+    scaled = [s for s in steps if s.loss_scale is not None and s.complete]
+    calibrated = next((i for i, s in enumerate(scaled) if not s.skipped), len(scaled))
+    return _Course(process, scaled, calibrated)
+
+
+def _judge(view: RunView, course: _Course, options: Options) -> _Collapse | None:
+    scales = [s.loss_scale or 0.0 for s in course.steps]
+    low = next((i for i, x in enumerate(scales) if x < options["floor"]), None)
+    fell = low is not None and max(scales[: low + 1]) >= options["floor"]  # a scale *set* below 1 is the user's choice
+    if fell and low is not None:
+        begin = max(range(low), key=lambda i: (scales[i], i))
+        words = f"the loss scale fell from {scales[begin]:g} to {min(scales[low:]):g}, below {options['floor']:g},"
+        first, last = course.steps[begin].step, course.steps[-1].step
+        return _Collapse("fell below 1", first, last, scales[begin], min(scales[low:]), words, severe=True)
+    return _cascade(course, options) or _busy(view, course, options)
+
+
+def _cascade(course: _Course, options: Options) -> _Collapse | None:
+    """The deepest fall within the window, after calibration."""
+    after, worst = course.after, None
+    window, limit = int(options["window"]), options["fall_binades"]
+    high = 0
+    for i, facts in enumerate(after):
+        scale = facts.loss_scale or 0.0
+        while after[high].step < facts.step - window:
+            high += 1
+        top = max(range(high, i + 1), key=lambda j: (after[j].loss_scale or 0.0, j))
+        peak = after[top].loss_scale or 0.0
+        if scale > 0.0 and peak > 0.0 and math.log2(peak / scale) >= limit and (worst is None or scale < worst.end):
+            binades = math.log2(peak / scale)
+            words = f"the loss scale fell {binades:.0f} binades (limit {limit:g}), from {peak:g} to {scale:g},"
+            words += f" within {plural(facts.step - after[top].step, 'step')},"
+            worst = _Collapse("cascade", after[top].step, facts.step, peak, scale, words, severe=False)
+    return worst
+
+
+def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
+    """Skipping too often for a scaler that probes upwards once per growth interval."""
+    after = course.after
+    if len(after) < options["busy_steps"]:
+        return None
+    intervals = [number(s.get("growth_interval")) for s in view.facts(course.process).get("scalers") or ()]
+    interval = min((i for i in intervals if i), default=math.inf)
+    limit = max(options["skipped_share"], 3.0 / (1.0 + interval))
+    share = sum(s.skipped for s in after) / len(after)
+    if share < limit:
+        return None
+    words = f"{percent(share)} of the steps after calibration were skipped (limit {percent(limit)}),"
+    end = min(s.loss_scale or 0.0 for s in after)
+    start = max(s.loss_scale or 0.0 for s in after)
+    return _Collapse("busy", after[0].step, after[-1].step, start, end, words, severe=False)
+
+
+# -- the culprit ------------------------------------------------------------------------------------------------------
+
+#: Skipped steps whose backward pass is looked at for the culprit, evenly spread.
+_EXAMINED = 16
+
+
+def _overflows(
+    view: RunView, course: _Course, collapse: _Collapse
+) -> list[tuple[int, TensorRow, tuple[TensorRow, ...]]]:
+    """Per examined skipped step the first non-finite gradient in backward order, and the tensors before it."""
+    skipped = [s.step for s in course.steps if s.skipped and s.sampled and collapse.first <= s.step <= collapse.last]
+    chosen = skipped[:: max(1, len(skipped) // _EXAMINED)][:_EXAMINED]
+    found = []
+    for step in chosen:
+        rows = view.rows(course.process, step)
+        bad = [r for r in rows if r.kind in BACKWARD_KINDS and r.bad]
+        if bad:
+            first = min(bad, key=lambda r: r.position)
+            before = [
+                r for r in rows if r.kind in BACKWARD_KINDS and r.order is not None and r.position < first.position
+            ]
+            found.append((step, first, (*before, first)))
+    return found
+
+
+def _finding(view: RunView, course: _Course, collapse: _Collapse) -> Finding:
+    overflows = _overflows(view, course, collapse)
+    places = Counter((row.root, row.module) for _, row, _ in overflows)
+    culprit = places.most_common(1)[0] if places else None
+    shown = next(((s, r, p) for s, r, p in overflows if culprit and (r.root, r.module) == culprit[0]), None)
+    row = shown[1] if shown is not None else None
+    skipped = [s.step for s in course.steps if s.skipped and collapse.first <= s.step <= collapse.last]
+    message = f"On rank {course.process.rank}, {collapse.measured} at steps {collapse.first} to {collapse.last}: "
+    message += f"{plural(len(skipped), 'step')} skipped."
+    if culprit is not None and row is not None:
+        message += f" The gradient of the output of `{row.place}` ({row.dtype}) overflowed first in {culprit[1]} of "
+        message += f"{plural(len(overflows), 'examined step')}."
+    else:
+        message += " No backward pass of a skipped step was recorded, so the overflowing layer is not known."
+    evidence = {
+        "first_overflow_step": skipped[0] if skipped else collapse.first,
+        "last_bad_step": collapse.last,
+        "scale": {"from": collapse.start, "to": collapse.end},
+        "skipped_steps": len(skipped),
+        "culprits": [{"root": k[0], "module": k[1], "steps": n} for k, n in places.most_common(5)],
+        "loss_scale_history": [[s.step, s.loss_scale] for s in _thinned(course.steps)],
+        "last_finite_step": None,
+        "confidence_reason": "the overflowing layer is recorded" if row is not None else "no overflow was sampled",
+    }
+    if row is not None and shown is not None:
+        evidence |= {"range": range_evidence(row), "path": path_evidence(shown[2])}
+    return Finding(
+        code="PD301",
+        name="loss-scale-collapse",
+        severity=Severity.ERROR if collapse.severe else Severity.WARNING,
+        confidence=0.95 if collapse.severe or row is not None else 0.8,
+        title=f"{collapse.measured.rstrip(',')}" + (f" because of `{row.place}`" if row is not None else ""),
+        message=message,
+        location=Location(
+            root=row.root if row is not None else None,
+            module=row.module if row is not None else None,
+            module_class=(row.module_class or None) if row is not None else None,
+            kind=row.kind if row is not None else None,
+            phase=Phase.BACKWARD,
+            rank=course.process.rank,
+            step=collapse.first,
+        ),
+        evidence=evidence,
+        prescriptions=(_prescribe(view, course, collapse, row, len(overflows), culprit[1] if culprit else 0),),
+    )
+
+
+def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]:
+    """First and last of every level of the scale, at most ``limit``."""
+    kept = [s for i, s in enumerate(steps) if i in (0, len(steps) - 1) or s.loss_scale != steps[i - 1].loss_scale]
+    return kept[:: max(1, math.ceil(len(kept) / limit))]
+
+
+def _prescribe(
+    view: RunView, course: _Course, collapse: _Collapse, row: TensorRow | None, examined: int, hits: int
+) -> Prescription:
+    fmt = known_format(row.dtype) if row is not None else None
+    one_layer = row is not None and row.module != "" and examined > 0 and 2 * hits >= examined
+    if one_layer and row is not None and fmt is not None:
+        return Prescription(
+            title=f"run `{row.module}` in FP32: it overflows {fmt.name} ({fmt.max:g}) at loss scale {collapse.start:g}",
+            change={"module": row.module, "dtype": {"from": row.dtype, "to": "float32"}},
+            predicted={
+                "loss_scale": {"from": collapse.end, "to": collapse.start},
+                "overflows_in_examined_steps": {"from": examined, "to": examined - hits},
+            },
+            snippet=snippets.run_in_float32(row.module, view.device),
+        )
+    clean = [s.loss_scale for s in course.steps if not s.skipped and s.loss_scale]
+    if collapse.end < 1.0 or not clean:
+        return Prescription(
+            title=f"use BF16 autocast without a scaler: at scale {collapse.end:g} gradients still leave FP16's range",
+            change={"autocast_dtype": {"from": "float16", "to": "bfloat16"}},
+            predicted={"largest_finite": {"from": 65504.0, "to": 3.3895e38}, "skipped_steps": 0},
+            snippet=snippets.bfloat16_autocast(view.device),
+        )
+    target = 2.0 ** math.floor(math.log2(collapse.end))
+    over = sum(s.skipped and (s.loss_scale or 0.0) <= target for s in course.steps)
+    skipped = sum(s.skipped for s in course.steps)
+    return Prescription(
+        title=f"start at loss scale {target:g} and probe upwards every 2000 steps",
+        change={"init_scale": target, "growth_interval": 2000},
+        predicted={"skipped_steps": {"from": skipped, "to": over}},
+        snippet=snippets.grad_scaler(view.device, target, 2000),
+    )
+
+
+RULE = Rule(
+    code="PD301",
+    name="loss-scale-collapse",
+    severity=Severity.ERROR,
+    triage=Triage.LOSS_SCALE,
+    page=PAGE,
+    options=(
+        RuleOption("floor", 1.0, "loss scale", "Below this the scaler divides.", "By definition of scaling up."),
+        RuleOption(
+            "fall_binades",
+            5.0,
+            "binades",
+            "Fall within the window that is a collapse; each backoff is one binade.",
+            "Precdoctor's own: a bad batch costs one, a growth probe one; five in a row is a change of phase.",
+            1.0,
+        ),
+        RuleOption("window", 100.0, "steps", "Steps over which the fall is measured.", "Precdoctor's own.", 1.0),
+        RuleOption(
+            "skipped_share",
+            0.1,
+            "fraction",
+            "Skipped steps after calibration that are too many.",
+            "A stock scaler skips one step in 2000; with a shorter growth interval three per interval are allowed.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "busy_steps",
+            40.0,
+            "steps",
+            "Steps after calibration before that share is judged.",
+            "Precdoctor's own.",
+            1.0,
+        ),
+    ),
+    kinds=(),
+    columns=("nan", "pos_inf", "neg_inf", "order"),
+    check=check,
+    step_columns=("loss_scale", "skipped"),
+)

@@ -1,0 +1,313 @@
+"""PD501: optimizer updates too small for the weights' format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.rows import Key, integer, known_format, number, range_evidence, text
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.numerics.formats import FP32
+from precdoctor.numerics.histogram import ExponentHistogram
+
+PAGE = RulePage(
+    finds="""
+Weights kept in a 16-bit (or 8-bit) format whose optimizer updates do not stick: `round(w + dw) == w` for the *intended*
+non-zero update dw. The count is exact: elements whose bits are equal after the step although an update was intended.
+Updates that FP32 weights would lose as well (the exponent of dw more than 24 binades below that of w, from the recorded
+histogram of exponent(dw) - exponent(w)) do not count, neither as lost nor as intended: they are decayed moments of
+embedding rows nobody used, not learning. Steps whose learning rate is below `lr_share` of the run's largest are left
+out: warm-up and the end of a decay lose updates everywhere.
+""",
+    matters="""
+A lost update is lost for good, it does not add up over the steps. Training slows down, then stops at a loss that FP32
+weights would have passed, and nothing looks wrong. BF16 keeps 8 significant bits: a step smaller than 1/512 of the
+weight is gone (1/1024 just below a power of two).
+""",
+    example="""
+AdamW at learning rate 1e-4 on weights of 0.5 in BF16: half an ulp is 2^-9 = 0.002, every update is lost.
+
+    model = model.bfloat16()                                   # updates lost
+    model = model.float()                                      # FP32 weights,
+    with torch.autocast("cuda", dtype=torch.bfloat16): ...     # BF16 arithmetic
+""",
+    remedy="""
+Keep FP32 (master) weights and compute in BF16 under autocast; where memory forbids it, round stochastically or sum with
+compensation (Kahan). A larger learning rate hides the symptom only for small weights.
+""",
+    confidence="""
+0.95 where the intended update was recomputed exactly (SGD, Adam, AdamW), 0.7 where "gradient is not zero" stood in for
+it; 0.1 less when fewer than four steps were usable.
+""",
+    references=(
+        "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.1",
+        "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192 (stochastic rounding, Kahan summation)",
+    ),
+)
+
+_COLUMNS = (
+    "root",
+    "module",
+    "module_class",
+    "kind",
+    "name",
+    "call",
+    "dtype",
+    "numel",
+    "zero",
+    "unchanged",
+    "rel_lo",
+    "rel_hist",
+)
+
+
+@dataclass
+class _Parameter:
+    """Counts over the usable steps."""
+
+    dtype: str
+    module_class: str
+    numel: int = 0
+    intended: float = 0.0
+    lost: float = 0.0
+    steps: int = 0
+    worst: tuple[Process, int] = (Process(0, 0), 0)
+    relative: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
+
+    @property
+    def share(self) -> float:
+        return self.lost / self.intended if self.intended else 0.0
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding over all narrow weights; a note when only single tensors stand still."""
+    tensors, _ = view.tensor_count(("update",))
+    narrow = _survey(view, options)
+    if not narrow:
+        return _nothing(view, tensors)
+    seen = f"the updates of {plural(len(narrow), 'narrow weight')}"
+    intended, lost = sum(p.intended for p in narrow.values()), sum(p.lost for p in narrow.values())
+    share = lost / intended if intended else 0.0
+    stuck = {k: p for k, p in narrow.items() if p.share >= options["stuck_share"]}
+    if share < options["lost_share"] and not stuck:
+        return Checked((), f"{seen}: {percent(share)} lost (limit {percent(options['lost_share'])})")
+    finding = _finding(view, narrow, share, stuck, options)
+    return Checked([finding], f"{percent(share)} of {seen} lost", Status.FAILED)
+
+
+def _nothing(view: RunView, updates: int) -> Checked:
+    if updates:
+        return Checked.not_applicable("all weights are FP32 or FP64: lost updates carry nothing there")
+    dtypes = {
+        text(p.get("dtype"))
+        for process in view.processes
+        for root in view.facts(process).get("roots") or ()
+        for p in root.get("parameters") or ()
+        if p.get("requires_grad")
+    }
+    if any(_is_narrow(d) for d in dtypes):
+        return Checked.indeterminate(f"weights in {', '.join(sorted(dtypes))}, but no update was recorded")
+    return Checked.not_applicable("no weight update in a 16-bit format was recorded")
+
+
+def _is_narrow(dtype: str) -> bool:
+    fmt = known_format(dtype)
+    return fmt is not None and fmt.mantissa_bits < FP32.mantissa_bits
+
+
+def _usable_steps(view: RunView, options: Options) -> set[tuple[Process, int]]:
+    """Steps at a learning rate worth judging; all when none is known."""
+    rates = {(p, s.step): s.lr for p, steps in view.timeline.items() for s in steps if not s.skipped}
+    highest = max((r for r in rates.values() if r is not None), default=None)
+    if highest is None:
+        return set(rates)
+    return {
+        key for key, rate in rates.items() if rate is not None and rate > 0 and rate >= options["lr_share"] * highest
+    }
+
+
+def _survey(view: RunView, options: Options) -> dict[Key, _Parameter]:
+    usable = _usable_steps(view, options)
+    found: dict[Key, _Parameter] = {}
+    beyond = -int(options["fp32_binades"])
+    for frame in view.scan(_COLUMNS, ("update",)):
+        for r in frame.to_dict("records"):
+            process = Process(int(r["rank"]), int(r["attempt"]))
+            unchanged = integer(r["unchanged"])
+            if unchanged is None or not _is_narrow(str(r["dtype"])) or (process, int(r["step"])) not in usable:
+                continue
+            relative = ExponentHistogram.of(integer(r["rel_lo"]), r["rel_hist"])
+            below = max(0, min(relative.counts.size, beyond - relative.lo))
+            trivial = float(relative.counts[:below].sum())
+            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+            parameter = found.setdefault(key, _Parameter(str(r["dtype"]), text(r["module_class"])))
+            parameter.numel = int(r["numel"])
+            parameter.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
+            parameter.lost += max(0.0, unchanged - trivial)
+            parameter.steps += 1
+            parameter.worst = (process, int(r["step"]))
+            parameter.relative = parameter.relative.merge(relative)
+    return found
+
+
+def _finding(
+    view: RunView, narrow: Mapping[Key, _Parameter], share: float, stuck: Mapping[Key, _Parameter], options: Options
+) -> Finding:
+    general = share >= options["lost_share"]
+    pool = narrow if general else stuck
+    key, worst = max(pool.items(), key=lambda item: (item[1].lost, item[1].share))
+    process, step = worst.worst
+    fmt = known_format(worst.dtype)
+    name = f"{worst.dtype} ({fmt.mantissa_bits + 1} significant bits)" if fmt is not None else worst.dtype
+    parameter = ".".join(part for part in (key[1], key[3]) if part)
+    if general:
+        title = f"{percent(share)} of the weight updates are lost in {worst.dtype}"
+        severity = Severity.ERROR if share >= options["error_share"] else Severity.WARNING
+    else:
+        title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
+        severity = Severity.INFO
+    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
+    message = (
+        f"{percent(share)} of the intended updates of {plural(len(narrow), 'weight')} in {name} left the weight unchanged "
+        f"(limit {percent(options['lost_share'])}), over {plural(max(p.steps for p in narrow.values()), 'step')}"
+        + (f" at learning rates up to {max(rates):.3g}" if rates else "")
+        + f"; {percent(worst.share)} in `{parameter}`. FP32 weights would have kept them."
+    )
+    confidence, why = _confidence(view, worst)
+    row = next(
+        (r for r in view.rows(process, step) if r.kind == "weight" and r.key[:2] == key[:2] and r.name == key[3]), None
+    )
+    evidence = {
+        "lost_share": share,
+        "limit": options["lost_share"],
+        "stuck_tensors": len(stuck),
+        "tensors": [
+            {"root": k[0], "parameter": f"{k[1]}.{k[3]}".strip("."), "lost_share": p.share}
+            for k, p in sorted(narrow.items(), key=lambda item: -item[1].lost)[:16]
+        ],
+        "relative_update": {"exp_lo": worst.relative.lo, "exp_hist": worst.relative.counts.tolist()},
+        "confidence_reason": why,
+    }
+    if row is not None:
+        evidence["range"] = range_evidence(row)
+    return Finding(
+        code="PD501",
+        name="lost-weight-updates",
+        severity=severity,
+        confidence=confidence,
+        title=title,
+        message=message,
+        location=Location(key[0], key[1], worst.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
+        evidence=evidence,
+        prescriptions=(_prescribe(view, narrow, share, worst.dtype),),
+    )
+
+
+def _confidence(view: RunView, worst: _Parameter) -> tuple[float, str]:
+    exact = all(text(o.get("intended_update")) != "gradient" for o in view.optimizers)
+    confidence = 0.95 if exact else 0.7
+    why = "intended updates recomputed from optimizer state" if exact else "intended taken as gradient not zero"
+    if worst.steps < 4:
+        return round(confidence - 0.1, 2), f"{why}; fewer than four usable steps"
+    return confidence, why
+
+
+def _states_per_parameter(view: RunView) -> int:
+    """Optimizer tensors of the weight's size, from the optimizer's class and settings."""
+    most = 0
+    for optimizer in view.optimizers:
+        groups = optimizer.get("groups") or ()
+        if "adam" in text(optimizer.get("class")).lower():
+            most = max(most, 3 if any(g.get("amsgrad") for g in groups) else 2)
+        elif any(number(g.get("momentum")) for g in groups):
+            most = max(most, 1)
+    return most
+
+
+def _prescribe(view: RunView, narrow: Mapping[Key, _Parameter], share: float, dtype: str) -> Prescription:
+    elements = sum(p.numel for p in narrow.values())
+    fmt = known_format(dtype)
+    narrow_bytes = 2 if fmt is None or (fmt.max > 1e4 and fmt.exponent_bits + fmt.mantissa_bits > 7) else 1
+    tensors = 2 + _states_per_parameter(view)  # weight, gradient and the optimizer's state follow the weight's dtype
+    extra = elements * tensors * (4 - narrow_bytes)
+    kept = sum(p.intended for p in narrow.values())
+    fp32_lost = sum(_lost_in_fp32(p) for p in narrow.values())
+    after = fp32_lost / kept if kept else 0.0
+    return Prescription(
+        title=f"keep FP32 weights, compute in BF16: lost {percent(share)} -> {percent(after)}, +{extra / 2**20:,.1f} MiB",
+        change={"weight_dtype": {"from": dtype, "to": "float32"}},
+        predicted={"lost_share": {"from": share, "to": after}, "extra_bytes": extra},
+        snippet=(
+            "import torch\n\n"
+            "model = model.float()  # before the optimizer is made\n"
+            "optimizer = torch.optim.AdamW(model.parameters())\n\n"
+            f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
+            "    loss = compute_loss(model, batch)\n"
+        ),
+    )
+
+
+def _lost_in_fp32(parameter: _Parameter) -> float:
+    """Of the counted updates those within FP32's last binade, where half of them round away; the rest is kept."""
+    index = -(FP32.mantissa_bits + 1) - parameter.relative.lo
+    inside = 0 <= index < parameter.relative.counts.size
+    return math.floor(0.5 * float(parameter.relative.counts[index])) if inside else 0.0
+
+
+RULE = Rule(
+    code="PD501",
+    name="lost-weight-updates",
+    severity=Severity.ERROR,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "lost_share",
+            0.25,
+            "fraction",
+            "Lost among the intended updates of all narrow weights together.",
+            "Precdoctor's own: healthy FP32-master runs lose under 1 %, AdamW at 1e-4 on BF16 98 %.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "error_share",
+            0.5,
+            "fraction",
+            "From this share on the finding is an error, below a warning.",
+            "Half of all updates.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "stuck_share",
+            0.9,
+            "fraction",
+            "A tensor that loses this much stands still; alone it is information.",
+            "Norm gains of 1.0 in BF16 do at any usual learning rate.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "lr_share",
+            0.1,
+            "fraction",
+            "Steps below this share of the run's largest learning rate are left out.",
+            "Ends of warm-up and decay schedules, which commonly go to a tenth.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "fp32_binades",
+            24.0,
+            "binades",
+            "Updates this far below the weight are lost in FP32 too.",
+            "FP32 has 24 significant bits.",
+            1.0,
+        ),
+    ),
+    kinds=("update",),
+    columns=("unchanged", "zero", "numel", "rel_lo", "rel_hist", "dtype"),
+    check=check,
+    step_columns=("lr",),
+)

@@ -1,0 +1,206 @@
+"""The program as a shell sees it: status, stdout, stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+
+from precdoctor import __version__
+from precdoctor.cli import BROKEN_PIPE, INTERRUPTED, main
+from precdoctor.reporting.json_report import schema
+from tests.support.hostile import NAMES
+from tests.support.runs import write_run
+
+
+def rows(last=math.nan, module="blocks.0", bad=4):
+    """Six healthy steps of one module and, unless ``bad`` is 0, a seventh on which its output is NaN."""
+    tensors, steps = [], []
+    for step in range(7):
+        broken = bad if step == 6 else 0
+        common = {
+            "step": step,
+            "dtype": "float32",
+            "numel": 64,
+            "amax": 2.0,
+            "exp_lo": 0,
+            "exp_hist": [64],
+            "sum_sq": 64.0,
+        }
+        tensors.append({**common, "module": "embed", "kind": "output", "order": 0})
+        first_bad = 1 if broken else None
+        tensors.append(
+            {**common, "module": module, "kind": "output", "order": 1, "nan": broken, "first_bad_order": first_bad}
+        )
+        loss = last if broken else 1.0
+        steps.append({"step": step, "loss": loss, "non_finite": int(bool(broken)), "recorder_ns": 1, "step_ns": 100})
+    return tensors, steps
+
+
+@pytest.fixture
+def bad_run(tmp_path):
+    return write_run(tmp_path / "bad", *rows())
+
+
+@pytest.fixture
+def good_run(tmp_path):
+    return write_run(tmp_path / "good", *rows(bad=0))
+
+
+def test_no_arguments_print_help_with_three_examples(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert out.count("  precdoctor ") >= 3
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"precdoctor {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["diagnos"], "did you mean 'diagnose'"),
+        (["diagnose", "--outputformat", "json"], "--output-format"),
+        (["diagnose", "nowhere"], "there is no run directory nowhere"),
+        (["gate"], "missing argument"),
+        (["diagnose", "--fail-on", "eror"], "did you mean 'error'"),
+        (["show", "--top", "many"], "'many' is not a whole number"),
+        (["explain", "PD999"], "no rule is called 'pd999'"),
+        (["diagnose", "--select", "PD9"], "no rule"),
+    ],
+)
+def test_bad_usage_is_one_sentence_and_status_2(args, complaint, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(write_run(tmp_path / "x" / "precdoctor-runs" / "r", *rows()).parents[1])
+    assert main(args) == 2
+    captured = capsys.readouterr()
+    assert complaint.lower() in captured.err.lower()
+    assert captured.err.startswith(("precdoctor: ", "newest run: "))
+    assert "Traceback" not in captured.err and not captured.out
+
+
+def test_the_newest_run_is_taken_and_named_on_stderr(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose"]) == 2
+    assert "there is no run below precdoctor-runs/" in capsys.readouterr().err
+    write_run(tmp_path / "precdoctor-runs" / "train-1", *rows())
+    assert main(["diagnose"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "newest run: precdoctor-runs/train-1\n"
+    assert "PD101" in captured.out
+
+
+def test_diagnose_exits_with_0_unless_asked(bad_run, good_run, capsys):
+    for run, level, status in (
+        (bad_run, [], 0),
+        (bad_run, ["--fail-on", "error"], 1),
+        (bad_run, ["--fail-on", "error", "--ignore", "PD1"], None),
+        (good_run, ["--fail-on", "warning", "--select", "PD101"], 0),
+    ):
+        for shape in ("full", "concise", "json"):  # the status never depends on the format
+            found = main(["diagnose", str(run), "--output-format", shape, *level])
+            status = found if status is None else status
+            assert found == status, (run, level, shape)
+    assert "No findings" in capsys.readouterr().out
+
+
+def test_json_is_valid_and_alone_on_stdout(bad_run, capsys):
+    assert main(["diagnose", str(bad_run), "--output-format", "json", "--fail-on", "error"]) == 1
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    jsonschema.validate(report, schema())
+    assert report["exit_code"] == 1 and report["findings"][0]["code"] == "PD101"
+    assert captured.err == ""
+
+
+def test_output_files_are_announced_and_not_overwritten(bad_run, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    args = ["diagnose", str(bad_run), "--output-format", "json", "-o", str(file)]
+    assert main(args) == 0
+    assert f"Wrote {file}" in capsys.readouterr().err
+    before = file.read_text()
+    assert main(args) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*args, "--force"]) == 0
+    assert file.read_text() == before
+    assert main(["diagnose", str(bad_run), "-o", str(tmp_path / "no" / "such" / "dir.txt")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_unreadable_runs_have_status_3_and_no_traceback(tmp_path, bad_run, capsys):
+    empty = write_run(tmp_path / "empty")
+    newer = write_run(tmp_path / "newer", *rows())
+    info = json.loads((newer / "run.json").read_text())
+    (newer / "run.json").write_text(json.dumps({**info, "schema_version": 99}))
+    part = next(bad_run.glob("rank-00000/tensors-*.parquet"))
+    part.write_bytes(part.read_bytes()[:-20])
+    text = tmp_path / "text"
+    text.write_text("not a run")
+    for path, status in ((empty, 3), (newer, 3), (bad_run, 3), (text, 2), (tmp_path, 2)):
+        for command in ("diagnose", "gate"):
+            assert main([command, str(path)]) == status, (command, path)
+            err = capsys.readouterr().err
+            assert err.startswith("precdoctor: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert main(["log", "verify", str(bad_run)]) == 3
+
+
+def test_rule_options_come_from_the_file(bad_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "precdoctor.toml").write_text("[rules.PD101]\nconfidence = 0.25\n")
+    assert main(["diagnose", str(bad_run), "--output-format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"][0]["confidence"] == 0.25
+    (tmp_path / "precdoctor.toml").write_text("[rules.PD101]\nconfidnce = 0.25\n")
+    assert main(["diagnose", str(bad_run)]) == 2
+    assert "'confidence'" in capsys.readouterr().err
+
+
+def test_a_defect_of_ours_shows_a_traceback_and_asks_for_a_report(monkeypatch, capsys):
+    from precdoctor.diagnosis import registry
+
+    monkeypatch.setattr(registry, "find_rule", lambda _name: 1 / 0)
+    assert main(["explain", "PD101"]) == 2
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError" in err and "please report it" in err
+
+
+def test_an_interrupt_is_130_and_silent(monkeypatch, capsys):
+    from precdoctor.diagnosis import registry
+
+    def interrupt(_name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "find_rule", interrupt)
+    assert main(["explain", "PD101"]) == INTERRUPTED
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_reading_is_no_error():
+    code = "import sys; from precdoctor.cli import main; input(); sys.exit(main(['explain']))"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
+        child.stdout.close()
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        errors = child.stderr.read()
+    assert (child.returncode, errors) == (BROKEN_PIPE, b"")
+
+
+@pytest.mark.parametrize("command", ["diagnose", "gate", "show"])
+def test_reading_a_run_never_imports_torch(command, bad_run):
+    code = f"from precdoctor.cli import main; main([{command!r}, {str(bad_run)!r}]); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", f"import sys; {code}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "\udcff" not in n])  # a name that is not UTF-8 cannot be logged
+def test_hostile_names_in_a_log_reach_no_terminal(name, tmp_path, capsys):
+    tensors, steps = rows(module=name)
+    run = write_run(tmp_path / "r", tensors, steps, info={"command": ["python", name]}, facts={"device": name})
+    for command in (["diagnose"], ["diagnose", "--output-format", "concise"], ["show"], ["log", "verify"], ["gate"]):
+        assert main([*command, str(run)]) in (0, 1)
+        out = capsys.readouterr().out
+        assert not any((ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u2028\u200b" for c in out)
+        assert not any(line.lstrip().startswith("::") for line in out.splitlines())

@@ -1,0 +1,238 @@
+"""Every kernel counts the same: the reference against NumPy, the fast ones against the reference."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from precdoctor.numerics import EXP_MAX, EXP_MIN
+from precdoctor.recording import kernels
+from precdoctor.recording.kernels import blocked, native, reference
+from precdoctor.recording.kernels import layout as at
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+]
+RARE = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 2.0**-149, -(2.0**-126), 3.4e38, 2.0**-24, 2.0**-25, 448.0]
+FAST = {"blocked": blocked.measure, "native": native.measure}
+
+
+class Row:
+    """A fresh slot."""
+
+    def __init__(self) -> None:
+        self.ints, self.floats = (t.clone() for t in kernels.Bank(torch.device("cpu")).row(0))
+        self.counter = torch.zeros((), dtype=torch.int64)
+
+    def measured(self, kernel, x, blocks=(16, 32, 128)):
+        kernel(x, self.ints, self.floats, self.counter, blocks)
+        for block in at.BLOCK_SIZES:  # scrap
+            self.ints[at.block_hist(block) + at.BLOCK_BINS] = 0
+        return self
+
+
+def available(name: str) -> bool:
+    return name != "native" or native.library() is not None
+
+
+@st.composite
+def tensors(draw, dtypes=DTYPES):
+    shape = draw(st.sampled_from([(), (1,), (7,), (3, 33), (2, 5, 130), (4, 1), (70001,), (2, 3, 3, 3), (300, 257)]))
+    seed = draw(st.integers(0, 2**31 - 1))
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    x = x * draw(st.sampled_from([0.0, 1.0, 1e-7, 1e-30, 1e-40, 1e30]))
+    x = x.to(draw(st.sampled_from(dtypes)))
+    if x.numel() > 2 and draw(st.booleans()):
+        flat = x.to(torch.float64).reshape(-1)
+        for value in draw(st.lists(st.sampled_from(RARE), min_size=1, max_size=6)):
+            flat[draw(st.integers(0, x.numel() - 1))] = value
+        x = flat.reshape(shape).to(x.dtype)
+    if x.dim() > 1 and draw(st.booleans()):
+        x = x.transpose(0, -1)
+    return x
+
+
+def exact(x: torch.Tensor) -> np.ndarray:
+    return x.to(torch.float64).contiguous().numpy()
+
+
+@settings(max_examples=150, deadline=None)
+@given(tensors())
+def test_the_reference_agrees_with_numpy(x):
+    row, values = Row().measured(reference.measure, x), exact(x)
+    finite = values[np.isfinite(values)]
+    nonzero = np.abs(finite[finite != 0])
+    info = torch.finfo(x.dtype)
+    counts = row.ints.numpy()
+    assert counts[at.NUMEL] == values.size
+    assert counts[at.NAN] == np.isnan(values).sum()
+    assert counts[at.POS_INF] == (values == np.inf).sum()
+    assert counts[at.NEG_INF] == (values == -np.inf).sum()
+    assert counts[at.HIST] == (finite == 0).sum()
+    assert counts[at.SUBNORMAL] == (nonzero < info.smallest_normal).sum()
+    assert counts[at.AT_MAX] == (nonzero == info.max).sum()
+    mantissa, exponent = np.frexp(nonzero)
+    bins = np.clip(np.where(mantissa == 0.5, exponent - 2, exponent - 1), EXP_MIN, EXP_MAX)
+    expected = np.bincount(bins - EXP_MIN, minlength=at.HIST_BINS)
+    assert np.array_equal(counts[at.HIST + 1 : at.HIST + at.HIST_WIDTH], expected)
+    amax, amin, total, squares = row.floats.tolist()
+    assert not finite.size or amax == np.abs(finite).max()
+    assert amin == (nonzero.min() if nonzero.size else np.inf)
+    assert total == pytest.approx(math.fsum(finite.ravel()), rel=1e-9, abs=1e-9 * float(np.abs(finite).sum()) + 1e-300)
+    assert squares == pytest.approx(float((finite**2).sum()), rel=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tensors(), st.sampled_from(at.BLOCK_SIZES))
+def test_block_histograms_agree_with_a_loop(x, block):
+    row = Row().measured(reference.measure, x, (block,))
+    values = np.abs(exact(x)).reshape(-1, x.shape[-1] if x.dim() else 1)[:400]
+    if values.shape[0] < x.numel() // (x.shape[-1] if x.dim() else 1) or values.size > 40_000:
+        return
+    below, peaks = np.zeros(at.BLOCK_BINS, int), np.zeros(at.HIST_WIDTH, int)
+    for line in values:
+        for start in range(0, len(line), block):
+            part = line[start : start + block]
+            part = part[np.isfinite(part) & (part > 0)]
+            if part.size == 0:
+                peaks[0] += 1
+                continue
+            keys = reference.exponent_key(torch.from_numpy(part.copy())).numpy()
+            peaks[keys.max()] += 1
+            for key in keys:
+                below[min(keys.max() - key, at.BLOCK_BINS - 1)] += 1
+    first = at.block_hist(block)
+    assert np.array_equal(row.ints[first : first + at.BLOCK_BINS].numpy(), below)
+    first = at.block_amax(block)
+    assert np.array_equal(row.ints[first : first + at.HIST_WIDTH].numpy(), peaks)
+
+
+@pytest.mark.parametrize("name", FAST)
+@settings(max_examples=200, deadline=None)
+@given(tensors())
+def test_fast_kernels_agree_with_the_reference(name, x):
+    if not available(name) or (name == "blocked" and x.dtype == torch.float64):
+        return
+    ours, truth = Row().measured(FAST[name], x), Row().measured(reference.measure, x)
+    assert torch.equal(ours.ints, truth.ints), (ours.ints != truth.ints).nonzero().flatten()
+    assert ours.floats[at.AMIN] == truth.floats[at.AMIN]
+    if bool(x.to(torch.float64).isfinite().any()):
+        assert ours.floats[at.AMAX] == truth.floats[at.AMAX]
+    spread = math.sqrt(float(truth.floats[at.SUM_SQ]) * max(x.numel(), 1))
+    assert float(ours.floats[at.SUM]) == pytest.approx(
+        float(truth.floats[at.SUM]), rel=1e-5, abs=1e-6 * spread + 1e-300
+    )
+    assert float(ours.floats[at.SUM_SQ]) == pytest.approx(float(truth.floats[at.SUM_SQ]), rel=1e-5)
+
+
+def test_the_compiled_kernel_is_there_when_a_compiler_is():
+    import shutil
+    from pathlib import Path
+
+    installed = Path(native.__file__).with_name(native.LIBRARY).is_file()
+    assert installed or shutil.which("cc") is None, "built by `pip install`, or by hand with: python hatch_build.py"
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES[-4:], torch.float16, torch.bfloat16])
+def test_every_code_point(dtype):
+    size = torch.empty(0, dtype=dtype).element_size()
+    codes = np.arange(256 if size == 1 else 65536, dtype=np.uint8 if size == 1 else np.uint16)
+    x = torch.from_numpy(codes.view(np.int8 if size == 1 else np.int16)).view(dtype)
+    truth = Row().measured(reference.measure, x)
+    for name, kernel in FAST.items():
+        if available(name):
+            assert torch.equal(Row().measured(kernel, x).ints, truth.ints), name
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(tensors([torch.float32]), min_size=2, max_size=4), st.randoms())
+def test_launches_into_one_slot_merge_in_any_order(parts, random):
+    one, other = Row(), Row()
+    for x in parts:
+        one.measured(reference.measure, x)
+    random.shuffle(parts)
+    for x in parts:
+        other.measured(reference.measure, x)
+    ignored = torch.ones(at.INT_WIDTH, dtype=torch.bool)
+    ignored[[at.ORDER, at.FIRST_BAD_ORDER]] = False
+    assert torch.equal(one.ints[ignored], other.ints[ignored])
+    assert torch.equal(one.floats[:2], other.floats[:2])
+
+
+def test_order_counts_launches_and_keeps_the_first_and_the_first_bad():
+    row = Row()
+    for x in (torch.ones(3), torch.tensor([math.inf]), torch.tensor([math.nan])):
+        row.measured(reference.measure, x)
+    assert row.ints[at.ORDER] == 1
+    assert row.ints[at.FIRST_BAD_ORDER] == 2
+    assert row.ints[at.LAUNCHES] == 3
+
+
+def test_fingerprints_tell_values_order_shape_and_dtype_apart():
+    base = torch.arange(12, dtype=torch.float32)
+    swapped = base.clone()
+    swapped[[3, 4]] = base[[4, 3]]
+    others = [swapped, base.reshape(3, 4), base.to(torch.bfloat16), -base, base.double()]
+    prints = [int(Row().measured(reference.measure, x).ints[at.FINGERPRINT]) for x in [base, *others]]
+    assert len(set(prints)) == len(prints)
+    again = int(Row().measured(reference.measure, base.clone()).ints[at.FINGERPRINT])
+    assert again == prints[0]
+
+
+def test_fingerprint_follows_logical_order_whatever_the_strides():
+    x = torch.randn(5, 9, 7)
+    for kernel in (reference.measure, *(k for n, k in FAST.items() if available(n))):
+        rows = [
+            Row().measured(kernel, t).ints[at.FINGERPRINT] for t in (x.transpose(0, 2), x.transpose(0, 2).contiguous())
+        ]
+        assert rows[0] == rows[1]
+
+
+def test_nothing_larger_than_a_chunk_is_copied():
+    huge = torch.ones(1).expand(1 << 40, 4)  # would be 16 TiB
+    start, piece = next(reference.chunks(huge, 4096))
+    assert start == 0
+    assert piece.numel() <= 4096
+
+
+def test_lost_updates_are_counted_on_bits():
+    before = torch.tensor([1.0, 1.0, 1.0, 0.0, 2.0], dtype=torch.bfloat16)
+    intended = torch.tensor([1e-4, 0.1, 0.0, 1e-50, math.nan], dtype=torch.float64)
+    after = torch.tensor([1.0, 1.1, 1.0, 0.0, 2.0], dtype=torch.bfloat16)
+    row = Row()
+    reference.measure_unchanged(before, after, intended, row.ints)
+    assert row.ints[at.UNCHANGED] == 2  # the first and the fourth
+    rel = row.ints[at.REL : at.REL + at.REL_BINS]
+    assert int(rel.sum()) == 2  # zero weights have no exponent to compare with
+    assert rel[-14 - -1 - at.REL_MIN] == 1  # 1e-4 is in (2^-14, 2^-13], 1.0 closes bin -1
+
+
+def test_the_op_is_invisible_to_modes_of_the_user():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Count.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(8)
+    with Count(), kernels.apart_from_user_modes():
+        kernels.stat(x, 5)
+    assert Count.seen == 0
+    assert kernels.bank(x.device).row(5)[0][at.NUMEL] == 8
+    kernels.forget_all()

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from precdoctor.diagnosis.finding import (
+    Diagnosis,
+    Finding,
+    Location,
+    Prescription,
+    RuleOutcome,
+    Severity,
+    Source,
+    Status,
+)
+from precdoctor.reporting.console import PIPED_WIDTH, make_console
+from precdoctor.reporting.terminal import FULL_FINDINGS, print_concise, print_full, verdict_line
+from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNKNOWN
+from tests.support.hostile import NAMES
+
+GOLDEN = Path(__file__).parent / "golden"
+CASES = {"broken": BROKEN, "clean": CLEAN, "unknown": UNKNOWN}
+
+
+def printed(diagnosis, printer=print_full, width=None, file=None, **options):
+    file = file or io.StringIO()
+    printer(diagnosis, make_console(file, width, **options))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 140])
+@pytest.mark.parametrize("name", CASES)
+def test_the_screen_is_as_agreed(name, width):
+    """Look at a changed screen as a tired person would; PRECDOCTOR_GOLDEN=write keeps it."""
+    text = printed(CASES[name], width=width)
+    file = GOLDEN / f"{name}-{width}.txt"
+    if os.environ.get("PRECDOCTOR_GOLDEN") == "write":
+        file.write_text(text)
+    assert text == file.read_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert not re.search(r" +$", text, flags=re.MULTILINE)
+
+
+def test_concise_is_one_line_per_finding_and_a_sum():
+    lines = printed(BROKEN, print_concise).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("PD101 error: ") and "step 37" in lines[0]
+    assert lines[-1] == "1 error, 1 warning; 1 rule could not be judged"
+
+
+def test_many_findings_end_in_one_line_each():
+    many = dataclasses.replace(BROKEN, findings=(OVERFLOW,) * (FULL_FINDINGS + 5))
+    text = printed(many)
+    assert "5 more findings:" in text
+    assert text.count("seen at") == FULL_FINDINGS
+
+
+def test_verdict_in_words():
+    assert verdict_line(CLEAN) == "No findings"
+    assert verdict_line(UNKNOWN) == "No findings; 1 rule could not be judged"
+
+
+def test_piped_output_has_no_colours_and_a_fixed_width(monkeypatch):
+    for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    text = printed(BROKEN)
+    assert "\x1b" not in text
+    assert make_console(io.StringIO()).width == PIPED_WIDTH
+
+
+def test_force_color_and_no_color(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" in printed(BROKEN)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", printed(BROKEN))
+
+
+def test_a_terminal_without_unicode_gets_ascii():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    print_full(BROKEN, make_console(file))
+    file.flush()
+    text = file.buffer.getvalue().decode("ascii")
+    assert "|" in text and "> blocks.3.attn" in text and "steps 0-37" in text
+    assert "\\u" not in text
+
+
+def hostile(name: str) -> Diagnosis:
+    """A diagnosis in which everything that can come from a log is ``name``."""
+    entry = {
+        "module": name,
+        "kind": name,
+        "name": name,
+        "dtype": name,
+        "amax": 1.0,
+        "headroom_binades": 1.0,
+        "nan": 0,
+        "inf": 0,
+    }
+    finding = Finding(
+        "PD101", "nonfinite-origin-forward", Severity.ERROR, 0.5, f"title {name}", f"message {name}",
+        Location(name, name, name, name, None, 0, 0, name, Source(name, 1, name)), name,
+        {"path": [entry], "range": {"dtype": name}, "confidence_reason": name, "detected_at": Source(name, 1, name)},
+        (Prescription(f"do {name}", {name: name}, {name: name}, f"snippet {name}"),),
+    )  # fmt: skip
+    outcomes = (RuleOutcome("PD103", "nonfinite-loss", Status.INDETERMINATE, name),)
+    run = {"path": name, "command": [name, name], "device": name}
+    return Diagnosis(run, (finding,), outcomes, {"overhead_fraction": 0.1, "dropped": {name: 3}, "errors": [name]})
+
+
+@pytest.mark.parametrize("printer", [print_full, print_concise])
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_names_are_shown_and_do_nothing(name, printer):
+    text = printed(hostile(name), printer, width=120)
+    assert not re.search(
+        "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]", text
+    )
+    assert not any(line.lstrip().startswith("::") or "##[" in line or "##vso[" in line for line in text.splitlines())
+    text.encode("utf-8")
+    if name.startswith("["):  # markup is text
+        assert name in text.replace("\n", "")
+
+
+def test_values_of_the_wrong_type_do_not_break_the_screen():
+    odd = dataclasses.replace(
+        OVERFLOW,
+        evidence={"path": "no list", "range": 3, "history": [1, 2], "detected_at": "x", "last_finite_step": "soon"},
+        prescriptions=(
+            Prescription("x", {}, {"a": None, "b": [1, float("nan")], "c": {"from": None, "to": float("inf")}}, ""),
+        ),
+    )
+    assert "predicted: a –, b 1 to NaN, c – to Infinity" in printed(dataclasses.replace(BROKEN, findings=(odd,)))

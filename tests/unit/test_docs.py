@@ -1,0 +1,68 @@
+"""The documentation keeps up with the program."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from precdoctor.cli.config import SETTINGS
+from precdoctor.runlog.schema import EVENTS, KINDS, TABLES
+from tests.support.runs import write_run
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_in_step():
+    wanted = generator().pages()
+    assert set((DOCS / "rules").glob("*.md")) == set(wanted), "run: make docs"
+    for path, content in wanted.items():
+        assert path.read_text() == content, f"{path.name} is stale; run: make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target and not target.endswith("diagnose.svg"):  # the picture comes with `make samples`
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_run_log_page_names_every_column_kind_and_event():
+    text = (DOCS / "run-log.md").read_text()
+    names = {field.name for schema in TABLES.values() for field in schema} | set(KINDS) | set(EVENTS)
+    assert {n for n in names if f"`{n}`" not in text} == set()
+
+
+def test_the_configuration_page_names_every_key():
+    text = (DOCS / "configuration.md").read_text()
+    for section, keys in SETTINGS.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{section}`"))
+        assert re.findall(r"`([a-z-]+)`", row) == [section, *keys]
+
+
+def test_the_recipes_of_the_run_log_page_run(tmp_path, monkeypatch):
+    rows = [
+        {"step": s, "module": m, "kind": k, "amax": 2.0**s, "zero": 1, "numel": 4, "exp_lo": 0, "exp_hist": [1, 2]}
+        for s in range(3)
+        for m in ("a", "b")
+        for k in ("output", "grad_output")
+    ]
+    write_run(tmp_path / "runs" / "a", rows, [{"step": s, "loss": 1.0} for s in range(3)])
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {}
+    recipes = re.findall(r"```python\n(.*?)```", (DOCS / "run-log.md").read_text(), flags=re.DOTALL)
+    assert len(recipes) >= 4
+    for recipe in recipes:
+        exec(recipe, scope)
+    assert len(scope["tensors"]) == 6 and scope["histogram"].total == 3
