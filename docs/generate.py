@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis import diagnose
-from precdoctor.diagnosis.finding import Severity
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.reporting.console import THEME
 from precdoctor.reporting.terminal import print_full
 from precdoctor.runlog import open_run
 
 DOCS = Path(__file__).resolve().parent
-SAMPLES = DOCS.parent / "sample_runs"
+#: The run in the picture; `make samples` records it.
+PICTURED = DOCS.parent / "sample_runs" / "gpt-fp16-attention-nan" / "run"
 
 
 def pages() -> dict[Path, str]:
@@ -35,19 +37,26 @@ def pages() -> dict[Path, str]:
         "|---|---|---|",
         *rows,
         "",
+        "With a baseline, `precdoctor gate` also checks what got worse since then:",
+        "",
+        "| code | name | severity | finds |",
+        "|---|---|---|---|",
+        *(f"| {r.code} | {r.name} | {r.severity.value} | {r.doc} |" for r in REGRESSIONS),
+        "",
     ]
     generated = {DOCS / "rules" / f"{rule.code}.md": rule.markdown() for rule in RULES}
     return generated | {DOCS / "rules" / "index.md": "\n".join(index)}
 
 
-def picture(run: Path, title: str) -> str:
+def picture(run: Path) -> str:
     """What `precdoctor diagnose` prints for a run, as SVG that loads nothing from anywhere."""
     console = Console(
         file=io.StringIO(), record=True, width=104, theme=THEME, force_terminal=True, markup=False, highlight=False
     )
     diagnosis = diagnose(open_run(run))
-    print_full(diagnosis, console)
-    svg = console.export_svg(title=title, theme=MONOKAI)
+    shown = {**diagnosis.run, "path": str(run.relative_to(DOCS.parent))}
+    print_full(replace(diagnosis, run=shown), console)
+    svg = console.export_svg(title="precdoctor diagnose", theme=MONOKAI)
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 
@@ -56,10 +65,8 @@ def main() -> None:
     wanted = pages()
     for stale in set((DOCS / "rules").glob("*.md")) - set(wanted):
         stale.unlink()
-    for run in sorted(SAMPLES.glob("*/run")):
-        if any(f.severity is Severity.ERROR for f in diagnose(open_run(run)).findings):
-            wanted[DOCS / "images" / "diagnose.svg"] = picture(run, "precdoctor diagnose")
-            break
+    if PICTURED.is_dir():
+        wanted[DOCS / "images" / "diagnose.svg"] = picture(PICTURED)
     for path, content in wanted.items():
         path.parent.mkdir(exist_ok=True)
         if not path.exists() or path.read_text() != content:

@@ -6,11 +6,12 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from precdoctor.errors import RunExistsError, UsageError
 
 if TYPE_CHECKING:
+    from precdoctor.cli.config import Settings
     from precdoctor.runlog import Run
 
 
@@ -51,3 +52,11 @@ def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from None
     say(f"Wrote {file}")
+
+
+def rule_options(settings: Settings) -> dict[str, dict[str, Any]]:
+    """The rule options of the settings file without those of the gate's regressions, which only the gate knows."""
+    from precdoctor.comparison.regressions import REGRESSIONS
+
+    regressions = {name for r in REGRESSIONS for name in (r.code, r.name)}
+    return {code: options for code, options in settings.rules.items() if code not in regressions}

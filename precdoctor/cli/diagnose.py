@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from precdoctor.cli.common import destination, opened
+from precdoctor.cli.common import destination, opened, rule_options
 from precdoctor.cli.config import Settings
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def diagnose(
         opened(run),
         select=settings.get("diagnose", "select", select) or (),
         ignore=settings.get("diagnose", "ignore", ignore) or (),
-        options=settings.rules,
+        options=rule_options(settings),
     )
     status = exit_code(diagnosis, level)
     with destination(output, force=force) as stream:

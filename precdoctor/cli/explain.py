@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.rule import Rule
 
 _EXAMPLES = """\b
 Examples:
@@ -27,13 +30,19 @@ def explain(
 
     What it finds, why it matters, what to do, its options. Without a code, list all rules.
     """
+    from precdoctor.comparison.regressions import REGRESSIONS, Regression
     from precdoctor.diagnosis import registry
     from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.rule_view import print_page, print_rules
+    from precdoctor.reporting.rule_view import print_page, print_regression, print_rules
 
     console = make_console()
     if code is None:
         print_rules(registry.RULES, console)
+        return 0
+    known: list[Rule | Regression] = [*registry.RULES, *REGRESSIONS]
+    found = registry.find(code, known)
+    if isinstance(found, Regression):
+        print_regression(found, console)
     else:
-        print_page(registry.find_rule(code), console)
+        print_page(found, console)
     return 0

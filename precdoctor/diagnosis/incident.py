@@ -28,6 +28,9 @@ from precdoctor.diagnosis.view import Process, RunView, StepFacts
 #: Episodes led back to their origin, per process; later ones are counted only. Bounds work on a run that fails for days.
 MAX_EPISODES = 32
 
+#: Steps looked back for the last one that changed a weight.
+_LOOK_BACK = 4
+
 _PHASE_ORDER = [Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER]
 _CODE_OF_PHASE = {Phase.DATA: "PD104", Phase.FORWARD: "PD101", Phase.LOSS: "PD103", Phase.BACKWARD: "PD102"}
 
@@ -115,6 +118,8 @@ def _with_course(
         and s not in bad_steps
         and not getattr(view.step_facts(incident.process, s), "non_finite", 0)
     ]
+    if clean and (incident.unrecorded is not None or incident.how == "between"):
+        clean.pop()  # its update, and so a checkpoint written after it, may be what went wrong
     return replace(
         incident,
         last_finite=clean[-1] if clean else None,
@@ -138,7 +143,7 @@ def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[in
     bad = dict(Counter(r.kind for r in rows if r.bad))
     weight = next((r for r in rows if r.kind == "weight" and r.bad and not r.mask_like), None)
     if weight is not None:
-        return replace(_bad_weights(view, process, step, weight, rows), bad=bad)
+        return replace(_bad_weights(view, process, step, weight), bad=bad)
     reference = reference_of(view, process, step, frozenset(bad_steps))
     skipped = facts is not None and facts.skipped
     forward = _forward(view, process, step, rows, reference, facts)
@@ -222,7 +227,7 @@ def _story(rows: Sequence[TensorRow], about: TensorRow) -> tuple[TensorRow, ...]
     """One parameter's way through a step: weight, local gradient, gradient given to the optimizer, update."""
     order = ["weight", "weight_grad", "weight_grad_step", "update"]
     mine = [r for r in rows if r.kind in order and (r.root, r.module, r.name) == (about.root, about.module, about.name)]
-    return tuple(sorted(mine, key=lambda r: order.index(r.kind))) or (about,)
+    return tuple(sorted(mine, key=lambda r: (r.position, order.index(r.kind)))) or (about,)
 
 
 def _by_optimizer(view: RunView, process: Process, step: int, row: TensorRow, rows: Sequence[TensorRow]) -> Incident:
@@ -237,19 +242,22 @@ def _by_optimizer(view: RunView, process: Process, step: int, row: TensorRow, ro
     return Incident("PD105", process, step, Phase.OPTIMIZER, origin, cause, path=_story(rows, row), how="optimizer")
 
 
-def _bad_weights(view: RunView, process: Process, step: int, row: TensorRow, rows: Sequence[TensorRow]) -> Incident:
+def _bad_weights(view: RunView, process: Process, step: int, row: TensorRow) -> Incident:
     """A step that starts with non-finite weights although the step before it ended well, as far as the log knows."""
     earlier = [f for f in view.timeline.get(process, ()) if f.step < step]
     origin = Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
     cause = Cause("nonfinite-weights", 0.9, "the weights are non-finite before the step's forward pass")
     if not earlier:
         return Incident("PD105", process, step, Phase.FORWARD, origin, cause, path=(row,), how="start")
-    before = view.rows(process, earlier[-1].step)
-    same = [r for r in before if r.module == row.module and r.name == row.name and r.root == row.root]
+    for facts in reversed(earlier[-_LOOK_BACK:]):  # with several optimizers the last step need not be this weight's
+        before = view.rows(process, facts.step)
+        same = [r for r in before if r.module == row.module and r.name == row.name and r.root == row.root]
+        if any(r.kind == "weight" for r in same):
+            break
     healthy = any(r.kind == "weight" for r in same) and not any(r.bad for r in same)
     if healthy and not any(r.kind == "update" for r in same):
         previous = next(r for r in same if r.kind == "weight")
-        incident = _by_optimizer(view, process, earlier[-1].step, row, before)
+        incident = _by_optimizer(view, process, facts.step, row, before)
         return replace(incident, path=(previous, *[r for r in same if r.kind.startswith("weight_grad")], row))
     return Incident("PD105", process, step, Phase.OPTIMIZER, origin, cause, path=(row,), how="between")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+
 
 def module_expression(module: str, owner: str = "model") -> str:
     """Python that reaches a module by its FQN, numeric parts as indices: ``model.blocks[3].attn``."""
@@ -9,7 +11,7 @@ def module_expression(module: str, owner: str = "model") -> str:
     for part in module.split(".") if module else []:
         if part.isdigit():
             expression += f"[{part}]"
-        elif part.isidentifier():
+        elif part.isidentifier() and not keyword.iskeyword(part):
             expression += f".{part}"
         else:
             return f"{owner}.get_submodule({module!r})"

@@ -177,16 +177,23 @@ class RunView:
     # -- tensors --------------------------------------------------------------------------------------------------
 
     def scan(
-        self, columns: Sequence[str], kinds: Sequence[str], *, bad: bool = False, steps: Sequence[int] | None = None
+        self,
+        columns: Sequence[str],
+        kinds: Sequence[str],
+        *,
+        bad: bool = False,
+        steps: Sequence[int] | None = None,
+        where: Sequence[tuple[str, str, Any]] = (),
     ) -> Iterator[pd.DataFrame]:
         """The ``tensors`` table, projected, some thousand rows at a time; always with ``step``, ``rank``, ``attempt``.
 
         Args:
             bad: only rows holding a NaN or an infinity.
             steps: only these steps; None: all.
+            where: further terms that must hold, as the reader takes them.
         """
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *columns]))
-        base: list[tuple[str, str, Any]] = [("kind", "in", list(kinds))]
+        base: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
         if steps is not None:
             base.append(("step", "in", [int(s) for s in steps]))
         filters = [[*base, (count, ">", 0)] for count in BAD_COUNTS] if bad else [base]
@@ -204,19 +211,23 @@ class RunView:
         """All tensors of one step of one process in execution order; those of unknown order come last."""
         return self._rows(process, step)
 
+    @cached_property
+    def _inventory(self) -> Mapping[str, tuple[set[tuple[str, ...]], set[int]]]:
+        """Per kind the names of its tensors and the steps they occur on; one pass for all rules."""
+        found: dict[str, tuple[set[tuple[str, ...]], set[int]]] = {}
+        names = ["kind", "root", "module", "name"]
+        for batch in self._run.batches("tensors", columns=[*names, "step"]):
+            table = pa.Table.from_batches([batch])
+            for kind, *rest in zip(*table.group_by(names).aggregate([]).to_pydict().values(), strict=True):
+                found.setdefault(kind, (set(), set()))[0].add(tuple(rest))
+            for kind, step in zip(*table.group_by(["kind", "step"]).aggregate([]).to_pydict().values(), strict=True):
+                found[kind][1].add(step)
+        return found
+
     def tensor_count(self, kinds: Sequence[str]) -> tuple[int, int]:
         """How many distinct tensors of these kinds there are, and on how many steps: what a rule looked at."""
-
-        def count() -> tuple[int, int]:
-            names: set[tuple[str, str, str, str]] = set()
-            steps: set[int] = set()
-            for frame in self.scan(["root", "module", "kind", "name"], kinds):
-                unique = frame[["root", "module", "kind", "name"]].drop_duplicates()
-                names.update(unique.astype(str).itertuples(index=False, name=None))
-                steps.update(int(s) for s in frame["step"].unique())
-            return len(names), len(steps)
-
-        return self.remember(f"count:{','.join(kinds)}", count)
+        mine = [self._inventory[k] for k in kinds if k in self._inventory]
+        return sum(len(names) for names, _ in mine), len(set().union(*(steps for _, steps in mine)))
 
     # -- what the log does not know -------------------------------------------------------------------------------
 

@@ -2,10 +2,11 @@
 
 A tensor already in a narrow format shows its zeros and the exponents of what survived. Underflow leaves a mark: the
 histogram runs into the flush limit with mass in its lowest bins, and what lies below continues it. Structural zeros
-(ReLU, dropout, padding) leave none. So the survivors near the limit are matched with a family of distributions
-(Gaussian, Laplace, Student with 2 and 1 degrees of freedom, log-normals of five widths, each at scales a quarter of a
-binade apart) by likelihood, with the rounding to whole subnormal steps computed exactly, and the best match says how
-much lies below. The result never exceeds the zeros that are there.
+(ReLU, dropout, padding) leave none. So the survivors near the limit are matched with a family of distributions by
+likelihood, with the rounding to whole subnormal steps computed exactly, and the matches say how much lies below.
+The family: Gaussians whose scale is itself log-normal (channels of unequal size) of widths 0 to 3, log-normals of
+widths 1/2 to 5, Laplace, Student with 1, 2 and 3 degrees of freedom, the product of two Gaussians; each at scales a
+quarter of a binade apart. The result never exceeds the zeros that are there.
 """
 
 from __future__ import annotations
@@ -27,11 +28,17 @@ MATCHED_BINS = 10
 _REACH = 32
 #: Fewer surviving elements than this in the matched bins say nothing about a shape.
 _MIN_COUNT = 32
+#: Real tensors are of no family exactly; counts beyond this would only single out the member that is wrong in the way
+#: the fullest bins forgive. With it, all members that fit about as well have a say.
+_TRUSTED_COUNT = 3000.0
 #: Scales of the family, in binades relative to the smallest subnormal.
 _SCALES = np.arange(-4.0, 28.0, 0.25)
-_WIDTHS = (0.5, 1.0, 2.0, 3.0, 4.0)
+#: Standard deviations of the natural logarithm.
+_MIXTURE_WIDTHS = np.arange(0.0, 3.01, 0.25)
+_LOG_NORMAL_WIDTHS = np.arange(0.5, 5.01, 0.25)
 
 _Floats = npt.NDArray[np.float64]
+_Shape = Callable[[_Floats], _Floats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +82,16 @@ def flushed_tail(histogram: ExponentHistogram, zeros: int, fmt: Format) -> Tail:
         return Tail(limit - 1, np.zeros(1))
     visible, below = _family()
     share = visible.sum(axis=1)
-    best = int(np.argmax(np.log(visible / share[:, None]) @ survivors))
-    counts = below[best] * (survivors.sum() / share[best])
+    seen = float(survivors.sum())
+    likelihood = np.log(visible / share[:, None]) @ survivors * min(1.0, _TRUSTED_COUNT / seen)
+    weight = np.exp(likelihood - likelihood.max())
+    # Members that hide most of themselves are the less likely ones; and the median forgives the few that fit by chance.
+    weight *= share
+    hidden = below.sum(axis=1) / share
+    order = np.argsort(hidden)
+    cumulative = np.cumsum(weight[order])
+    chosen = order[int(np.searchsorted(cumulative, 0.5 * cumulative[-1]))]
+    counts = below[chosen] / share[chosen] * seen
     if counts.sum() > zeros:
         counts *= zeros / counts.sum()
     return Tail(limit - counts.size, counts)
@@ -101,15 +116,50 @@ def _window(histogram: ExponentHistogram, limit: int) -> _Floats:
     return out
 
 
-def _erf(x: _Floats) -> _Floats:
-    return np.array([math.erf(v) for v in x.ravel()]).reshape(x.shape)
+@lru_cache(maxsize=1)
+def _log_grid() -> tuple[_Floats, _Floats]:
+    """``log2 x`` from -60 to 60 and ``log2 P(|X| < x)`` of a Gaussian there; straight lines between are close enough."""
+    x = np.arange(-60.0, 60.0, 1.0 / 32.0)
+    return x, np.log2([math.erf(v) for v in np.exp2(x) / math.sqrt(2.0)])
 
 
-def _log_normal(width: float) -> Callable[[_Floats], _Floats]:
+def _gaussian(x: _Floats) -> _Floats:
+    return np.exp2(np.interp(np.log2(np.maximum(x, 2.0**-60)), *_log_grid())) * (x > 0.0)
+
+
+def _normal_quantiles(count: int) -> _Floats:
+    """The middles of ``count`` equally likely slices of a Gaussian, by inverting the grid above."""
+    share = (np.arange(count // 2) + 0.5) / (count / 2)
+    x, below = _log_grid()
+    positive = np.exp2(np.interp(np.log2(share), below, x))
+    return np.concatenate([-positive[::-1], positive])
+
+
+def _mixture(scales: _Floats) -> _Shape:
+    return lambda x: np.mean([_gaussian(x / scale) for scale in scales], axis=0)
+
+
+def _log_normal(width: float) -> _Shape:
     def share_below(x: _Floats) -> _Floats:
-        return 0.5 + 0.5 * _erf(np.log(np.maximum(x, 1e-300)) / (width * math.sqrt(2.0)))
+        z = np.log(np.maximum(x, 1e-300)) / width
+        return 0.5 + 0.5 * np.sign(z) * _gaussian(np.abs(z))
 
     return share_below
+
+
+def _shapes() -> list[_Shape]:
+    """``x -> P(|X| < x)`` of each member at scale 1."""
+    quantiles = _normal_quantiles(32)
+    third = math.sqrt(3.0)
+    return [
+        *(_mixture(np.exp(width * quantiles)) if width else _gaussian for width in _MIXTURE_WIDTHS),
+        *(_log_normal(width) for width in _LOG_NORMAL_WIDTHS),
+        _mixture(np.abs(_normal_quantiles(64))),
+        lambda x: -np.expm1(-x),
+        lambda x: np.arctan(x) * (2.0 / math.pi),
+        lambda x: x / np.sqrt(2.0 + x * x),
+        lambda x: (np.arctan(x / third) + (x / third) / (1.0 + x * x / 3.0)) * (2.0 / math.pi),
+    ]
 
 
 @lru_cache(maxsize=1)
@@ -119,16 +169,10 @@ def _family() -> tuple[_Floats, _Floats]:
     A stored value of n steps was anywhere within half a step of it, so with bin i holding ``2**(i-1) .. 2**i`` steps
     the edges are half a step up: 0.5, 1.5, 2.5, 4.5, 8.5 ...
     """
-    shapes: list[Callable[[_Floats], _Floats]] = [
-        lambda x: _erf(x / math.sqrt(2.0)),
-        lambda x: -np.expm1(-x),
-        lambda x: x / np.sqrt(2.0 + x * x),
-        lambda x: np.arctan(x) * (2.0 / math.pi),
-        *(_log_normal(width) for width in _WIDTHS),
-    ]
     edges = np.r_[0.5, np.exp2(np.arange(0, MATCHED_BINS)) + 0.5]
     lower = np.r_[0.0, np.exp2(np.arange(-_REACH, 0))]
     scales = np.exp2(_SCALES)[:, None]
+    shapes = _shapes()
     visible = np.concatenate([np.diff(shape(edges[None, :] / scales), axis=1) for shape in shapes])
     below = np.concatenate([np.diff(shape(lower[None, :] / scales), axis=1) for shape in shapes])
     usable = visible.sum(axis=1) > 1e-9

@@ -38,19 +38,20 @@ class Backward:
         def backward(*args: Any, **kwargs: Any) -> None:
             # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
             if recorder.state != "armed" or torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling():
-                return original(*args, **kwargs)
+                original(*args, **kwargs)
+                return
             begin(args[0] if args else kwargs.get("tensors"))
             try:
-                return original(*args, **kwargs)
+                original(*args, **kwargs)
             finally:
                 end()
 
         torch.autograd.backward = backward
 
-    def _began(self, tensors: Tensor | Iterable[Tensor]) -> None:
+    def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
         recorder = self._recorder
         recorder.in_backward = True
-        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
         facts = recorder.current
         if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
             facts.backward_file, facts.backward_line = where
@@ -96,11 +97,7 @@ class Backward:
 
         @guarded(recorder)
         def precdoctor_weight_grad(parameter: Tensor) -> None:
-            found = recorder.names.parameter(parameter)
-            if found is None:  # replaced or moved since its root was first seen
-                for root in recorder.names.roots.values():
-                    recorder.names.refresh(root)
-                found = recorder.names.parameter(parameter)
+            found = recorder.names.search_parameter(parameter)
             grad = parameter.grad
             if found is None or grad is None:
                 return

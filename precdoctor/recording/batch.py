@@ -26,8 +26,8 @@ def defer(value: torch.Tensor | float | None) -> Deferred:
         return None if value is None else float(value)
     if value.device.type == "cpu":
         return float(value.detach())
-    host = torch.empty((), dtype=torch.float64, pin_memory=value.device.type == "cuda")
-    host.copy_(value.detach().reshape(()).to(torch.float64), non_blocking=True)
+    host = torch.empty((), dtype=value.dtype, pin_memory=value.device.type == "cuda")
+    host.copy_(value.detach().reshape(()), non_blocking=True)
     if value.device.type != "cuda":
         return lambda: float(host)
     event = torch.cuda.Event()
@@ -50,9 +50,11 @@ class StepFacts:
     wall_time: float = 0.0
     micro_steps: int = 0
     losses: list[Deferred] = field(default_factory=list)
-    lrs: list[float] = field(default_factory=list)
+    lrs: list[Deferred] = field(default_factory=list)
     #: Sampled steps take the norm from the weight gradients' rows; the others carry it here.
     grad_norm: Deferred = None
+    #: Root, module and name of the optimizer's parameters; null when not every gradient of theirs has a row.
+    gradients_of: frozenset[tuple[str, str, str]] | None = None
     clip_norm: float | None = None
     clipped_before_unscale: bool | None = None
     loss_scale: Deferred = None

@@ -17,7 +17,7 @@ from precdoctor.recording import attach
 from precdoctor.recording.batch import EventBatch, StepBatch
 from precdoctor.recording.events import EventLog
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.rows import attach_scale, loss_scale, step_row, tensor_rows
+from precdoctor.recording.rows import LossScales, attach_scale, step_row, tensor_rows
 from precdoctor.runlog.layout import create_rank_directory
 from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
 
@@ -29,6 +29,8 @@ _MAX_ITEMS = 20_000
 _CLOSE_SECONDS = 60.0
 _IDLE_SECONDS = 0.5
 _MAX_DEFECTS = 3
+#: How long a fork waits for the thread to put down what it is doing.
+_FORK_SECONDS = 5.0
 
 
 class Drain:
@@ -55,10 +57,14 @@ class Drain:
         self._facts: Mapping[str, Any] | None = None
         self._end: Mapping[str, Any] | None = None
         self._wake = threading.Condition()
+        #: Held by the thread while it does anything but wait.
+        self._busy = threading.Lock()
+        self._fork_patience = _FORK_SECONDS
         self._defects = 0
         self._lost_items = 0
         self._spoke = False
         self._log = EventLog(rank, redact=options.redact_names)
+        self._scales = LossScales()
         self._dropped: collections.Counter[str] = collections.Counter()
         self._thread = threading.Thread(target=self._work, name="precdoctor-drain", daemon=True)
         self._thread.start()
@@ -99,16 +105,35 @@ class Drain:
             if self._thread.is_alive():
                 self._say(f"the log was not written out within {_CLOSE_SECONDS:.0f} s, its last rows are lost")
 
+    def pause(self) -> bool:
+        """Before a fork: wait until the thread holds no lock that the child would find locked forever.
+
+        Those of imports above all: libraries import more on first use, and a data loader's worker that then imports the
+        same would hang. Waits some seconds at most, and just once for a file system that hangs.
+
+        Returns:
+            Whether :meth:`resume` is to be called after the fork.
+        """
+        paused = self._busy.acquire(timeout=self._fork_patience)
+        self._fork_patience = _FORK_SECONDS if paused else 0.0
+        return paused
+
+    def resume(self) -> None:
+        """After a fork, in the parent."""
+        self._busy.release()
+
     # --- the drain thread --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         writer = None
         try:
-            writer = RankWriter(self.directory, max_bytes=self._options.max_disk)
+            with self._busy:
+                writer = RankWriter(self.directory, max_bytes=self._options.max_disk)
             while self._turn(writer):
                 pass
-            self._account_for_lost_items(writer)
-            writer.close({**(self._end or {}), "dropped": dict(self._dropped)})
+            with self._busy:
+                self._account_for_lost_items(writer)
+                writer.close({**(self._end or {}), "dropped": dict(self._dropped)})
         except DiskBudgetReached:
             self._fail(writer, "disk_budget", f"the log has reached --max-disk ({self._options.max_disk} bytes)")
         except OSError as error:
@@ -124,10 +149,15 @@ class Drain:
                 self._wake.wait(_IDLE_SECONDS)
             facts, self._facts = self._facts, None
             item = self._queue.popleft() if self._queue else None
-        if facts is not None:
-            writer.write_facts(facts)
-        if item is None:
-            return self._end is None
+        with self._busy:
+            if facts is not None:
+                writer.write_facts(facts)
+            if item is None:
+                return self._end is None
+            self._write(writer, item)
+        return True
+
+    def _write(self, writer: RankWriter, item: StepBatch | EventBatch) -> None:
         try:
             if isinstance(item, StepBatch):
                 self._write_step(writer, item)
@@ -141,13 +171,12 @@ class Drain:
             if self._defects >= _MAX_DEFECTS:
                 raise
             self._note_defect(writer, item, error)
-        return True
 
     def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
         for snapshot in batch.snapshots.values():
             snapshot.wait()
         rows = tensor_rows(batch, self._rank)
-        scale, inferred = loss_scale(batch, rows)
+        scale, inferred = self._scales.of(batch, rows)
         attach_scale(rows, scale)
         step = step_row(batch, rows, self._rank, scale)
         events = self._log.of_step(batch, rows, step, scale if inferred else None)

@@ -65,7 +65,7 @@ class Facts:
         return {
             "schema_version": SCHEMA_VERSION,
             "pid": os.getpid(),
-            "roots": [_root(root) for root in self._names.roots.values()],
+            "roots": [_root(root, self._names) for root in self._names.roots.values()],
             "optimizers": list(self._optimizers.values()),
             "scalers": list(self._scalers.values()),
             "autocast": sorted(self._autocast),
@@ -80,16 +80,23 @@ class Facts:
         }
 
 
-def _root(root: Root) -> dict[str, Any]:
+def _root(root: Root, names: Names) -> dict[str, Any]:
     module = root.module()
     parameters = []
-    if module is not None:
-        for fqn, parameter in module.named_parameters():
-            owner, _, own = fqn.rpartition(".")
-            shape = [int(n) for n in parameter.shape] if not torch.nn.parameter.is_lazy(parameter) else None
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            entry = {"name": own, "module": owner, "shape": shape, "dtype": dtype}
-            parameters.append({**entry, "requires_grad": parameter.requires_grad})
+    for parameter in module.parameters() if module is not None else ():
+        found = names.parameter(parameter)
+        if found is None:
+            continue
+        lazy: bool = torch.nn.parameter.is_lazy(parameter)  # without a shape until it is first used
+        parameters.append(
+            {
+                "name": found[1],
+                "module": found[0].module,
+                "shape": None if lazy else [int(n) for n in parameter.shape],
+                "dtype": str(parameter.dtype).removeprefix("torch."),
+                "requires_grad": parameter.requires_grad,
+            }
+        )
     modules = [{"name": name, "class": kind} for name, kind in root.modules]
     return {"name": root.name, "class": root.name.rpartition("#")[0], "modules": modules, "parameters": parameters}
 

@@ -24,7 +24,7 @@ from precdoctor.recording.slots import Entry, Site
 _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass
 
 #: ``Function.apply`` of custom autograd functions, reentrant checkpointing among them.
-_FUNCTION_FILE = os.sep.join(("torch", "autograd", "function.py"))
+_FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
 _MAX_FRAMES = 40
 
 
@@ -36,6 +36,11 @@ class _Mode:
     def __init__(self, phase: str, *, evaluating: bool) -> None:
         self.phase = phase
         self.evaluating = evaluating
+
+    @property
+    def name(self) -> str:
+        """Calls are numbered apart by it, so that a look at the validation set does not shift the training calls."""
+        return "eval" if self.evaluating else self.phase
 
 
 class _Frame:
@@ -61,7 +66,7 @@ class Forward:
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._seen = _Seen(recorder)
-        #: The output hooked last: while a checkpoint is recomputed, a parent that returns its child's tensor adds nothing.
+        #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
 
     def install(self) -> None:
@@ -113,7 +118,8 @@ class Forward:
             return
         recompute = _in_recompute() != -1
         inside = above if above is not None and above.place is not None else None
-        place = recorder.names.place(module, inside and inside.place, inside and inside.module)
+        parent, caller = (None, None) if inside is None else (inside.place, inside.module)
+        place = recorder.names.place(module, parent, caller)
         mode = self._root_mode(module, place, recompute) if inside is None else _inner_mode(inside.mode)
         frame = _Frame(module, place, mode)
         frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
@@ -122,10 +128,10 @@ class Forward:
         if place.is_wrapper:  # of these only a compiled model says what its inside does not
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:
-            frame.call = recorder.next_call(place, "recompute" if recompute else "eval" if mode.evaluating else "train")
+            frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)
+        if recorder.current.autocast_dtype is None and not mode.evaluating:
+            self._note_autocast()  # at every call: frameworks enter autocast inside the root's forward
         if frame.recorded and not recompute:
-            if recorder.current.autocast_dtype is None:  # frameworks enter autocast inside the root's forward
-                self._note_autocast()
             given: dict[Any, Any] = dict(enumerate(args))
             given.update(_keyword_arguments())
             self._record_inputs(frame, given)
@@ -191,7 +197,7 @@ class Forward:
             if x.requires_grad and x.grad_fn is not None:
                 self._last_hooked = weakref.ref(x)
                 hook = self._gradient_hook(self._site(frame, "grad_output", name, x))
-                x.register_hook(hook)  # type: ignore[no-untyped-call]
+                x.register_hook(hook)
 
     def _gradient_hook(self, site: Site) -> Callable[[Tensor | None], None]:
         recorder = self._recorder
@@ -248,14 +254,17 @@ class _Seen:
 
     def add(self, x: Tensor) -> None:
         """Note a tensor that a row was made of."""
+        self._forget_what_was()
+        entry = (weakref.ref(x), _version(x))
+        self._tensors[id(x)] = entry
+        if x.layout is torch.strided and not leaves.is_wrapped(x):
+            self._storages[x.untyped_storage()._cdata] = entry
+
+    def _forget_what_was(self) -> None:
         now = (self._recorder.step, self._recorder.micro_step)
         if now != self._when:
             self._clear()
             self._when = now
-        entry = (weakref.ref(x), _version(x))
-        self._tensors[id(x)] = entry
-        if x.layout is torch.strided:
-            self._storages[x.untyped_storage()._cdata] = entry
 
     def tensor(self, x: Tensor) -> bool:
         """Whether this very tensor has a row."""

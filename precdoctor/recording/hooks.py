@@ -33,6 +33,10 @@ def install() -> Recorder:
         except Exception:
             recorder.state = "off"  # half of the hooks are worse than none
             raise
-        os.register_at_fork(after_in_child=recorder.after_fork)
+        os.register_at_fork(
+            before=recorder.before_fork,
+            after_in_parent=recorder.after_fork_in_parent,
+            after_in_child=recorder.after_fork,
+        )
         _installed = recorder
     return _installed

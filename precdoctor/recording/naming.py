@@ -172,7 +172,8 @@ class Names:
 
     def _read(self, root: Root, outer: nn.Module | None = None) -> None:
         """Register every module of a root, its parameters and its buffers, under their present names."""
-        outer = outer or root.module()
+        if outer is None:  # a module's truth value is its length, so no "or" here
+            outer = root.module()
         if outer is None:
             return
         modules = []

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precdoctor.recording import kernels, leaves
+from precdoctor.recording.batch import defer
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scalers import Scalers
@@ -31,6 +32,8 @@ class Attempt:
         self.by_scaler = by_scaler
         #: The optimizer's own step ran.
         self.reached = False
+        #: It was given a closure: the gradients of this step come into being inside the step.
+        self.closure = False
         #: Copies of weights from before the step, by id of the parameter.
         self.before: dict[int, Tensor] = {}
 
@@ -44,16 +47,26 @@ class Optimizers:
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
         self._next_copied = 0
-        self._known_frozen: set[int] = set()
-        self._buffer_versions: dict[int, int] = {}
+        self._known_frozen: dict[int, weakref.ref[Tensor]] = {}
+        self._buffer_versions: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler)
 
     def install(self) -> None:
         """Register with torch, for every optimizer and scaler of the process."""
         recorder = self._recorder
         pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
-        register_optimizer_step_pre_hook(lambda o, a, k: self._when_armed(pre, o))
-        register_optimizer_step_post_hook(lambda o, a, k: self._when_armed(post, o))
+
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if self._armed():
+                pre(optimizer, closure=args[1] if len(args) > 1 else kwargs.get("closure"))
+
+        def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if self._armed():
+                post(optimizer)
+
+        register_optimizer_step_pre_hook(before)
+        register_optimizer_step_post_hook(after)
+        recorder.when_forked.append(self._forget)
         self.scalers.install()
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             original = getattr(torch.nn.utils, name)
@@ -61,13 +74,17 @@ class Optimizers:
             for module in (torch.nn.utils, torch.nn.utils.clip_grad):
                 setattr(module, name, wrapped)
 
-    def _when_armed(self, body: Callable[[torch.optim.Optimizer], None], optimizer: torch.optim.Optimizer) -> None:
+    def _armed(self) -> bool:
         """A script may step before it ever calls a module; recording begins there, too."""
-        recorder = self._recorder
         if torch.compiler.is_compiling():
-            return
-        if recorder.state == "armed" or (recorder.state == "idle" and recorder.arm()):
-            body(optimizer)
+            return False
+        return self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
+
+    def _forget(self) -> None:
+        """In a forked child: nothing of the parent's run has been written to this one's log."""
+        self._attempt = None
+        for known in (self._names, self._counts, self._known_frozen, self._buffer_versions):
+            known.clear()
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
@@ -90,11 +107,10 @@ class Optimizers:
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
         facts = self._recorder.current
         facts.optimizer = attempt.name
-        facts.lrs = [
-            float(g["lr"]) if not _on_device(g.get("lr")) else 0.0 for g in optimizer.param_groups if "lr" in g
-        ]
+        facts.lrs = [defer(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         if self._recorder.live:
             self._record_weights(optimizer)
+            facts.gradients_of = self._owned(optimizer)
         return attempt
 
     def _close(self, attempt: Attempt) -> None:
@@ -106,27 +122,31 @@ class Optimizers:
         """``scaler.step(optimizer)`` begins."""
         self._open(optimizer, by_scaler=True)
 
-    def end_by_scaler(self, optimizer: torch.optim.Optimizer) -> None:
+    def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` has ended, also by an exception."""
         if self._attempt is not None and self._attempt.by_scaler:
             self._close(self._attempt)
 
-    def _pre_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
         attempt = self._attempt
         if attempt is None or not attempt.by_scaler:
             if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
                 return  # an optimizer that drives another one: the outer one's step is the attempt
             attempt = self._open(optimizer, by_scaler=False)
         attempt.reached = True
+        attempt.closure = closure is not None
         if self._recorder.live:
-            self._record_given_gradients(attempt)
+            if not attempt.closure:  # else they are left over from the step before
+                self._record_given_gradients(attempt)
             self._copy_weights(attempt)
 
     def _post_step(self, optimizer: torch.optim.Optimizer) -> None:
         attempt = self._attempt
         if attempt is None or (attempt.optimizer is not optimizer and not attempt.by_scaler):
             return
-        if self._recorder.live and attempt.before:
+        if self._recorder.live:
+            if attempt.closure:
+                self._record_given_gradients(attempt)
             self._record_updates(attempt)
         attempt.before.clear()
         if not attempt.by_scaler:
@@ -146,10 +166,19 @@ class Optimizers:
                 if recorder.wants(place):
                     yield parameter, place, name, group
 
+    def _owned(self, optimizer: torch.optim.Optimizer) -> frozenset[tuple[str, str, str]] | None:
+        """Root, module and name of its parameters; null when not all of their gradients have rows."""
+        recorder = self._recorder
+        if recorder.options.include or recorder.options.exclude:
+            return None
+        found = [recorder.names.parameter(p) for group in optimizer.param_groups for p in group["params"]]
+        return None if None in found else frozenset((f[0].root, f[0].module, f[1]) for f in found if f is not None)
+
     def _record_weights(self, optimizer: torch.optim.Optimizer) -> None:
         recorder = self._recorder
         for parameter, place, name, _ in self._parameters(optimizer):
-            recorder.measure(recorder.site(place, "weight", name, parameter), parameter)
+            if parameter.requires_grad:
+                recorder.measure(recorder.site(place, "weight", name, parameter), parameter)
         for root in recorder.names.roots.values():
             module = root.module()
             if module is not None:
@@ -160,11 +189,13 @@ class Optimizers:
         """Weights that never change are looked at once."""
         recorder = self._recorder
         for parameter in module.parameters():
-            if not parameter.requires_grad and id(parameter) not in self._known_frozen:
-                self._known_frozen.add(id(parameter))
-                found = recorder.names.parameter(parameter)
-                if found is not None and parameter.is_floating_point() and recorder.wants(found[0]):
-                    recorder.measure(recorder.site(found[0], "weight", found[1], parameter), parameter)
+            known = self._known_frozen.get(id(parameter))
+            if parameter.requires_grad or (known is not None and known() is parameter):
+                continue
+            self._known_frozen[id(parameter)] = weakref.ref(parameter)
+            found = recorder.names.parameter(parameter)
+            if found is not None and parameter.is_floating_point() and recorder.wants(found[0]):
+                recorder.measure(recorder.site(found[0], "weight", found[1], parameter), parameter)
 
     def _record_buffers(self, module: torch.nn.Module) -> None:
         """Floating-point buffers, whenever they were written to."""
@@ -172,23 +203,29 @@ class Optimizers:
         for buffer in module.buffers():
             if not buffer.is_floating_point() or buffer.is_inference():
                 continue
-            if self._buffer_versions.get(id(buffer)) == buffer._version:
+            known = self._buffer_versions.get(id(buffer))
+            if known is not None and known[0]() is buffer and known[1] == buffer._version:
                 continue
-            self._buffer_versions[id(buffer)] = buffer._version
-            found = recorder.names.parameter(buffer)
+            self._buffer_versions[id(buffer)] = (weakref.ref(buffer), buffer._version)
+            found = recorder.names.search_parameter(buffer)
             if found is not None and recorder.wants(found[0]):
                 recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer)
 
     def _record_given_gradients(self, attempt: Attempt) -> None:
+        """What the optimizer is given; a fused one gets scaled gradients and takes the loss scale out by itself."""
         recorder = self._recorder
+        scaled = attempt.by_scaler and getattr(attempt.optimizer, "grad_scale", None) is not None
         for parameter, place, name, _ in self._parameters(attempt.optimizer):
             if parameter.grad is not None:
                 site = recorder.site(place, "weight_grad_step", name, parameter.grad)
-                recorder.measure(site, parameter.grad)
+                entry = recorder.measure(site, parameter.grad)
+                if entry is not None:
+                    entry.scaled = scaled
 
     def _copy_weights(self, attempt: Attempt) -> None:
         """Copies of the weights about to change, up to ``--scene-memory``, going round the parameters step by step."""
-        candidates = [p for p, *_ in self._parameters(attempt.optimizer) if p.grad is not None]
+        changing = (p for p, *_ in self._parameters(attempt.optimizer) if p.requires_grad)
+        candidates = [p for p in changing if attempt.closure or p.grad is not None]
         budget, taken = self._recorder.options.scene_memory, 0
         start = self._next_copied % len(candidates) if candidates else 0
         with kernels.apart_from_user_modes():
@@ -206,19 +243,16 @@ class Optimizers:
         recorder = self._recorder
         for parameter, place, name, group in self._parameters(attempt.optimizer):
             before = attempt.before.pop(id(parameter), None)
-            if before is None:
+            if before is None or parameter.grad is None:
                 continue
             with kernels.apart_from_user_modes():
                 after = leaves.plain(parameter)
-                if after is None or after.shape != before.shape:
-                    continue
-                stored = after.detach().to(torch.float64) - before.to(torch.float64)
                 intended = intended_update(attempt.optimizer, parameter, before, group)
-            entry = recorder.measure(recorder.site(place, "update", name, parameter), parameter, stored)
-            local = None if intended is None else leaves.plain(intended)
-            if entry is not None and local is not None and local.shape == before.shape:
-                with kernels.apart_from_user_modes():
-                    kernels.update(before, after.detach(), local.detach(), entry.slot)
+                local = None if intended is None else leaves.plain(intended)
+            if after is None or local is None or not after.shape == before.shape == local.shape:
+                continue
+            launch = functools.partial(_update, before, local.detach())
+            recorder.measure(recorder.site(place, "update", name, parameter), parameter, after.detach(), launch=launch)
 
     # --- clipping ----------------------------------------------------------------------------------------------------
 
@@ -239,6 +273,10 @@ class Optimizers:
             return original(parameters, *args, **kwargs)
 
         return clip
+
+
+def _update(before: Tensor, intended: Tensor, after: Tensor, slot: int) -> None:
+    kernels.update(before, after, intended, slot)
 
 
 def _on_device(value: object) -> bool:

@@ -30,6 +30,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MAX_INTERNAL_ERRORS = 3
+#: Calls of one module told apart within a micro-step: recurrent cells, decoding loops and rollouts make thousands.
+MAX_CALLS = 16
 
 
 class Recorder:
@@ -45,6 +47,7 @@ class Recorder:
         #: Called in a forked child, for what hooks remember of the parent's run.
         self.when_forked: list[Callable[[], None]] = []
         self._lock = threading.RLock()
+        self._paused: Drain | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -120,12 +123,22 @@ class Recorder:
             steps = self.step - self.options.first_step
             self.drain.close({"reason": reason, "steps": steps, "errors": self.errors})
 
+    def before_fork(self) -> None:
+        """The thread that writes must not be in the middle of something: its locks would stay locked in the child."""
+        self._paused = self.drain if self.drain is not None and self.drain.pause() else None
+
+    def after_fork_in_parent(self) -> None:
+        """Go on as before."""
+        if self._paused is not None:
+            self._paused.resume()
+
     def after_fork(self) -> None:
         """In a forked child: the parent's files, threads and buffers are not ours."""
         kernels.forget_all()
         self._lock = threading.RLock()
         self.local = threading.local()
         self.state = "idle"
+        self._paused = None
         self._reset()
         for forget in self.when_forked:
             forget()
@@ -157,7 +170,15 @@ class Recorder:
 
     # --- tensors -----------------------------------------------------------------------------------------------------
 
-    def measure(self, site: Site, x: Tensor, dense: Tensor | None = None, *, restart: bool = False) -> Entry | None:
+    def measure(
+        self,
+        site: Site,
+        x: Tensor,
+        dense: Tensor | None = None,
+        *,
+        restart: bool = False,
+        launch: Callable[[Tensor, int], None] = kernels.stat,
+    ) -> Entry | None:
         """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there."""
         dense = leaves.plain(x) if dense is None else dense
         if dense is None:
@@ -166,7 +187,7 @@ class Recorder:
             entry = self.slots.entry(site, dense.device)
             if restart:
                 kernels.bank(dense.device).restart(entry.slot)
-            kernels.stat(dense, entry.slot)
+            launch(dense, entry.slot)
         entry.shape = tuple(x.shape)
         entry.micro_step = self.micro_step
         return entry
@@ -181,10 +202,10 @@ class Recorder:
         return attach.glob_allows(self.options.include, self.options.exclude, place.module)
 
     def next_call(self, place: Place, mode: str) -> int:
-        """How often the module was called in this micro-step before, per mode."""
+        """How often the module was called in this micro-step before, per mode; the last number means any later one."""
         key = (place.root, place.module, mode)
         count = self._calls.get(key, 0)
-        self._calls[key] = count + 1
+        self._calls[key] = min(count + 1, MAX_CALLS - 1)
         return count
 
     # --- steps -------------------------------------------------------------------------------------------------------
@@ -235,7 +256,9 @@ class Recorder:
     def _step_has_begun(self) -> bool:
         """Whether the run ends inside a step: evaluation after the last step does not begin another one."""
         trained = self.current.losses or self.micro_step
-        return bool(trained) or any(self._counts_as_training(e) for e in self.slots.touched.values())
+        first = self.step == self.options.first_step  # a run that never trains is recorded, too
+        rows = (e for e in self.slots.touched.values() if first or e.site.phase == "train")
+        return bool(trained) or any(map(self._counts_as_training, rows))
 
     def _counts_as_training(self, entry: Entry) -> bool:
         """Evaluation passes do not: no backward went through them, and their root is one that trains."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ TRIGGER_KINDS = frozenset(("loss", "weight_grad", "weight", "update"))
 
 def tensor_rows(batch: StepBatch, rank: int) -> list[Row]:
     """The tensors rows of one step, in the order their slots were first used; keys are unique."""
-    rows, keys = [], set()
+    rows = []
     for entry in batch.entries:
         snapshot = batch.snapshots.get(entry.device)
         if snapshot is None:
@@ -35,11 +35,12 @@ def tensor_rows(batch: StepBatch, rank: int) -> list[Row]:
         ints, floats = (t.numpy() for t in snapshot.row(entry.slot))
         if ints[at.LAUNCHES] == 0:
             continue
-        row = _row(entry, ints, floats, batch, rank)
+        rows.append(_row(entry, ints, floats, batch, rank))
+    keys = set()
+    for row in sorted(rows, key=lambda row: row["phase"] != "train"):
         while (key := (row["root"], row["module"], row["kind"], row["name"], row["call"])) in keys:
-            row["call"] += 1  # the same call in another mode or dtype
+            row["call"] += 1  # a call without gradients comes after those with, one in another dtype after the first
         keys.add(key)
-        rows.append(row)
     return rows
 
 
@@ -78,6 +79,7 @@ def _row(entry: Entry, ints: _INTS, floats: npt.NDArray[np.float64], batch: Step
         "exp_lo": lo,
         "exp_hist": hist,
         "fingerprint": int(ints[at.FINGERPRINT]) & 0xFFFF_FFFF_FFFF_FFFF,
+        "scaled": site.kind in _SCALED_KINDS or entry.scaled,
     }
     if site.kind == "update":
         row["unchanged"] = int(ints[at.UNCHANGED])
@@ -112,57 +114,77 @@ def _micro_step(order: int, device: torch.device, batch: StepBatch) -> int:
 # --- loss scale ------------------------------------------------------------------------------------------------------
 
 
-def loss_scale(batch: StepBatch, rows: Iterable[Row]) -> tuple[float | None, bool]:
-    """The multiplier the backward pass ran with, and whether it was inferred instead of read from a GradScaler."""
-    known = read(batch.facts.loss_scale)
-    if known is not None:
-        return known, False
-    inferred = infer_loss_scale(
-        batch.facts.root_factors, unscale_ratios(rows), clipped=batch.facts.clip_norm is not None
-    )
-    return inferred, inferred is not None
+class LossScales:
+    """The multiplier each backward pass ran with: a GradScaler's, or a hand-written one inferred from its traces."""
+
+    def __init__(self) -> None:
+        #: What the last sampled step gave away; the steps between have no gradients to compare.
+        self._inferred: float | None = None
+
+    def of(self, batch: StepBatch, rows: Iterable[Row]) -> tuple[float | None, bool]:
+        """The scale of one step (null: none), and whether it was inferred."""
+        facts = batch.facts
+        known = read(facts.loss_scale)
+        if known is not None:
+            return known, False
+        if facts.sampled and facts.complete:
+            clipped = facts.clip_norm is not None
+            self._inferred = infer_loss_scale(facts.root_factors, unscale_ratios(rows), clipped=clipped)
+        elif self._inferred is not None and (factor := _constant(facts.root_factors)) is not None:
+            return factor, True
+        return self._inferred, self._inferred is not None
 
 
 def unscale_ratios(rows: Iterable[Row]) -> list[float]:
     """Per parameter: amax of the accumulated gradient over amax of what the optimizer was given."""
-    before, after = {}, {}
+    amax: dict[str, dict[tuple[str, str, str], float]] = {"weight_grad": {}, "weight_grad_step": {}}
     for row in rows:
-        if row["kind"] in ("weight_grad", "weight_grad_step") and row["amax"]:
-            (before if row["kind"] == "weight_grad" else after)[row["root"], row["module"], row["name"]] = row["amax"]
+        if row["kind"] in amax and row["amax"]:
+            amax[row["kind"]][row["root"], row["module"], row["name"]] = row["amax"]
+    before, after = amax["weight_grad"], amax["weight_grad_step"]
     return [before[key] / after[key] for key in before.keys() & after.keys()]
 
 
-def infer_loss_scale(root_factors: list[float], ratios: list[float], *, clipped: bool) -> float | None:
+def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, clipped: bool) -> float | None:
     """A hand-written constant loss scale, or null.
 
     Evidence is a constant factor at the root of the backward pass (``loss * 65536``) and gradients divided by it before
-    the step. Clipping divides further by one more factor, so with it the factor at the root is needed and the ratio
-    only has to reach it. Without a usable ratio (FP32 master copies are other tensors) a root factor counts from 16 up
-    and only as a power of two: losses are weighted by other numbers.
+    the step. Clipping divides by one more factor, so the ratio can only be asked to reach it; averaging over ranks
+    changes each ratio. Where it cannot be matched, or there is none (FP32 master copies are other tensors),
+    the factor counts only as a power of two from 16 up: losses are weighted by other numbers.
 
     Args:
         root_factors: factors seen at the roots of this step's backward passes.
         ratios: see :func:`unscale_ratios`; empty when no parameter had both gradients.
         clipped: whether the gradients were clipped in this step.
     """
-    factor = root_factors[0] if root_factors and len(set(root_factors)) == 1 else None
+    factor = _constant(root_factors)
     if not ratios:
-        return factor if factor is not None and factor >= 16 and math.log2(factor).is_integer() else None
+        return factor if factor is not None and _looks_like_a_scale(factor) else None
     middle = float(np.median(ratios))
     spread = max(abs(r / middle - 1.0) for r in ratios)
     if factor is not None and factor > 1:
-        reached = middle >= factor * 0.99 if clipped else abs(middle / factor - 1.0) < 0.01
-        return factor if reached and spread < 0.02 else None
-    power_of_two = middle >= 16 and abs(math.log2(middle) - round(math.log2(middle))) < 1e-4
-    return (
-        2.0 ** round(math.log2(middle)) if power_of_two and spread < 1e-3 and not clipped and len(ratios) > 1 else None
-    )
+        if not clipped and spread < 0.02 and abs(middle / factor - 1.0) < 0.01:
+            return factor
+        lowest = factor * (0.99 if clipped else 0.25)
+        return factor if _looks_like_a_scale(factor) and middle >= lowest else None
+    nearest = 2.0 ** round(math.log2(middle))
+    exact = spread < 1e-3 and abs(middle / nearest - 1.0) < 1e-4 and len(ratios) > 1
+    return nearest if exact and _looks_like_a_scale(nearest) and not clipped else None
+
+
+def _constant(factors: Sequence[float]) -> float | None:
+    return factors[0] if factors and len(set(factors)) == 1 else None
+
+
+def _looks_like_a_scale(factor: float) -> bool:
+    return 16 <= factor < math.inf and math.log2(factor).is_integer()
 
 
 def attach_scale(rows: Iterable[Row], scale: float | None) -> None:
     """Write the loss scale into the rows that still carry it."""
     for row in rows:
-        if row["kind"] in _SCALED_KINDS:
+        if row.pop("scaled"):
             row["scale"] = scale
 
 
@@ -174,6 +196,7 @@ def step_row(batch: StepBatch, rows: list[Row], rank: int, scale: float | None) 
     facts = batch.facts
     found_inf = read(facts.found_inf)
     losses = [value for value in map(read, facts.losses) if value is not None]
+    lrs = [value for value in map(read, facts.lrs) if value is not None]
     return {
         "step": facts.step,
         "rank": rank,
@@ -182,8 +205,8 @@ def step_row(batch: StepBatch, rows: list[Row], rank: int, scale: float | None) 
         "wall_time": facts.wall_time,
         "micro_steps": facts.micro_steps,
         "loss": math.fsum(losses) / (scale or 1.0) if losses and all(map(math.isfinite, losses)) else _any_bad(losses),
-        "lr": max(facts.lrs, default=None),
-        "lrs": facts.lrs,
+        "lr": max(lrs, default=None),
+        "lrs": lrs,
         "grad_norm": _grad_norm(batch, rows, scale),
         "clip_norm": facts.clip_norm,
         "clipped_before_unscale": facts.clipped_before_unscale,
@@ -207,12 +230,15 @@ def _any_bad(losses: list[float]) -> float | None:
 
 
 def _grad_norm(batch: StepBatch, rows: list[Row], scale: float | None) -> float | None:
-    squares = [r["sum_sq"] for r in rows if r["kind"] == "weight_grad" and r["sum_sq"] is not None]
-    if squares:
-        bad = any(is_bad(r) for r in rows if r["kind"] == "weight_grad")
-        return math.nan if bad else math.sqrt(math.fsum(squares)) / (scale or 1.0)
-    norm = read(batch.facts.grad_norm)
-    return None if norm is None else norm / (scale or 1.0)
+    """From the rows of the optimizer's own parameters; null when some are missing."""
+    own = batch.facts.gradients_of
+    if own is None:
+        norm = read(batch.facts.grad_norm)
+        return None if norm is None else norm / (scale or 1.0)
+    gradients = [r for r in rows if r["kind"] == "weight_grad" and (r["root"], r["module"], r["name"]) in own]
+    if any(map(is_bad, gradients)):
+        return math.nan
+    return math.sqrt(math.fsum(r["sum_sq"] for r in gradients)) / (scale or 1.0) if gradients else None
 
 
 def _lost_updates(rows: list[Row]) -> float | None:

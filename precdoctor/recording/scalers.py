@@ -20,22 +20,22 @@ StepHook = Callable[[torch.optim.Optimizer], None]
 
 
 class Scalers:
-    """Patches ``torch.amp.GradScaler`` and, where it is loaded, FSDP's ``ShardedGradScaler``, which overrides ``scale``."""
+    """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``, which overrides ``scale``."""
 
     def __init__(self, recorder: Recorder, begin: StepHook, end: StepHook) -> None:
         self._recorder = recorder
         self._begin = begin
         self._end = end
         self._known: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
-        #: Scalers whose ``scale`` was used since the last step: gradients carry their scale.
+        #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
         self._in_use: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
         self._sharded_patched = False
 
     def install(self) -> None:
         """Patch the class; every CPU and CUDA scaler of torch derives from it."""
         kind = torch.amp.GradScaler
-        kind.scale = self._scaling(kind.scale)  # type: ignore[method-assign] -- observing is what this class is for
-        kind.step = self._stepping(kind.step)  # type: ignore[method-assign]
+        for name, wrap in (("scale", self._scaling), ("step", self._stepping), ("update", self._updating)):
+            setattr(kind, name, wrap(getattr(kind, name)))
 
     def still_scaled(self) -> bool | None:
         """Whether gradients carry a loss scale that ``unscale_`` has not taken out; null without a scaler."""
@@ -79,6 +79,18 @@ class Scalers:
 
         return step
 
+    def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @guarded(self._recorder)
+        def note(scaler: torch.amp.GradScaler) -> None:
+            self._in_use.discard(scaler)
+
+        @functools.wraps(original)
+        def update(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
+            note(scaler)
+            return original(scaler, *args, **kwargs)
+
+        return update
+
     def _step_begins(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         if self._recorder.state == "idle" and not self._recorder.arm():
             return
@@ -97,7 +109,6 @@ class Scalers:
         if found:
             total = found[0] if len(found) == 1 else torch.stack([f.to(found[0].device) for f in found]).sum()
             self._recorder.current.found_inf = defer(total)
-        self._in_use.discard(scaler)
         self._end(optimizer)
 
     def _patch_sharded(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -36,8 +36,8 @@ class Entry:
     micro_step: int = 0
     #: Evaluation-mode sites: a backward pass came through.
     reached_by_backward: bool = False
-    #: Attributes of the row that no kernel measures: ``scale`` of a gradient still to be unscaled.
-    extra: dict[str, float] = field(default_factory=dict)
+    #: It carries the loss scale, which its kind alone does not say.
+    scaled: bool = False
 
 
 class SlotTable:
@@ -55,7 +55,7 @@ class SlotTable:
         slot = self._slots.get((site, device))
         if slot is None:
             slot = self._slots[(site, device)] = len(self._slots)
-            if site.kind in ("weight", "update"):
+            if site.kind == "weight":
                 kernels.want_block16(slot)
         entry = self.touched.get(slot)
         if entry is None:

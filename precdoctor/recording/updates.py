@@ -1,10 +1,10 @@
 """What the optimizer meant to add to a weight, and whether any of it stuck.
 
-A lost update is ``round(w + dw) == w`` for the *intended* dw (theory: section 5 of the rules' references). The stored
-difference cannot tell on pure 16-bit weights: it is already rounded to zero or about an ulp. So for the optimizers whose
-arithmetic is known here, dw is computed again from the state they left behind.
+A lost update is ``round(w + dw) == w`` for the *intended* dw. The stored difference cannot tell on pure 16-bit
+weights: it is already rounded to zero or about an ulp. So for the optimizers whose arithmetic is known here, dw is computed again
+from the state they left behind.
 
-Sources: the update formulas of ``torch.optim.SGD``, ``Adam`` and ``AdamW`` (Kingma and Ba, arXiv:1412.6980, algorithm 1;
+Sources: update formulas of ``torch.optim.SGD``, ``Adam`` and ``AdamW`` (Kingma and Ba, arXiv:1412.6980, algorithm 1;
 Loshchilov and Hutter, arXiv:1711.05101, algorithm 2; Reddi et al., ICLR 2018, for amsgrad).
 """
 
@@ -24,18 +24,18 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.to(torch.float32)
 
 
-def _adam(before: Tensor, grad: Tensor, state: State, group: Group) -> Tensor | None:
+def _adam(before: Tensor, _grad: Tensor, state: State, group: Group) -> Tensor | None:
     """Adam and AdamW from the moments as they were after the step (the step divides by exactly these)."""
     if "exp_avg" not in state or "exp_avg_sq" not in state:
         return None
     beta1, beta2 = group["betas"]
     second = state.get("max_exp_avg_sq", state["exp_avg_sq"]) if group.get("amsgrad") else state["exp_avg_sq"]
     t = state["step"]
+    if isinstance(t, Tensor) and t.device.type == "cpu":
+        t = float(t)  # exact; on a device it would be waited for
     correction1, correction2 = 1 - beta1**t, 1 - beta2**t
-    if isinstance(correction1, Tensor):
-        correction1, correction2 = (c.to(before.device, torch.float32) for c in (correction1, correction2))
     denominator = _wide(second).sqrt() / correction2**0.5 + group["eps"]
-    update = -group["lr"] / correction1 * _wide(state["exp_avg"]) / denominator
+    update: Tensor = -group["lr"] / correction1 * _wide(state["exp_avg"]) / denominator
     if group.get("decoupled_weight_decay", False) and group["weight_decay"] != 0:
         update = update - group["lr"] * group["weight_decay"] * _wide(before)
     return update
@@ -55,7 +55,8 @@ def _sgd(before: Tensor, grad: Tensor, state: State, group: Group) -> Tensor | N
         if buffer is None:
             return None
         direction = direction + group["momentum"] * _wide(buffer) if group["nesterov"] else _wide(buffer)
-    return -group["lr"] * direction
+    update: Tensor = -group["lr"] * direction
+    return update
 
 
 _KNOWN: dict[type, Callable[[Tensor, Tensor, State, Group], Tensor | None]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -30,11 +30,20 @@ KINDS = {
 
 def finding_view(finding: Finding, console: Console) -> RenderableType:
     """Everything a person needs to act on one finding, without a box around it."""
-    return Group(
+    parts: list[RenderableType] = [
         headline(finding),
         Padding(Text(clean_block(finding.message)), (0, 0, 1, 2)),
-        Padding(_facts(finding, console), (0, 0, 0, 2)),
-    )
+        _grid(_facts(finding, console)),
+    ]
+    for prescription in finding.prescriptions:
+        parts += ["", _grid([("do", _prescription(prescription))])]
+        if prescription.snippet.strip():  # at the left, so that few lines wrap and all can be copied
+            snippet = Text(clean_block(prescription.snippet.strip("\n")), "pd.code")
+            parts.append(Padding(snippet, (1, 0, 0, 4)))
+    resume = finding.evidence.get("last_finite_step")
+    if resume is not None and not finding.evidence.get("recovered"):
+        parts += ["", _grid([("resume", Text(f"from a checkpoint at or before step {number(resume)}"))])]
+    return Group(*parts)
 
 
 def headline(finding: Finding) -> Text:
@@ -66,17 +75,17 @@ def place(location: Location) -> str:
     return clean(", ".join(parts))
 
 
-def _facts(finding: Finding, console: Console) -> Table:
+def _grid(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
     """Label and value, one row per thing worth knowing."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(width=_LABEL, style="pd.label", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in _rows(finding, console):
+    for label, value in rows:
         table.add_row(label, value)
-    return table
+    return Padding(table, (0, 0, 0, 2))
 
 
-def _rows(finding: Finding, console: Console) -> Iterator[tuple[str, RenderableType]]:
+def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, RenderableType]]:
     location, evidence = finding.location, finding.evidence
     where = place(location)
     if where:
@@ -102,13 +111,6 @@ def _rows(finding: Finding, console: Console) -> Iterator[tuple[str, RenderableT
     path = evidence.get("path")
     if isinstance(path, Sequence) and path and not isinstance(path, str):
         yield "path", _path(path, console)
-    if finding.prescriptions:
-        yield "", ""
-    for prescription in finding.prescriptions:
-        yield "do", _prescription(prescription, console)
-    resume = evidence.get("last_finite_step")
-    if resume is not None and not evidence.get("recovered"):
-        yield "resume", Text(f"from a checkpoint at or before step {number(resume)}")
 
 
 def _source(source: Source) -> Text:
@@ -149,19 +151,17 @@ def _range(evidence: Any, console: Console) -> RenderableType | None:
     """The bar, and under it what its two parts are."""
     if not isinstance(evidence, Mapping):
         return None
-    room = console.width - _LABEL - 3
-    for beside in (20, 46):  # what stands beside the cells: the two ends, and perhaps shares outside them
-        bar = RangeBar.of(evidence, max(16, min(64, room - beside)))
-        if bar is None:
-            return None
-        drawing = bar.text(ascii_only=not can_draw(console))
-        if drawing.cell_len <= room:
-            break
+    room, plain = console.width - _LABEL - 3, not can_draw(console)
+    bar = RangeBar.of(evidence, max(16, min(64, room - 20)))  # its two ends take up to 20 columns
+    if bar is not None and bar.text(ascii_only=plain).cell_len > room:  # and shares outside the range some more
+        bar = RangeBar.of(evidence, max(16, room - 46))
+    if bar is None:
+        return None
     amax = evidence.get("amax")
     caption = f"{bar.format.dtype}: subnormal, then normal"
     if isinstance(amax, (int, float)) and 0.0 < amax < float("inf"):
         caption += f"; amax {number(float(amax))}, {number(round(bar.format.headroom(amax), 1))} binades of headroom"
-    return Group(drawing, Text(caption, "pd.quiet"))
+    return Group(bar.text(ascii_only=plain), Text(caption, "pd.quiet"))
 
 
 def _path(path: Sequence[Any], console: Console) -> Table:
@@ -198,21 +198,11 @@ def _float(value: Any, digits: int | None = None) -> float | None:
     return float(value) if digits is None else round(float(value), digits)
 
 
-def _prescription(prescription: Prescription, console: Console) -> RenderableType:
-    """The change, what it is predicted to do, the lines to paste."""
-    parts: list[RenderableType] = [Text(clean(prescription.title), "pd.good")]
+def _prescription(prescription: Prescription) -> RenderableType:
+    """The change, and what it is predicted to do."""
+    title = Text(clean(prescription.title), "pd.good")
     predicted = _predicted(prescription.predicted)
-    if predicted:
-        parts.append(Text.assemble(("predicted: ", "pd.label"), predicted))
-    if prescription.snippet.strip():
-        edge = "│ " if can_draw(console) else "| "
-        snippet = Table.grid()
-        snippet.add_column(style="pd.quiet", no_wrap=True)
-        snippet.add_column(overflow="fold", style="pd.code")
-        for line in clean_block(prescription.snippet.strip("\n")).splitlines():
-            snippet.add_row(edge, Text(line))
-        parts.append(snippet)
-    return Group(*parts)
+    return Group(title, Text.assemble(("predicted: ", "pd.label"), predicted)) if predicted else title
 
 
 def _predicted(predicted: Mapping[str, Any]) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import precdoctor
 from precdoctor.diagnosis.finding import Diagnosis, jsonable
+
+if TYPE_CHECKING:
+    from precdoctor.comparison.gate import GateReport
 
 #: Raised whenever the meaning of a key changes; new keys may appear without.
 SCHEMA_VERSION = 1
@@ -25,6 +28,20 @@ def document(diagnosis: Diagnosis, exit_code: int) -> dict[str, Any]:
         "rules": [{"code": r.code, "status": r.status.value, "reason": r.reason} for r in diagnosis.rules],
         "recorder": jsonable(diagnosis.recorder),
     }
+
+
+def gate_document(report: GateReport) -> dict[str, Any]:
+    """A gate's report: the diagnosis of its runs in the same shape, and the checks under ``gate``."""
+    checks = [jsonable(check) for check in report.checks]
+    gate = {
+        "runs": list(report.runs),
+        "baseline": report.baseline,
+        "fail_on": report.fail_on,
+        "checks": checks,
+        "untrustworthy": list(report.untrustworthy),
+        "notes": list(report.notes),
+    }
+    return {**document(report.diagnosis, report.exit_code), "gate": gate}
 
 
 def dumps(document: dict[str, Any]) -> str:

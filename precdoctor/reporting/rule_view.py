@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.diagnosis.rule import Rule
 from precdoctor.reporting.text import clean, clean_block
 
@@ -23,6 +24,13 @@ def print_rules(rules: Sequence[Rule], console: Console) -> None:
         severity = rule.severity.value
         table.add_row(clean(rule.code), clean(rule.name), Text(severity, f"pd.{severity}"))
     console.print(table)
+    console.print("\nWith a baseline, gate also checks:")
+    against = Table.grid(padding=(0, 2, 0, 0))
+    against.add_column(no_wrap=True, style="pd.strong")
+    against.add_column(no_wrap=True)
+    for regression in REGRESSIONS:
+        against.add_row(clean(regression.code), clean(regression.name))
+    console.print(against)
     console.print(Text("\nThe page of one: precdoctor explain PD101", "pd.quiet"))
 
 
@@ -46,6 +54,17 @@ def print_page(rule: Rule, console: Console) -> None:
             console.print(Padding(Text(reflow(clean_block(text.strip("\n")))), (0, 0, 0, 2)))
 
 
+def print_regression(regression: Regression, console: Console) -> None:
+    """What the gate compares with a baseline, and its limits."""
+    severity = regression.severity.value
+    head = ((regression.code, "pd.strong"), f"  {clean(regression.name)}  ", (severity, f"pd.{severity}"))
+    console.print(Text.assemble(*head))
+    console.print(Text(f"\n{clean(regression.doc)} Checked by gate with a baseline."))
+    if regression.options:
+        console.print(Text("\nOptions", "pd.strong"))
+        console.print(Padding(Text(clean_block(_options(regression))), (0, 0, 0, 2)))
+
+
 def reflow(text: str) -> str:
     """Joins the lines of a paragraph, for another width; indented lines, lists and tables stay as they are."""
     out: list[str] = []
@@ -60,7 +79,7 @@ def reflow(text: str) -> str:
     return "\n".join(out)
 
 
-def _options(rule: Rule) -> str:
+def _options(rule: Rule | Regression) -> str:
     """One paragraph per option, ready to paste into a settings file."""
     if not rule.options:
         return ""

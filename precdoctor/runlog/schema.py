@@ -63,7 +63,7 @@ TENSORS: Final = pa.schema(
         pa.field("module_class", _name),
         pa.field("kind", _name, nullable=False),
         pa.field("name", _name, nullable=False),  # parameter, buffer or leaf; "" when there is just one leaf
-        pa.field("call", pa.int32(), nullable=False),  # n-th call of the module within a micro-step, from 0
+        pa.field("call", pa.int32(), nullable=False),  # n-th in a micro-step, from 0; 15: that or later
         pa.field("phase", _name),
         pa.field("dtype", _name, nullable=False),  # torch spelling without "torch."
         pa.field("shape", pa.list_(pa.int64())),  # of the last tensor merged into the row

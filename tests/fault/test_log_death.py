@@ -82,6 +82,7 @@ def test_two_processes_on_one_rank_keep_apart(run):
         assert mine.tolist() == [step for step in range(mine.max() + 1) for _ in range(5)]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 minds Arrow's threads
 def test_file_size_limit(run):
     """RLIMIT_FSIZE ends a write in the middle, as a full disk does."""
     directory = create_rank_directory(run, 0)

@@ -17,9 +17,9 @@ from precdoctor.runlog.sealing import digest_of
 from precdoctor.runlog.stream import MAX_BATCH_BYTES, StreamEncoder, stored_schema
 from precdoctor.runlog.verify import verify
 from precdoctor.runlog.writer import build_batch
+from tests.support.memory import memory_used_by
 from tests.support.runs import columns_of, write_run
 
-_POOLS: list[pa.MemoryPool] = []  # kept: buffers that outlive a call give their memory back to them
 OPTIONS = {"compression": "zstd", "write_page_checksum": True, "store_schema": False}
 
 
@@ -55,19 +55,6 @@ def refused(run, match, columns=None):
         open_run(run).tensors(columns)
     assert "\n" not in str(caught.value)
     assert not verify(run).ok
-
-
-def memory_used_by(function):
-    """Most bytes that Arrow held meanwhile, from a pool that nothing else used before."""
-    before = pa.default_memory_pool()
-    pool = pa.proxy_memory_pool(before)
-    pa.set_memory_pool(pool)
-    try:
-        function()
-    finally:
-        pa.set_memory_pool(before)
-    _POOLS.append(pool)
-    return pool.max_memory()
 
 
 def test_what_the_tests_put_there_is_read(run):

@@ -33,7 +33,7 @@ FLAGS = {
     "explain": {"-h", "--help"},
     "log": {"-h", "--help"},
     "log verify": {"-h", "--help"},
-    "demo": {"-h", "--help"},
+    "demo": {"-o", "--output", "--force", "-h", "--help"},
 }  # fmt: skip
 
 

@@ -60,6 +60,7 @@ least 5 % survive (tests/unit/numerics); products of random variables are undere
     ),
 )
 
+_HALF = ("float16", "bfloat16")
 _COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "order"),
     *("nan", "pos_inf", "neg_inf", "zero", "amax", "amin_nonzero", "exp_lo", "exp_hist"),
@@ -135,9 +136,8 @@ def _survey(view: RunView, options: Options) -> _Survey:
     if not steps:
         return survey
     dying: dict[tuple[Process, int, str], bool] = {}
-    for frame in view.scan(_COLUMNS, ("grad_output",), steps=steps):
-        half = frame[frame["dtype"].isin(["float16", "bfloat16"])]
-        for record in half.sort_values(["rank", "attempt", "step", "order"], kind="stable").to_dict("records"):
+    for frame in view.scan(_COLUMNS, ("grad_output",), steps=steps, where=[("dtype", "in", _HALF)]):
+        for record in frame.sort_values(["rank", "attempt", "step", "order"], kind="stable").to_dict("records"):
             row = TensorRow.of(record)
             if row.bad or row.phase == "recompute":
                 continue

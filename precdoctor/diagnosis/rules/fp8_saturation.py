@@ -10,7 +10,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.numerics.formats import FORMATS
 from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
@@ -45,6 +46,7 @@ block, 0.6 below 4,096 elements.
 )
 
 _KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer", "fp8_operand")
+_FLOAT8 = tuple(f.dtype for f in FORMATS.values() if f.dtype.startswith("float8"))
 _COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "at_max", "saturated"),
     *("nan", "pos_inf", "neg_inf", "exp_lo", "exp_hist"),
@@ -86,9 +88,8 @@ def check(view: RunView, options: Options) -> Checked:
 def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[int]]:
     tensors: dict[Key, _Tensor] = {}
     steps: set[int] = set()
-    for frame in view.scan(_COLUMNS, _KINDS):
-        eighth = frame[frame["dtype"].astype(str).str.startswith("float8")]
-        for r in eighth.to_dict("records"):
+    for frame in view.scan(_COLUMNS, _KINDS, where=[("dtype", "in", _FLOAT8)]):
+        for r in records(frame):
             numel = int(r["numel"])
             if numel < options["min_elements"]:
                 continue

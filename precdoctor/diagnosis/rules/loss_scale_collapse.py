@@ -101,7 +101,7 @@ def _judge(view: RunView, course: _Course, options: Options) -> _Collapse | None
     fell = low is not None and max(scales[: low + 1]) >= options["floor"]  # a scale *set* below 1 is the user's choice
     if fell and low is not None:
         begin = max(range(low), key=lambda i: (scales[i], i))
-        words = f"the loss scale fell from {scales[begin]:g} to {min(scales[low:]):g}, below {options['floor']:g},"
+        words = f"the loss scale fell from {scales[begin]:g} to {min(scales[low:]):g} (limit {options['floor']:g}),"
         first, last = course.steps[begin].step, course.steps[-1].step
         return _Collapse("fell below 1", first, last, scales[begin], min(scales[low:]), words, severe=True)
     return _cascade(course, options) or _busy(view, course, options)

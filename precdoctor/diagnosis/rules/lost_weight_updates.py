@@ -10,8 +10,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.rows import Key, integer, known_format, number, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView
-from precdoctor.numerics.formats import FP32
+from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.numerics.formats import FORMATS, FP32
 from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
@@ -63,6 +63,7 @@ _COLUMNS = (
     "rel_lo",
     "rel_hist",
 )
+_NARROW = tuple(f.dtype for f in FORMATS.values() if f.mantissa_bits < FP32.mantissa_bits)
 
 
 @dataclass
@@ -109,14 +110,9 @@ def _nothing(view: RunView, updates: int) -> Checked:
         for p in root.get("parameters") or ()
         if p.get("requires_grad")
     }
-    if any(_is_narrow(d) for d in dtypes):
+    if dtypes.intersection(_NARROW):
         return Checked.indeterminate(f"weights in {', '.join(sorted(dtypes))}, but no update was recorded")
     return Checked.not_applicable("no weight update in a 16-bit format was recorded")
-
-
-def _is_narrow(dtype: str) -> bool:
-    fmt = known_format(dtype)
-    return fmt is not None and fmt.mantissa_bits < FP32.mantissa_bits
 
 
 def _usable_steps(view: RunView, options: Options) -> set[tuple[Process, int]]:
@@ -134,11 +130,11 @@ def _survey(view: RunView, options: Options) -> dict[Key, _Parameter]:
     usable = _usable_steps(view, options)
     found: dict[Key, _Parameter] = {}
     beyond = -int(options["fp32_binades"])
-    for frame in view.scan(_COLUMNS, ("update",)):
-        for r in frame.to_dict("records"):
+    for frame in view.scan(_COLUMNS, ("update",), where=[("dtype", "in", _NARROW)]):
+        for r in records(frame):
             process = Process(int(r["rank"]), int(r["attempt"]))
             unchanged = integer(r["unchanged"])
-            if unchanged is None or not _is_narrow(str(r["dtype"])) or (process, int(r["step"])) not in usable:
+            if unchanged is None or (process, int(r["step"])) not in usable:
                 continue
             relative = ExponentHistogram.of(integer(r["rel_lo"]), r["rel_hist"])
             below = max(0, min(relative.counts.size, beyond - relative.lo))

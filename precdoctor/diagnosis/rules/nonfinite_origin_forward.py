@@ -102,7 +102,7 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
     if incident.cause.name == "softmax-fully-masked":
         mask = origin.masks[-1]
         return Prescription(
-            title="keep at least one position of every row unmasked, or use a finite mask value",
+            title=f"use -1e4 in place of -inf in the mask ({mask.neg_inf:,} elements), so that no row is empty",
             change={"mask_value": {"from": "-inf", "to": -1e4}, "module": origin.module},
             predicted={"nan": {"from": row.nan, "to": 0}, "masked": mask.neg_inf},
             snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32; exp of it is 0\n",

@@ -56,6 +56,8 @@ def library() -> ctypes.CDLL | None:
     found.precdoctor_finish.argtypes = [i64, u64, i64, pointer, pointer]
     found.precdoctor_stat.restype = None
     found.precdoctor_stat.argtypes = [pointer, i32, i64, i64, u64, i32, pointer, pointer, pointer]
+    found.precdoctor_update.restype = None
+    found.precdoctor_update.argtypes = [pointer] * 3 + [i32, i32, i64, u64] + [pointer] * 3
     return found if found.precdoctor_layout() == at.INT_WIDTH else None
 
 
@@ -89,6 +91,26 @@ def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int) -> No
         rows, columns = piece.shape
         bad += lib.precdoctor_piece(piece.data_ptr(), code, rows, columns, start, want, ints, floats)
     lib.precdoctor_finish(x.numel(), seed, bad, ints, counter)
+
+
+def supports_update(before: Tensor, after: Tensor, intended: Tensor) -> bool:
+    """Whether :func:`update_at` can take these: contiguous, weights of at most 32 bits, intention in FP32 or FP64."""
+    return (
+        supports(before)
+        and before.dtype != torch.float64
+        and intended.dtype in {torch.float32, torch.float64}
+        and all(x.is_contiguous() for x in (before, after, intended))
+    )
+
+
+def update_at(before: Tensor, after: Tensor, intended: Tensor, ints: int, floats: int, counter: int) -> None:
+    """:func:`precdoctor.recording.kernels.reference.measure_update` by the addresses of the slot's rows."""
+    lib = library()
+    assert lib is not None
+    wide, code = int(intended.dtype == torch.float64), _CODES[before.dtype]
+    seed = _seed(torch.float32, before.shape)
+    pointers = before.data_ptr(), after.data_ptr(), intended.data_ptr()
+    lib.precdoctor_update(*pointers, wide, code, before.numel(), seed, ints, floats, counter)
 
 
 @functools.lru_cache(maxsize=65536)

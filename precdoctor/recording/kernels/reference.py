@@ -236,8 +236,10 @@ def seed_fingerprint(x: Tensor, ints: Tensor) -> None:
 # --- updates ---------------------------------------------------------------------------------------------------------
 
 
-def measure_unchanged(before: Tensor, after: Tensor, intended: Tensor, ints: Tensor) -> None:
-    """Count lost updates: elements whose bits did not change although an update was intended.
+def measure_update(
+    before: Tensor, after: Tensor, intended: Tensor, ints: Tensor, floats: Tensor, counter: Tensor
+) -> None:
+    """Statistics of a stored update, and how much of the intended one was lost.
 
     Args:
         before: the weight before the step; floating-point, any shape.
@@ -245,15 +247,24 @@ def measure_unchanged(before: Tensor, after: Tensor, intended: Tensor, ints: Ten
         intended: the update the optimizer computed, before it was added and rounded; same shape, any float dtype. Only
             where it is finite and non-zero is an update intended.
         ints: the slot's integer row.
+        floats: the slot's float row; the difference is taken in FP32 (FP64 for FP64 weights).
+        counter: the device's launch counter.
     """
-    host = before.device.type == "cpu"
-    limit = CHUNK_CPU if host else CHUNK_DEVICE
-    rows = zip(chunks(before, limit), chunks(after, limit), chunks(intended, limit), strict=True)
-    for (_, old), (_, new), (_, step) in rows:
-        wanted = (step != 0) & step.isfinite()
-        same = (old.view(torch.uint8) == new.contiguous().view(torch.uint8)).view(*old.shape, -1).all(dim=-1)
-        ints[at.UNCHANGED] += (same & wanted).sum()
-        step_key, weight_key = exponent_key(step.to(torch.float64)), exponent_key(old.to(torch.float64))
-        relative = (step_key - weight_key).clamp_(at.REL_MIN, at.REL_MAX) - at.REL_MIN
-        relative.masked_fill_(~wanted | (weight_key == 0) | ~old.isfinite(), at.REL_BINS)
-        count_into(ints[at.REL : at.REL + at.REL_WIDTH], relative)
+    wide = torch.float64 if before.dtype == torch.float64 else torch.float32
+    measure(after.to(wide) - before.to(wide), ints, floats, counter, ())
+    limit = CHUNK_CPU if before.device.type == "cpu" else CHUNK_DEVICE
+    for (_, old), (_, new), (_, step) in zip(
+        chunks(before, limit), chunks(after, limit), chunks(intended, limit), strict=True
+    ):
+        _accumulate_lost(old, new, step, ints)
+
+
+def _accumulate_lost(old: Tensor, new: Tensor, step: Tensor, ints: Tensor) -> None:
+    """Elements whose bits did not change although they should have, and exponent(intended) - exponent(weight)."""
+    wanted = (step != 0) & step.isfinite()
+    same = (old.view(torch.uint8) == new.view(torch.uint8)).view(*old.shape, -1).all(dim=-1)
+    ints[at.UNCHANGED] += (same & wanted).sum()
+    step_key, weight_key = exponent_key(step.to(torch.float64)), exponent_key(old.to(torch.float64))
+    relative = (step_key - weight_key).clamp_(at.REL_MIN, at.REL_MAX) - at.REL_MIN
+    relative.masked_fill_(~wanted | (weight_key == 0) | ~old.isfinite(), at.REL_BINS)
+    count_into(ints[at.REL : at.REL + at.REL_WIDTH], relative)

@@ -26,7 +26,8 @@ enum {
     NUMEL, LAUNCHES, ORDER, FIRST_BAD_ORDER, SUBNORMAL, AT_MAX, UNCHANGED, FINGERPRINT, NOT_A_NUMBER, POS_INF, NEG_INF,
     HIST
 };
-enum { EXP_MIN = -160, EXP_MAX = 160, HIST_WIDTH = 1 + EXP_MAX - EXP_MIN + 1, REL_WIDTH = 129 };
+enum { EXP_MIN = -160, EXP_MAX = 160, HIST_WIDTH = 1 + EXP_MAX - EXP_MIN + 1 };
+enum { REL_MIN = -64, REL_MAX = 63, REL_WIDTH = REL_MAX - REL_MIN + 2 };
 enum { BLOCK_BINS = 64, BLOCK_WIDTH = BLOCK_BINS + 1, BLOCKS = HIST + HIST_WIDTH + REL_WIDTH };
 enum { INT_WIDTH = BLOCKS + 3 * (BLOCK_WIDTH + HIST_WIDTH) };
 enum { AMAX, AMIN, SUM, SUM_SQ };
@@ -188,11 +189,13 @@ CLONES static uint64_t mix(const uint32_t *restrict words, int n, uint64_t start
     return total;
 }
 
-static int bin_of(double magnitude) {
-    int exponent;
-    double mantissa = frexp(magnitude, &exponent);
-    int k = mantissa == 0.5 ? exponent - 2 : exponent - 1;
-    return k < EXP_MIN ? EXP_MIN : k > EXP_MAX ? EXP_MAX : k;
+/* Histogram entry of a finite magnitude: the exponent field of the double just below it; 0 for zero. */
+static inline int entry_of(double magnitude) {
+    uint64_t bits;
+    memcpy(&bits, &magnitude, 8);
+    int k = (int)((bits - 1) >> 52) - 1023;
+    k = k < EXP_MIN ? EXP_MIN : k > EXP_MAX ? EXP_MAX : k;
+    return bits ? 1 + k - EXP_MIN : 0;
 }
 
 /* One element by the book; used for FP64 and for chunks with rare content. Returns its histogram entry, 0 if it has none. */
@@ -203,7 +206,7 @@ static int account(double value, int64_t *ints, double *floats, int64_t *bad) {
         return 0;
     }
     double magnitude = fabs(value);
-    int entry = magnitude == 0.0 ? 0 : 1 + bin_of(magnitude) - EXP_MIN;
+    int entry = entry_of(magnitude);
     ints[HIST + entry]++;
     if (magnitude > floats[AMAX]) floats[AMAX] = magnitude;
     if (entry && magnitude < floats[AMIN]) floats[AMIN] = magnitude;
@@ -352,6 +355,47 @@ void precdoctor_stat(const void *data, int32_t dtype, int64_t rows, int64_t colu
                      int64_t *ints, double *floats, int64_t *counter) {
     int64_t bad = precdoctor_piece(data, dtype, rows, columns, 0, want, ints, floats);
     precdoctor_finish(rows * columns, seed, bad, ints, counter);
+}
+
+/* One chunk of an update: statistics of the stored difference, elements that did not change although they should have,
+ * and exponent(intended) - exponent(weight) where both exist. */
+static int64_t update_chunk(const uint32_t *restrict old_bits, const uint32_t *restrict new_bits,
+                            const double *restrict intended, int n, uint64_t start, int64_t *ints, double *floats) {
+    float stored[CHUNK];
+    int64_t unchanged = 0, *rel = ints + HIST + HIST_WIDTH;
+    for (int i = 0; i < n; i++) stored[i] = from_bits(new_bits[i]) - from_bits(old_bits[i]);
+    for (int i = 0; i < n; i++) {
+        double step = fabs(intended[i]), weight = fabs((double)from_bits(old_bits[i]));
+        if (!(step > 0.0 && step <= 0x1.fffffffffffffp+1023)) continue;
+        unchanged += old_bits[i] == new_bits[i];
+        if (!(weight > 0.0 && weight <= 0x1.fffffffffffffp+1023)) continue;
+        int r = entry_of(step) - entry_of(weight) - REL_MIN;
+        rel[r < 0 ? 0 : r > REL_MAX - REL_MIN ? REL_MAX - REL_MIN : r]++;
+    }
+    ints[UNCHANGED] += unchanged;
+    return chunk(stored, F32, 1, n, start, ints, floats, NULL, 0);
+}
+
+/* An update row, for a contiguous weight of at most 32 bits.
+ *   before, after   n elements of `dtype`: the weight before and after the step
+ *   intended        n elements of FP32 (wide = 0) or FP64 (wide = 1): what the optimizer meant to add
+ * The stored difference is taken in FP32, and everything but the last two columns speaks of it as an FP32 tensor. */
+void precdoctor_update(const void *before, const void *after, const void *intended, int32_t wide, int32_t dtype,
+                       int64_t n, uint64_t seed, int64_t *ints, double *floats, int64_t *counter) {
+    uint32_t old_bits[CHUNK], new_bits[CHUNK], words[CHUNK];
+    double step[CHUNK];
+    int64_t bad = 0;
+    int size = width_of(dtype);
+    if (!table_ready) fill_tables();
+    for (int64_t at = 0; at < n; at += CHUNK) {
+        int length = (int)(n - at < CHUNK ? n - at : CHUNK);
+        load((const char *)before + at * size, dtype, length, old_bits, words);
+        load((const char *)after + at * size, dtype, length, new_bits, words);
+        for (int i = 0; i < length; i++)
+            step[i] = wide ? ((const double *)intended)[at + i] : (double)((const float *)intended)[at + i];
+        bad += update_chunk(old_bits, new_bits, step, length, (uint64_t)at, ints, floats);
+    }
+    precdoctor_finish(n, seed, bad, ints, counter);
 }
 
 /* What the loader checks before it trusts this library with a row: the layout it was compiled for. */

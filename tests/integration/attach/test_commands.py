@@ -76,12 +76,12 @@ def test_its_output_is_the_same_to_the_byte_losses_and_weights_included(plain):
     bare, run = plain
     assert run.out == bare.out
     assert b"mine ['train.py', '--lr', '1']" in run.out
-    assert run.err.startswith(bare.err)  # "once" by the sitecustomize, and what came by stdin
 
 
-def test_the_users_own_sitecustomize_runs_once(plain):
-    _, run = plain
-    assert run.err.count("once\n") == 2  # in the parent, which is a Python of the user's too, and in the child
+def test_stdin_is_the_scripts_and_the_users_own_sitecustomize_runs_once(plain):
+    bare, run = plain
+    assert bare.err == "once\nto stdin\n"
+    assert run.err.startswith("once\n" + bare.err)  # the parent is a Python of the user's, too
 
 
 def test_the_closing_lines_say_what_to_type_next(plain, folder):

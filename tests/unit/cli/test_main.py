@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -159,19 +160,62 @@ def test_rule_options_come_from_the_file(bad_run, tmp_path, monkeypatch, capsys)
 def test_a_defect_of_ours_shows_a_traceback_and_asks_for_a_report(monkeypatch, capsys):
     from precdoctor.diagnosis import registry
 
-    monkeypatch.setattr(registry, "find_rule", lambda _name: 1 / 0)
+    monkeypatch.setattr(registry, "find", lambda *_: 1 / 0)
     assert main(["explain", "PD101"]) == 2
     err = capsys.readouterr().err
     assert "ZeroDivisionError" in err and "please report it" in err
 
 
+def test_the_gate_says_expected_found_and_limit(bad_run, good_run, capsys):
+    assert main(["gate", str(good_run), "--ignore", "PD1,PD2,PD3,PD4,PD5"]) in (0, 2)
+    capsys.readouterr()
+    statuses = set()
+    for shape in ("full", "concise", "json"):
+        statuses.add(main(["gate", str(bad_run), "--baseline", str(good_run), "--output-format", shape]))
+        out = capsys.readouterr().out
+        if shape == "json":
+            report = json.loads(out)
+            jsonschema.validate(report, schema())
+            failing = [c for c in report["gate"]["checks"] if c["fails"]]
+            assert {"PD101 nonfinite-origin-forward", "PD805 new-nonfinite-tensors"} <= {c["check"] for c in failing}
+            assert report["exit_code"] == 1 and report["gate"]["baseline"] == str(good_run)
+        else:
+            assert out.startswith("FAILED: ") and "expected finite, found" in out and ", limit 0" in out
+    assert statuses == {1}
+
+
+def test_a_gate_without_a_verdict_says_why(tmp_path, capsys):
+    killed = write_run(tmp_path / "killed", *rows(bad=0), end=False)
+    assert main(["gate", str(killed)]) == 3
+    out = capsys.readouterr().out
+    assert out.startswith("NO TRUSTWORTHY VERDICT")
+    assert "killed" in out or "missing" in out
+
+
+def test_thresholds_of_the_gate_do_not_disturb_diagnose(bad_run, good_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "precdoctor.toml").write_text("[rules.PD803]\nbinades = 1.0\n[gate]\nbaseline = 'good'\n")
+    assert main(["diagnose", str(bad_run)]) == 0
+    assert main(["gate", str(bad_run)]) == 1
+    assert "limit -1 binades" in " ".join(capsys.readouterr().out.split())
+
+
+def test_explain_knows_the_rules_and_what_the_gate_compares(capsys):
+    assert main(["explain"]) == 0
+    listed = capsys.readouterr().out
+    for code in re.findall(r"PD\d{3}", listed):
+        assert main(["explain", code.lower()]) == 0
+        assert code in capsys.readouterr().out
+    assert "PD801" in listed and "PD101" in listed
+
+
 def test_an_interrupt_is_130_and_silent(monkeypatch, capsys):
     from precdoctor.diagnosis import registry
 
-    def interrupt(_name):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(registry, "find_rule", interrupt)
+    monkeypatch.setattr(registry, "find", interrupt)
     assert main(["explain", "PD101"]) == INTERRUPTED
     assert "Traceback" not in capsys.readouterr().err
 

@@ -208,16 +208,48 @@ def test_nothing_larger_than_a_chunk_is_copied():
     assert piece.numel() <= 4096
 
 
-def test_lost_updates_are_counted_on_bits():
+def updated(kernel, before, after, intended):
+    row = Row()
+    if kernel == "native":
+        assert native.supports_update(before, after, intended)
+        addresses = row.ints.data_ptr(), row.floats.data_ptr(), row.counter.data_ptr()
+        native.update_at(before, after, intended, *addresses)
+    else:
+        reference.measure_update(before, after, intended, row.ints, row.floats, row.counter)
+    row.ints[at.REL + at.REL_BINS] = 0  # scrap
+    return row
+
+
+@pytest.mark.parametrize("kernel", ["reference", "native"])
+def test_lost_updates_are_counted_on_bits(kernel):
+    if not available(kernel):
+        pytest.skip("no compiled kernel")
     before = torch.tensor([1.0, 1.0, 1.0, 0.0, 2.0], dtype=torch.bfloat16)
     intended = torch.tensor([1e-4, 0.1, 0.0, 1e-50, math.nan], dtype=torch.float64)
     after = torch.tensor([1.0, 1.1, 1.0, 0.0, 2.0], dtype=torch.bfloat16)
-    row = Row()
-    reference.measure_unchanged(before, after, intended, row.ints)
+    row = updated(kernel, before, after, intended)
     assert row.ints[at.UNCHANGED] == 2  # the first and the fourth
+    assert row.ints[at.HIST] == 4  # the stored difference is zero there
     rel = row.ints[at.REL : at.REL + at.REL_BINS]
     assert int(rel.sum()) == 2  # zero weights have no exponent to compare with
     assert rel[-14 - -1 - at.REL_MIN] == 1  # 1e-4 is in (2^-14, 2^-13], 1.0 closes bin -1
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(DTYPES[1:]), st.integers(1, 9000), st.sampled_from([1e-9, 1e-4, 1.0]), st.integers(0, 2**31 - 1))
+def test_the_compiled_update_agrees_with_the_reference(dtype, size, step, seed):
+    if not available("native"):
+        return
+    generator = torch.Generator().manual_seed(seed)
+    before = torch.randn(size, generator=generator).to(dtype)
+    intended = torch.randn(size, generator=generator) * step
+    intended[::7] = 0.0
+    intended[::11] = math.inf
+    after = (before.float() + intended).to(dtype)
+    ours, truth = updated("native", before, after, intended), updated("reference", before, after, intended)
+    assert torch.equal(ours.ints, truth.ints)
+    assert torch.allclose(ours.floats[1:], truth.floats[1:], rtol=1e-5, atol=1e-6)
+    assert ours.floats[at.AMAX] == truth.floats[at.AMAX] or not after.float().isfinite().any()
 
 
 def test_the_op_is_invisible_to_modes_of_the_user():

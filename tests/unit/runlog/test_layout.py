@@ -77,6 +77,7 @@ def test_force_leaves_a_run_that_is_being_recorded(tmp_path):
     create_run(tmp_path / "run", {}, force=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 minds Arrow's threads
 def test_a_forked_child_does_not_keep_the_lock(tmp_path):
     lock = DirectoryLock(tmp_path)
     reader, writer = os.pipe()

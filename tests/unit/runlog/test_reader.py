@@ -7,6 +7,7 @@ import pytest
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.runlog import open_run, parts
 from precdoctor.runlog.schema import TABLES
+from tests.support.memory import memory_used_by
 from tests.support.rows import awkward_rows
 from tests.support.runs import write_run
 
@@ -149,3 +150,16 @@ def test_attach_lines(tmp_path):
     assert open_run(directory).attach_lines() == []
     (directory / "attach.jsonl").write_text('{"event": "boot"}\n{"event": "torch"}\n{"eve')
     assert [line["event"] for line in open_run(directory).attach_lines()] == ["boot", "torch"]
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path):
+    def peak(parts):
+        rows = [{"step": n, "exp_hist": [n] * 300} for n in range(200 * parts)]
+        opened = open_run(write_run(tmp_path / str(parts), rows, batch_rows=200, rotate_bytes=1))
+
+        def read():
+            assert sum(batch.num_rows for batch in opened.batches("tensors")) == 200 * parts
+
+        return memory_used_by(read)
+
+    assert peak(8) < 1.5 * peak(2)

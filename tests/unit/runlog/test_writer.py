@@ -176,6 +176,7 @@ def test_second_writer_of_a_directory_is_refused(rank_directory):
     writer.close({})
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 minds Arrow's threads
 def test_a_forked_child_writes_nothing(rank_directory):
     writer = RankWriter(rank_directory)
     append(writer, 0, 1)

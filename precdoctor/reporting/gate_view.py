@@ -1,0 +1,89 @@
+"""A gate's verdict on a terminal or in a CI log: the verdict first, then one line per check, failures on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from precdoctor.comparison.gate import GateCheck, GateReport
+from precdoctor.diagnosis.finding import Status
+from precdoctor.diagnosis.verdict import ExitCode
+from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.text import clean, plural
+
+_IDLE = Status.NOT_APPLICABLE
+#: Mark, its ASCII form, style; most urgent first.
+_FAILS, _WARNS, _OPEN, _PASSED = (
+    ("✗", "!!", "pd.bad"),
+    ("!", "! ", "pd.near"),
+    ("–", "--", "pd.quiet"),
+    ("✓", "ok", "pd.good"),
+)
+
+
+def print_gate(report: GateReport, console: Console, *, concise: bool = False) -> None:
+    """The verdict, why it may not be trusted, and the checks; ``concise`` leaves out those that passed."""
+    console.print(_verdict(report))
+    for reason in report.untrustworthy:
+        console.print(Text(f"  {clean(reason)}", "pd.near"))
+    for note in report.notes:
+        console.print(Text(f"  Note: {clean(note)}", "pd.quiet"))
+    idle = {(d.run.get("path"), f"{r.code} {r.name}") for d in report.diagnoses for r in d.rules if r.status is _IDLE}
+    for run in report.runs:
+        checks = [c for c in report.checks if c.run == run and (run, c.check) not in idle]
+        checks = sorted((c for c in checks if not concise or c.passed is False), key=_urgency)
+        against = f", against {report.baseline}" if report.baseline else ""
+        console.print(Text(f"\n{clean(run)}{clean(against)}", "pd.strong"), soft_wrap=True)
+        if checks:
+            console.print(Padding(_table(checks, console), (0, 0, 0, 2)))
+        elif concise:
+            console.print(Text("  nothing to report", "pd.quiet"))
+        idle_here = sum(path == run for path, _ in idle)
+        if idle_here and not concise:
+            console.print(Text(f"  {plural(idle_here, 'check')} not applicable to this run", "pd.quiet"))
+        if any(c.passed is False for c in checks):
+            console.print(Text(f"  Causes and remedies: precdoctor diagnose {clean(run)}", "pd.quiet"), soft_wrap=True)
+
+
+def _verdict(report: GateReport) -> Text:
+    failing = sum(c.fails for c in report.checks)
+    tail = f": {failing} of {plural(len(report.checks), 'check')} at or above {report.fail_on}"
+    if report.exit_code == ExitCode.CLEAN:
+        return Text(f"PASSED: {plural(len(report.checks), 'check')}, none fails at {report.fail_on}.", "pd.good")
+    if report.exit_code == ExitCode.FINDINGS:
+        return Text(f"FAILED{tail}.", "pd.error")
+    return Text(f"NO TRUSTWORTHY VERDICT{tail if failing else ''}.", "pd.warning")
+
+
+def _mark(check: GateCheck) -> tuple[str, str, str]:
+    if check.passed is None:
+        return _OPEN
+    return _PASSED if check.passed else _FAILS if check.fails else _WARNS
+
+
+def _urgency(check: GateCheck) -> int:
+    return (_FAILS, _WARNS, _OPEN, _PASSED).index(_mark(check))
+
+
+def _table(checks: Sequence[GateCheck], console: Console) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in checks:
+        mark, plain, style = _mark(check)
+        name = clean(check.check)
+        table.add_row(Text(mark if can_draw(console) else plain, style), name, Text(_words(check)))
+    return table
+
+
+def _words(check: GateCheck) -> str:
+    """Subject, expected, found, limit; for a rule that found nothing, what it looked at."""
+    subject, found = clean(check.subject), clean(check.found)
+    if check.passed is not False and check.expected == "no finding":
+        return found if check.passed else f"not judged: {found}"
+    return f"{subject}: expected {clean(check.expected)}, found {found}, limit {clean(check.limit)}"

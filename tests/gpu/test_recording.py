@@ -1,0 +1,75 @@
+"""A recorded training run on a CUDA device: neutral, complete, and never waiting for the device in our code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from precdoctor.runlog import open_run
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = """
+import hashlib, sys, torch
+from torch import nn
+mode = sys.argv[1]
+torch.manual_seed(0)
+torch.use_deterministic_algorithms(True)
+model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(128), nn.Linear(128, 16)).cuda()
+if mode == "bf16-pure":
+    model.bfloat16()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=mode == "fused")
+scaler = torch.amp.GradScaler("cuda", enabled=mode in ("fp16", "fused"))
+dtype = {"fp16": torch.float16, "fused": torch.float16, "bf16": torch.bfloat16}.get(mode)
+data = torch.randn(8, 32, 64, device="cuda", dtype=torch.bfloat16 if mode == "bf16-pure" else torch.float32)
+for step in range(8):
+    if step == 2 and len(sys.argv) > 2:
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+    with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+        loss = model(data[step]).float().square().mean()
+    scaler.scale(loss).backward()
+    if mode in ("fp16", "fused"):
+        torch.cuda.set_sync_debug_mode("default")  # GradScaler.step reads its flag
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+torch.cuda.set_sync_debug_mode("default")
+digest = hashlib.sha256()
+for value in (*model.state_dict().values(), loss.detach()):
+    digest.update(value.float().cpu().numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+def train(folder: Path, mode: str, *extra: str, record: bool) -> str:
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    prefix = [sys.executable, "-m", "precdoctor", "record", "--strict", "-o", str(folder / "run"), "--"] if record else []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    done = subprocess.run(
+        [*prefix, sys.executable, str(script), mode, *extra], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "bf16-pure", "fp16", "fused"])
+def test_recording_changes_nothing_and_sees_everything(tmp_path, mode):
+    assert train(tmp_path, mode, record=True) == train(tmp_path, mode, record=False)
+    run = open_run(tmp_path / "run")
+    steps, tensors = run.steps(), run.tensors(columns=["step", "kind", "amax"])
+    assert list(steps["step"]) == list(range(8))
+    assert steps["loss"].notna().all()
+    assert {"output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update", "loss"} <= set(tensors["kind"])
+    if mode in ("fp16", "fused"):
+        assert (steps["loss_scale"] == 65536.0).all()
+    facts = json.loads((tmp_path / "run" / "rank-00000" / "rank.json").read_text())
+    assert facts["device"]["type"] == "cuda"
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "bf16-pure"])
+def test_no_step_waits_for_the_device(tmp_path, mode):
+    train(tmp_path, mode, "sync-is-an-error", record=True)

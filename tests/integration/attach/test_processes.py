@@ -1,0 +1,166 @@
+"""Training scripts start processes of their own: those that train get a directory each, the others none."""
+
+from __future__ import annotations
+
+import pytest
+
+import precdoctor
+from precdoctor.runlog.verify import verify
+from tests.support.processes import record, script
+
+LOADERS = """
+import torch
+import training
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __init__(self):
+        self.transform = torch.nn.Linear(8, 8)  # a module that is called in the workers
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return self.transform(torch.full((8,), float(index)))
+
+
+def main():
+    net = training.model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for method in ("fork", "fork", "spawn", "forkserver"):  # the first before this process is armed, the others after
+        loader = torch.utils.data.DataLoader(Noisy(), batch_size=4, num_workers=1, multiprocessing_context=method)
+        batches = [batch.clone() for batch in loader]
+        for batch in batches:
+            optimizer.zero_grad()
+            net(batch).mean().backward()
+            optimizer.step()
+        print(method, len(batches))
+
+
+if __name__ == "__main__":
+    main()
+"""
+SPAWNED = """
+import torch.multiprocessing
+import training
+
+
+def work(index):
+    training.train(2 + index)
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=2)
+"""
+FORKED = """
+import multiprocessing
+import os
+import time
+import training
+
+net = training.model()
+optimizer = training.torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def train(steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(training.torch.ones(4, 8)).mean().backward()
+        optimizer.step()
+
+
+train(3)
+
+child = os.fork()  # ends as any program does: atexit runs
+if child == 0:
+    train(2)
+    raise SystemExit(0)
+assert os.waitpid(child, 0)[1] == 0
+
+child = os.fork()  # ends without a word, long enough after its last step
+if child == 0:
+    train(2)
+    time.sleep(2)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+
+child = multiprocessing.get_context("fork").Process(target=train, args=(2,))  # skips atexit
+child.start()
+child.join()
+assert child.exitcode == 0
+train(2)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def loaders(folder):
+    script(folder, "loaders.py", LOADERS)
+    return record(folder, "loaders.py", run=folder / "loaders")
+
+
+def test_data_loader_workers_are_not_recorded(loaders):
+    assert loaders.status == 0, loaders.err
+    assert list(loaders.ranks) == ["rank-00000"]
+    assert loaders.steps() == list(range(8))
+    assert loaders.end() == {"reason": "exit", "steps": 8, "errors": 0, "dropped": {}}
+    assert len(loaders.pids("armed")) == 1
+    assert len(loaders.pids("torch")) >= 3  # the script, and the workers that were not forked from it
+
+
+def test_their_modules_leave_no_rows(loaders):
+    tensors = precdoctor.open_run(loaders.run).tensors(columns=["root"])
+    assert set(tensors["root"]) <= {"Sequential#0", "", None}
+
+
+def test_every_trainer_of_mp_spawn_has_a_directory(folder):
+    script(folder, "spawned.py", SPAWNED)
+    run = record(folder, "spawned.py", run=folder / "spawned")
+    assert run.status == 0, run.err
+    assert list(run.ranks) == ["rank-00000", "rank-00000.1"]
+    # without a process group both are rank 0; multiprocessing skips atexit, and their logs are closed all the same
+    assert sorted(run.end(rank)["steps"] for rank in run.ranks) == [2, 3]
+    assert len(run.pids("armed")) == 2
+
+
+@pytest.fixture(scope="module")
+def forked(folder):
+    script(folder, "forked.py", FORKED)
+    return record(folder, "forked.py", run=folder / "forked")
+
+
+def test_a_child_of_an_armed_process_that_trains_has_its_own_directory(forked):
+    assert forked.status == 0, forked.err
+    assert list(forked.ranks) == ["rank-00000", "rank-00000.1", "rank-00000.2", "rank-00000.3"]
+    assert len(forked.pids("armed")) == 4
+    assert forked.said[-1].startswith("recorded 4 processes")
+
+
+def test_the_parents_log_is_intact(forked):
+    assert forked.end() == {"reason": "exit", "steps": 5, "errors": 0, "dropped": {}}
+    assert verify(forked.run).ok
+
+
+def test_children_close_their_logs_and_one_that_cannot_is_closed_by_the_launcher(forked):
+    for rank, end in {"rank-00000.1": True, "rank-00000.2": False, "rank-00000.3": True}.items():
+        assert (forked.end(rank) is not None) == end
+        assert not list(forked.ranks[rank].glob("*.open"))
+    steps = {report.name: report.step_range for report in verify(forked.run).ranks}
+    assert steps == {
+        "rank-00000": (0, 4),
+        "rank-00000.1": (0, 1),
+        "rank-00000.2": (0, 1),
+        "rank-00000.3": (0, 1),
+    }
+
+
+def test_a_childs_facts_are_its_own(forked):
+    """What the parent met before the fork is not taken for known."""
+    for rank in precdoctor.open_run(forked.run).ranks:
+        assert [root["class"] for root in rank.facts["roots"]] == ["Sequential"] * len(rank.facts["roots"])
+        assert rank.facts["optimizers"], rank

@@ -1,0 +1,89 @@
+"""Loss scales that fall for a reason, and scalers at work."""
+
+from tests.support.samples import Sample
+from tests.support.training import FACTS, Training, spoil
+
+SCALER = {"class": "GradScaler", "growth_factor": 2.0, "backoff_factor": 0.5, "enabled": True}
+
+
+def scaled(scales: list[float], skipped: list[int], growth_interval: int = 2000) -> Training:
+    facts = {**FACTS, "scalers": [{**SCALER, "growth_interval": growth_interval}]}
+    run = Training(steps=len(scales), dtype="float16", facts=facts).scales(scales)
+    return run.skip(*skipped)
+
+
+def falls_below_one() -> Training:
+    """Ten clean steps, then every step overflows."""
+    scales = [1024.0] * 10 + [1024.0 * 0.5**k for k in range(14)]
+    return scaled(scales, list(range(10, 24)))
+
+
+def never_calibrates() -> Training:
+    """From 2^16 to below 1 without one clean step."""
+    return scaled([2.0 ** (16 - k) for k in range(20)], list(range(20)))
+
+
+def one_layer() -> Training:
+    """It is always the attention's gradient that overflows first."""
+    run = falls_below_one()
+    for step in range(10, 24):
+        for row in run.tensors[step]:
+            if row["kind"] in ("grad_output", "weight_grad") and row["module"] in ("head", "norm", "blocks.0.mlp.down"):
+                row.update(pos_inf=0, first_bad_order=None)
+    return run
+
+
+def cascade() -> Training:
+    """Six halvings within thirty steps, long after calibration."""
+    scales = [65536.0] * 12
+    for k in range(1, 7):
+        scales += [65536.0 * 0.5**k] * 4
+    return scaled(scales, [11 + 4 * k for k in range(6)])
+
+
+def busy() -> Training:
+    """One step in four is skipped, at a growth interval of 2000."""
+    scales = [1024.0 * 2.0 ** -((s // 4) % 2) for s in range(60)]
+    return scaled(scales, [s for s in range(60) if s % 4 == 3])
+
+
+def fresh_scaler() -> Training:
+    return scaled([2.0 ** (16 - min(s, 9)) for s in range(24)], list(range(9)))
+
+
+def one_bad_batch() -> Training:
+    return scaled([4096.0] * 12 + [2048.0] * 12, [11])
+
+
+def probing_upwards() -> Training:
+    """A short growth interval: up every eight steps, back at once."""
+    scales = [1024.0 if s % 9 else 2048.0 for s in range(60)]
+    return scaled(scales, [s for s in range(60) if s % 9 == 0 and s], growth_interval=8)
+
+
+def constant_scale() -> Training:
+    run = Training(dtype="float16", scale=128.0)
+    return run.change(lambda r: r.update(scale=128.0), kind="grad_output")
+
+
+def small_on_purpose() -> Training:
+    """A scale set below 1 by hand never fell."""
+    return scaled([0.25] * 12, [])
+
+
+def mask_and_scaler() -> Training:
+    run = one_bad_batch()
+    return run.change(lambda r: spoil(r, neg_inf=9), kind="input", module="blocks.0.attn.proj")
+
+
+FIRING = {
+    "falls_below_one": Sample(falls_below_one, 10, says=("from 1024 to 0.125", "limit 1")),
+    "never_calibrates": Sample(never_calibrates, 0, says=("from 65536",)),
+    "one_layer": Sample(one_layer, 10, "blocks.0.mlp.up", "grad_output", says=("14 of 14 examined",)),
+    "cascade": Sample(cascade, severity="warning", says=("6 binades (limit 5)", "from 65536 to 1024")),
+    "busy": Sample(busy, severity="warning", says=("25 %", "limit 10 %")),
+}
+HEALTHY = {
+    f.__name__: f
+    for f in (fresh_scaler, one_bad_batch, probing_upwards, constant_scale, small_on_purpose, mask_and_scaler, Training)
+}

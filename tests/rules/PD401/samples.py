@@ -1,0 +1,62 @@
+"""FP8 tensors at their maximum."""
+
+from tests.support.samples import Sample
+from tests.support.training import Training, find, tensor
+
+E4M3 = {"dtype": "float8_e4m3fn", "numel": 4096, "amax": 448.0, "amin_nonzero": 2.0**-9, "exp_lo": 5}
+
+
+def with_fp8(at_max: int, source_amax: float | None = None, **columns: object) -> Training:
+    """A buffer-like FP8 copy of the MLP's input, made right after it."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        at = rows.index(find(rows, "output", "blocks.0.mlp.up"))
+        if source_amax is not None:
+            rows[at - 1].update(amax=source_amax)
+        else:
+            rows[at - 1].update(numel=4000)  # no tensor of the same size: the source is not known
+        for row in rows[at:]:
+            row["order"] += 1
+        full = {**E4M3, "exp_hist": [500, 400, 300 + at_max], "at_max": at_max, **columns}
+        rows.insert(at, tensor(step, "input", "blocks.0.mlp.up", at, **full))
+    return run
+
+
+def no_scale() -> Training:
+    return with_fp8(600, source_amax=3000.0)
+
+
+def stale_scale() -> Training:
+    return with_fp8(200)
+
+
+def counted_at_the_cast() -> Training:
+    return with_fp8(100, saturated=82, format="E4M3FN", flushed=0, scale=2.0)
+
+
+def amax_scaling_per_tile() -> Training:
+    """One element of each 1x128 tile is at the maximum."""
+    return with_fp8(32)
+
+
+def cast_clips_nothing() -> Training:
+    """Many at the maximum, none clipped: the exact count decides."""
+    return with_fp8(400, saturated=0, format="E4M3FN", flushed=0)
+
+
+def tiny_tensor() -> Training:
+    return with_fp8(60, numel=128)
+
+
+def once() -> Training:
+    run = with_fp8(10)
+    find(run.tensors[4], "input", "blocks.0.mlp.up").update(at_max=900)
+    return run
+
+
+FIRING = {
+    "no_scale": Sample(no_scale, module="blocks.0.mlp.up", kind="input", says=("15 %", "448", "limit 2 %")),
+    "stale_scale": Sample(stale_scale, module="blocks.0.mlp.up", severity="warning", says=("4.9 %",)),
+    "counted_at_the_cast": Sample(counted_at_the_cast, severity="warning", says=("clipped", "2 %", "limit 0.5 %")),
+}
+HEALTHY = {f.__name__: f for f in (amax_scaling_per_tile, cast_clips_nothing, tiny_tensor, once)}

@@ -1,0 +1,110 @@
+"""Every rule against its samples: those that must fire do, as they should; those that must not, do not."""
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.finding import Finding, Severity, Status, jsonable
+from precdoctor.diagnosis.registry import RULES
+from precdoctor.runlog import open_run
+from tests.support import samples
+from tests.support.samples import Sample
+from tests.support.training import Training
+
+FIRING = [pytest.param(code, sample, id=f"{code}-{name}") for code, name, sample in samples.firing()]
+HEALTHY = [pytest.param(code, make, id=f"{code}-{name}") for code, name, make in samples.healthy()]
+PATH_KEYS = {"module", "kind", "name", "dtype", "order", "amax", "headroom_binades", "nan", "inf"}
+RANGE_KEYS = {"dtype", "amax", "amin_nonzero", "exp_lo", "exp_hist"}
+
+
+@pytest.mark.parametrize(("code", "sample"), FIRING)
+def test_fires(code: str, sample: Sample, tmp_path: Path) -> None:
+    diagnosis = diagnose(sample.make().write(tmp_path / "run"))
+
+    heavy = [f for f in diagnosis.findings if f.severity is not Severity.INFO or f.code == code]
+    assert {f.code for f in heavy} == {code, *sample.also}
+    [finding] = [f for f in heavy if f.code == code]
+    seen: dict[str, Any] = {
+        "step": finding.location.step,
+        "module": finding.location.module,
+        "kind": finding.location.kind,
+        "rank": finding.location.rank,
+        "cause": finding.cause,
+        "severity": finding.severity.value,
+        "last_finite": finding.evidence.get("last_finite_step"),
+    }
+    assert {k: v for k, v in seen.items() if getattr(sample, k) is not ...} == {
+        k: getattr(sample, k) for k in seen if getattr(sample, k) is not ...
+    }
+    for piece in sample.says:
+        assert piece in f"{finding.title} {finding.message}"
+    for key, value in sample.evidence.items():
+        assert finding.evidence[key] == value
+    assert {r.code: r.status for r in diagnosis.rules}[code] is Status.FAILED
+    _check_form(finding, bare=sample.bare)
+
+
+def _check_form(finding: Finding, *, bare: bool) -> None:
+    """What every finding owes its reader."""
+    assert 0.0 < finding.confidence < 1.0
+    assert finding.evidence["confidence_reason"]
+    assert any(c.isdigit() for c in finding.message)
+    assert "limit" in finding.message or bare
+    [prescription] = finding.prescriptions
+    assert any(c.isdigit() for c in prescription.title), prescription.title
+    assert prescription.change
+    assert prescription.predicted
+    compile(prescription.snippet, "<snippet>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    json.dumps(jsonable(finding), allow_nan=False)
+    if not bare and "range" in finding.evidence:
+        assert finding.evidence["range"].keys() == RANGE_KEYS
+    for entry in finding.evidence.get("path", ()):
+        assert entry.keys() == PATH_KEYS
+    assert len(finding.evidence.get("path", ())) <= 8
+
+
+@pytest.mark.parametrize(("code", "make"), HEALTHY)
+def test_stays_quiet(code: str, make: Callable[[], Training], tmp_path: Path) -> None:
+    diagnosis = diagnose(make().write(tmp_path / "run"))
+
+    assert [f for f in diagnosis.findings if f.severity is not Severity.INFO] == []
+    assert diagnosis.verdict == "clean"
+    [outcome] = [r for r in diagnosis.rules if r.code == code]
+    assert outcome.status in (Status.PASSED, Status.NOT_APPLICABLE)
+    assert outcome.reason
+
+
+@pytest.mark.parametrize(("code", "run"), samples.recorded("firing"))
+def test_recorded_run_fires(code: str, run: Path) -> None:
+    findings = diagnose(open_run(run)).findings
+    assert code in {f.code for f in findings}
+    for finding in findings:
+        _check_form(finding, bare="path" not in finding.evidence)
+
+
+@pytest.mark.parametrize(("code", "run"), samples.recorded("healthy"))
+def test_recorded_run_stays_quiet(code: str, run: Path) -> None:
+    findings = diagnose(open_run(run)).findings
+    assert [f for f in findings if f.severity is not Severity.INFO] == []
+
+
+def test_every_rule_has_firing_and_healthy_samples() -> None:
+    known = {r.code for r in RULES}
+    assert {code for code, _, _ in samples.firing()} == known
+    assert {code for code, _, _ in samples.healthy()} == known
+
+
+@pytest.mark.parametrize("code", [c for c in samples.codes() if c in ("PD101", "PD102", "PD103", "PD104", "PD105")])
+def test_path_ends_at_the_origin_and_is_in_execution_order(code: str, tmp_path: Path) -> None:
+    name, sample = next((n, s) for c, n, s in samples.firing() if c == code and not s.bare)
+    finding = next(f for f in diagnose(sample.make().write(tmp_path / name)).findings if f.code == code)
+    path = finding.evidence["path"]
+    assert (path[-1]["kind"], path[-1]["nan"] + path[-1]["inf"] > 0) == (finding.location.kind, True)
+    orders = [e["order"] for e in path]
+    assert orders == sorted(orders)
+    assert all(e["nan"] == 0 for e in path[:-1])

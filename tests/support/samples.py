@@ -1,0 +1,62 @@
+"""What a rule's sample is, and where the samples are.
+
+``tests/rules/<CODE>/samples.py`` holds ``FIRING`` (name -> :class:`Sample`) and ``HEALTHY`` (name -> function making a
+training), both made of synthetic rows. Recorded runs lie beside it in ``firing/<name>/`` and ``healthy/<name>/``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.training import Training
+
+RULES_DIRECTORY = Path(__file__).parents[1] / "rules"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A run that must give exactly one finding of its rule, and how that one must look; ``...``: whatever it is."""
+
+    make: Callable[[], Training]
+    step: Any = ...
+    module: Any = ...
+    kind: Any = ...
+    cause: Any = ...
+    severity: Any = "error"
+    last_finite: Any = ...
+    rank: Any = 0
+    #: Pieces of the title or message.
+    says: tuple[str, ...] = ()
+    evidence: dict[str, Any] = field(default_factory=dict)
+    #: Codes of other rules that rightly speak up as well.
+    also: frozenset[str] = frozenset()
+    #: No tensor stands behind it: no range and no path.
+    bare: bool = False
+
+
+def codes() -> list[str]:
+    """The rules that have samples."""
+    return sorted(p.name for p in RULES_DIRECTORY.iterdir() if p.name.startswith("PD"))
+
+
+def firing() -> Iterator[tuple[str, str, Sample]]:
+    """(code, name, sample) of every synthetic sample that must fire."""
+    for code in codes():
+        for name, sample in importlib.import_module(f"tests.rules.{code}.samples").FIRING.items():
+            yield code, name, sample
+
+
+def healthy() -> Iterator[tuple[str, str, Callable[[], Training]]]:
+    """(code, name, maker) of every synthetic sample that must not."""
+    for code in codes():
+        for name, make in importlib.import_module(f"tests.rules.{code}.samples").HEALTHY.items():
+            yield code, name, make
+
+
+def recorded(which: str) -> list[tuple[str, Path]]:
+    """(code, run directory) of every recorded sample in ``firing`` or ``healthy``."""
+    return sorted((p.parents[2].name, p.parent) for p in RULES_DIRECTORY.glob(f"PD*/{which}/*/run.json"))

@@ -1,0 +1,67 @@
+"""Train specimens, each in a fork of its own, two at a time.
+
+With ``ZOO_RUNS`` set, the recorder (which ``PRECDOCTOR_RUN`` has put into this process, still idle) is pointed at a
+fresh run directory ``ZOO_RUNS/NAME`` in each fork; without it nothing of precdoctor is here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from tests.support.zoo import Trained, load
+
+
+def main() -> int:
+    specimens = load(sys.argv[1:])
+    import torch
+    import torch._dynamo  # optimizers import it when they are first made, which takes each fork two seconds
+    import torch.utils.checkpoint  # noqa: F401
+
+    torch.set_num_threads(1)
+    running: dict[int, str] = {}
+    failed = []
+    for train in specimens:
+        if len(running) == 2:
+            failed += _wait(running)
+        pid = os.fork()
+        if pid == 0:
+            _train(train.__name__, train)
+        running[pid] = train.__name__
+    while running:
+        failed += _wait(running)
+    return len(failed)
+
+
+def _wait(running: dict[int, str]) -> list[str]:
+    pid, status = os.wait()
+    name = running.pop(pid)
+    return [name] if status else []
+
+
+def _train(name: str, train) -> None:
+    if "ZOO_RUNS" in os.environ:
+        from precdoctor.recording import hooks
+        from precdoctor.runlog.layout import create_run
+
+        run = Path(os.environ["ZOO_RUNS"]) / name
+        create_run(run, {"command": ["python", "-m", "tests.support.zoo", name]}, force=False)
+        assert hooks._installed is not None, "the recorder is not in this process"
+        hooks._installed.run = run
+    try:
+        trained: Trained = train()
+    except Exception:
+        traceback.print_exc()
+        print(json.dumps({"name": name, "digest": "failed"}), flush=True)
+        os._exit(1)
+    print(json.dumps({"name": name, "digest": trained.digest(), "losses": trained.losses}), flush=True)
+    atexit._run_exitfuncs()
+    os._exit(0)  # tearing torch down takes a second
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Loops unlike the usual one: closures, hand-written scaling, exceptions on the way."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.support.zoo import Trained, fit, specimen
+
+
+def _small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def _loss(model: nn.Module) -> Tensor:
+    return model(torch.randn(8, 8)).square().mean()
+
+
+@specimen
+def lbfgs() -> Trained:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 1), torch.randn(32, 4)
+    y = x @ torch.randn(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    return Trained([optimizer.step(closure).item() for _ in range(3)], [model])
+
+
+@specimen
+def closure_adam() -> Trained:
+    """Forward and backward inside ``optimizer.step``, as Lightning does it."""
+    torch.manual_seed(1)
+    model = _small()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = _loss(model)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        return loss
+
+    return Trained([optimizer.step(closure).item() for _ in range(3)], [model])
+
+
+@specimen
+def hand_scaled() -> Trained:
+    """A constant loss scale, taken out by hand."""
+    torch.manual_seed(2)
+    model, losses = _small(), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        loss = _loss(model)
+        optimizer.zero_grad()
+        (loss * 65536).backward()
+        for p in model.parameters():
+            p.grad /= 65536
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, [model])
+
+
+@specimen
+def weighted_loss() -> Trained:
+    """Factors at the root of the backward pass that are no loss scale, and a clip that shrinks the gradient a lot."""
+    torch.manual_seed(3)
+    model, losses = _small(), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for factor in (0.1, 2.0, 100.0, 1 / 3):
+        optimizer.zero_grad()
+        for _ in range(2):
+            loss = _loss(model) / 2
+            (loss * factor).backward()
+            losses.append(loss.item())
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+    return Trained(losses, [model])
+
+
+class Picky(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() > -100:
+            raise ValueError("not this one")
+        return x
+
+
+@specimen
+def caught_exception() -> Trained:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    broken = nn.Sequential(model, Picky())
+
+    def loss() -> Tensor:
+        with contextlib.suppress(ValueError):
+            broken(torch.randn(2, 4))
+        return model(torch.randn(2, 4)).sum()
+
+    return Trained(fit(model, torch.optim.SGD(model.parameters(), 0.1), loss), [model])
+
+
+class Late(nn.Module):
+    """Gets an adapter after its first step, as fine-tuning libraries do it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x)
+
+
+class Adapter(nn.Module):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+@specimen
+def late_adapter() -> Trained:
+    torch.manual_seed(5)
+    model = Late()
+
+    def loss() -> Tensor:
+        return model(torch.randn(4, 8)).square().mean()
+
+    losses = fit(model, torch.optim.AdamW(model.parameters(), 1e-3), loss, steps=1)
+    model.base = Adapter(model.base)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return Trained(losses + fit(model, torch.optim.AdamW(trainable, 1e-2), loss, steps=3), [model])

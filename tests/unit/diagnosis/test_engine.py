@@ -1,0 +1,215 @@
+"""Selecting rules, setting options, telling "nothing there" from "nothing known"."""
+
+from pathlib import Path
+
+import pytest
+
+from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.engine import resolve_options
+from precdoctor.diagnosis.finding import Diagnosis, Severity, Status
+from precdoctor.diagnosis.registry import RULES
+from precdoctor.errors import NothingRecordedError, UsageError
+from precdoctor.runlog import open_run
+from tests.support.runs import write_run
+from tests.support.training import Training, find
+
+
+def statuses(diagnosis: Diagnosis) -> dict[str, Status]:
+    return {r.code: r.status for r in diagnosis.rules}
+
+
+def test_a_healthy_run_is_clean_and_says_what_was_looked_at(tmp_path: Path) -> None:
+    diagnosis = diagnose(Training(steps=5).write(tmp_path / "run"))
+    assert (diagnosis.verdict, diagnosis.findings) == ("clean", ())
+    reasons = {r.code: r.reason for r in diagnosis.rules}
+    assert "24 gradients on 5 steps" in reasons["PD102"]
+    assert (diagnosis.run["steps"], diagnosis.run["sampled_steps"], diagnosis.run["complete"]) == (5, 5, True)
+    assert diagnosis.recorder == {"overhead_fraction": 0.01, "dropped": {}, "errors": []}
+
+
+def test_rules_come_in_triage_order(tmp_path: Path) -> None:
+    diagnosis = diagnose(Training(steps=2).write(tmp_path / "run"))
+    order = ["PD104", "PD301", "PD101", "PD401", "PD103", "PD102", "PD201", "PD105", "PD501"]
+    assert [r.code for r in diagnosis.rules] == order
+
+
+def test_nothing_recorded(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    with pytest.raises(NothingRecordedError, match="no training step"):
+        diagnose(open_run(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("select", "ignore", "codes"),
+    [
+        (["PD101"], [], ["PD101"]),
+        (["nonfinite-loss", "pd104"], [], ["PD104", "PD103"]),
+        (["PD1"], ["PD105", "nonfinite-loss"], ["PD104", "PD101", "PD102"]),
+        ([], ["PD1", "PD2"], ["PD301", "PD401", "PD501"]),
+    ],
+)
+def test_selection(select: list[str], ignore: list[str], codes: list[str], tmp_path: Path) -> None:
+    run = Training(steps=2).write(tmp_path / "run")
+    assert [r.code for r in diagnose(run, select=select, ignore=ignore).rules] == codes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"PD999": {}}, "no rule is called 'PD999'"),
+        ({"lost-weight-update": {}}, "did you mean 'lost-weight-updates'"),
+        ({"PD201": {"flushed": 0.1}}, "did you mean 'flushed_share'"),
+        ({"PD201": {"flushed_share": "4 %"}}, "takes a number"),
+        ({"PD201": {"flushed_share": True}}, "takes a number"),
+        ({"PD201": {"flushed_share": 1.5}}, "between 0 and 1"),
+        ({"PD201": {"flushed_share": float("nan")}}, "between 0 and 1"),
+        ({"PD201": 3}, "table of names and numbers"),
+    ],
+)
+def test_bad_options_are_refused_with_a_suggestion(options: dict, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        resolve_options(options)
+
+
+def test_unknown_selection_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did you mean 'nonfinite-loss'"):
+        diagnose(Training(steps=2).write(tmp_path / "run"), select=["nonfinite-los"])
+
+
+def test_options_reach_the_rule(tmp_path: Path) -> None:
+    run = Training(weight_dtype="bfloat16")
+    run.change(lambda r: r.update(unchanged=400, zero=400), kind="update")
+    recorded = run.write(tmp_path / "run")
+    assert statuses(diagnose(recorded))["PD501"] is Status.PASSED
+    strict = diagnose(recorded, options={"lost-weight-updates": {"lost-share": 0.05}})
+    assert [f.code for f in strict.findings] == ["PD501"]
+
+
+def test_settings_of_comparisons_are_not_a_diagnosis_business(tmp_path: Path) -> None:
+    assert (
+        diagnose(Training(steps=2).write(tmp_path / "run"), options={"PD801": {"flushed_share": 0.1}}).verdict
+        == "clean"
+    )
+
+
+def test_dropped_rows_never_pass(tmp_path: Path) -> None:
+    run = Training(steps=3)
+    run.events.append({"event": "drop", "data": '{"rows": 17, "reason": "queue_full"}'})
+    diagnosis = diagnose(run.write(tmp_path / "run"))
+    assert set(statuses(diagnosis).values()) == {Status.INDETERMINATE}
+    assert diagnosis.verdict == "indeterminate"
+    assert "17 rows were dropped (queue_full)" in diagnosis.rules[0].reason
+    assert diagnosis.recorder["dropped"] == {"queue_full": 17}
+
+
+def test_a_finding_stands_although_rows_were_dropped(tmp_path: Path) -> None:
+    run = Training().poison(7, "output", "head", nan=1)
+    run.events.append({"event": "drop", "data": '{"rows": 17, "reason": "queue_full"}'})
+    diagnosis = diagnose(run.write(tmp_path / "run"))
+    assert diagnosis.verdict == "findings"
+    assert statuses(diagnosis)["PD101"] is Status.FAILED
+
+
+def test_a_recorder_that_gave_up_never_passes(tmp_path: Path) -> None:
+    run = Training(steps=3)
+    run.events.append({"event": "error", "data": '{"message": "hook failed"}'})
+    diagnosis = diagnose(run.write(tmp_path / "run"))
+    assert diagnosis.verdict == "indeterminate"
+    assert diagnosis.recorder["errors"] == ["hook failed"]
+
+
+def test_no_sampled_step_is_indeterminate(tmp_path: Path) -> None:
+    run = Training(steps=3).unsample(0, 1, 2)
+    result = statuses(diagnose(run.write(tmp_path / "run")))
+    assert result["PD101"] is Status.INDETERMINATE
+    assert result["PD301"] is Status.NOT_APPLICABLE  # it needs the steps table only
+
+
+def test_sampling_alone_is_not_missing_data(tmp_path: Path) -> None:
+    run = Training(steps=8).unsample(1, 2, 3, 5, 6, 7)
+    assert diagnose(run.write(tmp_path / "run")).verdict == "clean"
+
+
+def test_a_killed_run_is_still_diagnosed(tmp_path: Path) -> None:
+    run = Training()
+    run.end = False
+    diagnosis = diagnose(run.write(tmp_path / "run"))
+    assert (diagnosis.verdict, diagnosis.run["complete"]) == ("clean", False)
+
+
+def test_the_heaviest_finding_comes_first(tmp_path: Path) -> None:
+    run = Training(weight_dtype="bfloat16")
+    run.change(lambda r: r.update(unchanged=1400, zero=1400), kind="update")
+    run.poison(7, "output", "head", nan=1)
+    findings = diagnose(run.write(tmp_path / "run")).findings
+    assert [(f.code, f.severity) for f in findings] == [("PD101", Severity.ERROR), ("PD501", Severity.WARNING)]
+
+
+def test_one_incident_is_one_finding_with_its_consequences(tmp_path: Path) -> None:
+    run = Training().poison(7, "output", "head", nan=1)
+    run.events.append({"event": "nonfinite", "step": 7, "file": "train.py", "line": 31, "data": "{}"})
+    [finding] = diagnose(run.write(tmp_path / "run")).findings
+    assert {c["code"] for c in finding.evidence["consequences"]} == {"PD102", "PD103", "PD105"}
+    assert (finding.evidence["bad_steps"], finding.evidence["last_bad_step"]) == (5, 11)
+    assert (finding.evidence["detected_at"].file, finding.evidence["detected_at"].line) == ("train.py", 31)
+
+
+def test_a_collapsed_scale_after_a_bad_forward_is_its_consequence(tmp_path: Path) -> None:
+    run = Training(steps=26, dtype="float16").scales([16.0] * 10 + [16.0 * 0.5**k for k in range(16)])
+    for step in range(10, 26):
+        run.poison(step, "output", "head", then=False, nan=1).skip(step)
+        run.step_rows[step]["loss"] = float("nan")
+    diagnosis = diagnose(run.write(tmp_path / "run"))
+    [finding] = diagnosis.findings
+    assert (finding.code, finding.location.step) == ("PD101", 10)
+    assert "PD301" in {c["code"] for c in finding.evidence["consequences"]}
+    assert "consequence" in next(r.reason for r in diagnosis.rules if r.code == "PD301")
+
+
+def test_two_ranks_with_the_same_fault_are_one_finding(tmp_path: Path) -> None:
+    run = Training(ranks=2).poison(7, "output", "head", nan=1)
+    [finding] = diagnose(run.write(tmp_path / "run")).findings
+    assert finding.evidence["ranks"] == [0, 1]
+
+
+def test_two_faults_are_two_findings(tmp_path: Path) -> None:
+    run = Training(steps=20, dtype="float16", scale=64.0)
+    for step, module in ((4, "blocks.0.mlp.up"), (12, "head")):
+        run.poison(step, "output", module, then=False, pos_inf=4).skip(step)
+        run.step_rows[step]["loss"] = float("nan")
+    findings = diagnose(run.write(tmp_path / "run")).findings
+    assert [(f.location.step, f.location.module) for f in findings] == [(4, "blocks.0.mlp.up"), (12, "head")]
+
+
+def test_a_defect_of_a_rule_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("precdoctor.diagnosis.engine._check", broken)
+    with pytest.raises(ZeroDivisionError):
+        diagnose(Training(steps=2).write(tmp_path / "run"))
+
+
+def test_hostile_contents_do_not_break_a_diagnosis(tmp_path: Path) -> None:
+    """Names of any kind, data that is no JSON, facts of the wrong shape."""
+    run = Training(steps=3).poison(1, "output", "head", nan=1)
+    for row in run.tensors[1]:
+        row["module"] = row["module"] and "a'b\n]]>" + row["module"]
+    run.events += [{"event": "drop", "data": "{not json"}, {"event": "nonfinite", "step": 1, "data": "[1]"}]
+    [finding] = diagnose(run.write(tmp_path / "run")).findings
+    assert finding.code == "PD101"
+    compile(finding.prescriptions[0].snippet, "<snippet>", "exec")
+
+
+def test_missing_rows_of_a_bad_step_are_told(tmp_path: Path) -> None:
+    """The step says it is non-finite and was sampled, its tensors are not there."""
+    run = Training().poison(7, "loss", nan=1)
+    run.tensors = {s: r for s, r in run.tensors.items() if s < 7}
+    [finding] = diagnose(run.write(tmp_path / "run")).findings
+    assert finding.code == "PD103"
+    assert "not in the log" in finding.message
+    assert find(run.tensors[0], "loss")["nan"] == 0
+
+
+def test_all_rules_have_their_own_module() -> None:
+    assert len({r.check.__module__ for r in RULES}) == len(RULES)

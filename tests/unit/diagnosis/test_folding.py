@@ -1,0 +1,53 @@
+"""Consequences are told inside their cause, in whatever order findings come."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from precdoctor.diagnosis.finding import Finding, Location, Severity
+from precdoctor.diagnosis.folding import explains, fold
+
+
+def finding(code: str, step: int | None, *, last: int | None = None, severity: Severity = Severity.ERROR) -> Finding:
+    evidence = {} if last is None else {"last_bad_step": last}
+    return Finding(code, f"name-{code}", severity, 0.5, f"{code}@{step}", "m", Location(step=step), evidence=evidence)
+
+
+def test_an_extreme_batch_takes_the_overflow_after_it() -> None:
+    batch = finding("PD104", 12, severity=Severity.WARNING)
+    batch = Finding(**{**batch.__dict__, "evidence": {"explains_until": 14}})
+    [kept] = fold([finding("PD101", 13), batch])
+    assert kept.code == "PD104"
+    assert kept.severity is Severity.ERROR
+    assert [c["code"] for c in kept.evidence["consequences"]] == ["PD101"]
+
+
+def test_what_began_before_or_after_is_not_explained() -> None:
+    cause = finding("PD104", 12, last=14)
+    assert not explains(cause, finding("PD101", 11))
+    assert not explains(cause, finding("PD101", 15))
+    assert not explains(cause, finding("PD501", 13))
+
+
+def test_a_finding_without_step_is_left_alone() -> None:
+    assert len(fold([finding("PD104", None), finding("PD101", None)])) == 2
+
+
+findings = st.builds(
+    lambda code, step, more: finding(code, step, last=step + more),
+    st.sampled_from(["PD101", "PD103", "PD104", "PD301", "PD501"]),
+    st.integers(0, 6),
+    st.integers(0, 4),
+)
+
+
+@given(st.lists(findings, max_size=6, unique_by=lambda f: f.title), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_order_does_not_matter_and_nothing_is_lost(given_findings: list[Finding], rng: random.Random) -> None:
+    shuffled = list(given_findings)
+    rng.shuffle(shuffled)
+    kept = fold(given_findings)
+    assert {f.title for f in kept} == {f.title for f in fold(shuffled)}
+    told = {f.title for f in kept} | {c["message"] for f in kept for c in f.evidence.get("consequences", ())}
+    assert told == {f.title for f in given_findings}

@@ -1,0 +1,112 @@
+"""Every rule has a whole page, thresholds with a source, and a name that states the defect."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.registry import RULES, find_rule
+from precdoctor.diagnosis.rule import Rule
+from precdoctor.errors import UsageError
+from precdoctor.runlog.schema import KINDS, STEPS, TENSORS
+
+HEADINGS = [
+    "What it finds", "Why it matters", "Example", "What to do", "Options", "Confidence", "References",
+]  # fmt: skip
+NAMES = {
+    "PD101": "nonfinite-origin-forward",
+    "PD102": "nonfinite-origin-backward",
+    "PD103": "nonfinite-loss",
+    "PD104": "bad-input-batch",
+    "PD105": "nonfinite-weights",
+    "PD201": "activation-gradient-underflow",
+    "PD301": "loss-scale-collapse",
+    "PD401": "fp8-saturation",
+    "PD501": "lost-weight-updates",
+}
+
+
+def test_codes_and_names_are_the_published_ones() -> None:
+    assert {r.code: r.name for r in RULES} == NAMES
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
+def test_page_is_complete(rule: Rule) -> None:
+    text = rule.markdown()
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == HEADINGS
+    for heading in HEADINGS:
+        body = text.split(f"## {heading}\n\n")[1].split("\n## ")[0]
+        assert len(body.strip()) > 40, heading
+    assert f"({rule.code})" in text.splitlines()[0]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
+def test_options_have_unit_meaning_and_source(rule: Rule) -> None:
+    assert rule.options
+    for option in rule.options:
+        assert option.unit
+        assert option.doc.endswith(".")
+        assert option.source.endswith(".")
+        assert option.minimum <= option.default <= option.maximum
+        assert option.name.isidentifier()
+    assert len({o.name for o in rule.options}) == len(rule.options)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
+def test_needs_are_columns_and_kinds_of_the_log(rule: Rule) -> None:
+    assert set(rule.columns) <= set(TENSORS.names)
+    assert set(rule.step_columns) <= set(STEPS.names)
+    assert set(rule.kinds) <= set(KINDS)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
+def test_examples_in_pages_are_python(rule: Rule) -> None:
+    for block in re.findall(r"(?:^    .*\n?)+", rule.page.example, flags=re.MULTILINE):
+        ast.parse("\n".join(line.removeprefix("    ") for line in block.splitlines()))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
+def test_no_bare_threshold_in_a_check(rule: Rule) -> None:
+    """Each option is read where the rule is checked, so changing it changes something."""
+    source = Path(rule.check.__code__.co_filename)
+    package = source.parents[1]
+    text = source.read_text(encoding="utf-8") + (package / "telling.py").read_text(encoding="utf-8")
+    for option in rule.options:
+        assert f'options["{option.name}"]' in text or f"options['{option.name}']" in text, option.name
+
+
+def test_rules_are_found_by_code_and_name() -> None:
+    assert find_rule("pd201") is find_rule("activation-gradient-underflow")
+    with pytest.raises(UsageError, match="did you mean 'fp8-saturation'"):
+        find_rule("fp8-satuation")
+
+
+@pytest.mark.parametrize(
+    ("module", "expression"),
+    [
+        ("", "model"),
+        ("blocks.3.attn", "model.blocks[3].attn"),
+        ("0.weight", "model[0].weight"),
+        ("a b.c'd", 'model.get_submodule("a b.c\'d")'),
+        ("class", "model.get_submodule('class')"),
+    ],
+)
+def test_modules_as_python(module: str, expression: str) -> None:
+    assert snippets.module_expression(module) == expression
+    ast.parse(snippets.halt_on_nonfinite(module))
+    ast.parse(snippets.run_in_float32(module, "cuda"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        snippets.bfloat16_autocast("cuda"),
+        snippets.detect_anomaly(),
+        snippets.grad_scaler("cuda", 8192.0),
+        snippets.grad_scaler("cpu", 8192.0, 500),
+    ],
+)
+def test_snippets_are_python(text: str) -> None:
+    ast.parse(text)

@@ -1,0 +1,91 @@
+"""What the view reads, and how little of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from precdoctor.diagnosis.engine import diagnose_view, resolve_options
+from precdoctor.diagnosis.registry import RULES
+from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.runlog import Run
+from tests.support.training import FACTS, Training
+
+P0 = Process(0, 0)
+
+
+class Watched:
+    """A run that notes what is asked of it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.frames: list[tuple[list[str], Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def tensors(self, columns: list[str], filters: Any) -> pd.DataFrame:
+        self.frames.append((columns, filters))
+        return self._run.tensors(columns=columns, filters=filters)
+
+
+def test_whole_rows_are_only_ever_loaded_for_single_steps(tmp_path: Path) -> None:
+    run = Watched(Training(dtype="float16").poison(7, "output", "head", nan=1).write(tmp_path / "run"))
+    diagnose_view(RunView(run), RULES, resolve_options({}))  # type: ignore[arg-type]
+    assert run.frames
+    for _, filters in run.frames:
+        assert all(any(term[:2] == ("step", "==") for term in alternative) for alternative in filters)
+
+
+def test_steps_with_several_optimizers_are_taken_together(tmp_path: Path) -> None:
+    run = Training(steps=2)
+    run.step_rows[2] = run.step_rows[1] | {"optimizer": "SGD#1", "lr": 0.5, "skipped": True, "loss": float("inf")}
+    view = RunView(run.write(tmp_path / "run"))
+    [first, second] = view.timeline[P0]
+    assert (first.lr, first.skipped, first.loss_is_bad) == (1e-3, False, False)
+    assert (second.step, second.lr, second.skipped, second.loss_is_bad) == (1, 0.5, True, True)
+
+
+@pytest.mark.parametrize(("loss", "bad"), [(None, False), (1.0, False), (float("nan"), True), (float("inf"), True)])
+def test_a_missing_loss_is_not_a_nan_loss(loss: float | None, bad: bool, tmp_path: Path) -> None:
+    run = Training(steps=1)
+    run.step_rows[0]["loss"] = loss
+    assert RunView(run.write(tmp_path / "run")).timeline[P0][0].loss_is_bad is bad
+
+
+def test_rows_come_in_execution_order_and_belong_to_one_process(tmp_path: Path) -> None:
+    run = Training(steps=2, ranks=2)
+    run.tensors[1] = list(reversed(run.tensors[1]))
+    rows = RunView(run.write(tmp_path / "run")).rows(Process(1, 0), 1)
+    assert [r.order for r in rows] == sorted(r.order or 0 for r in rows)
+    assert {(r.rank, r.step) for r in rows} == {(1, 1)}
+
+
+def test_module_classes_and_device_come_from_the_facts(tmp_path: Path) -> None:
+    view = RunView(Training(steps=1, facts=FACTS | {"device": {"type": "cuda"}}).write(tmp_path / "run"))
+    assert view.module_classes["GPT#0", "blocks.0.attn"] == "CausalSelfAttention"
+    assert view.device == "cuda"
+
+
+def test_counts_of_what_was_looked_at(tmp_path: Path) -> None:
+    view = RunView(Training(steps=3).write(tmp_path / "run"))
+    assert view.tensor_count(("output", "input")) == (9, 3)
+    assert view.tensor_count(("batch",)) == (0, 0)
+
+
+def test_scan_filters_and_projects(tmp_path: Path) -> None:
+    view = RunView(Training(steps=4).poison(2, "output", "head", nan=1, then=False).write(tmp_path / "run"))
+    frame = pd.concat(view.scan(["module", "nan"], ["output"], bad=True))
+    assert list(frame.columns) == ["step", "rank", "attempt", "module", "nan"]
+    assert frame[["step", "module"]].to_numpy().tolist() == [[2, "head"]]
+    assert {int(s) for f in view.scan(["module"], ["output"], steps=[1, 3]) for s in f["step"]} == {1, 3}
+
+
+def test_problems_that_lose_nothing_are_not_missing_data(tmp_path: Path) -> None:
+    run = Training(steps=2)
+    run.end = False
+    view = RunView(run.write(tmp_path / "run"))
+    assert view.problems
+    assert view.missing is None
+    assert not view.complete

@@ -1,0 +1,236 @@
+"""The drain thread against a writer that is slow, full, broken or in the middle of something."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+import time
+
+import pytest
+import torch
+
+import precdoctor
+from precdoctor.recording import drain as module
+from precdoctor.recording import kernels
+from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
+from precdoctor.recording.drain import Drain
+from precdoctor.recording.naming import Place
+from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.slots import Site, SlotTable
+from precdoctor.runlog.layout import create_run
+from precdoctor.runlog.writer import RankWriter
+
+CPU = torch.device("cpu")
+PLACE = Place("Net#0", "", "Net")
+
+
+@pytest.fixture(autouse=True)
+def no_slots_left_over():
+    kernels.forget_all()
+    yield
+    kernels.forget_all()
+
+
+@pytest.fixture
+def run(tmp_path):
+    create_run(tmp_path / "run", {"command": []})
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """A writer that takes no step until it is let go; counts what it was given."""
+
+    class SlowWriter(RankWriter):
+        go = threading.Event()
+        reached = threading.Event()
+
+        def append(self, *args):
+            self.reached.set()
+            assert self.go.wait(60)
+            super().append(*args)
+
+    monkeypatch.setattr(module, "RankWriter", SlowWriter)
+    yield SlowWriter
+    SlowWriter.go.set()
+
+
+class Steps:
+    """Finished steps of two tensors each."""
+
+    def __init__(self):
+        self._slots = SlotTable()
+
+    def __call__(self, number: int) -> StepBatch:
+        for name in ("a", "b"):
+            entry = self._slots.entry(Site(PLACE, "output", name, 0, "train", "float32"), CPU)
+            kernels.stat(torch.full((3,), 1.5), entry.slot)
+            entry.shape = (3,)
+        snapshots = {CPU: kernels.bank(CPU).snapshot(len(self._slots))}
+        return StepBatch(StepFacts(number, complete=True, sampled=True), self._slots.take(), snapshots)
+
+
+def tables(run):
+    opened = precdoctor.open_run(run)
+    return opened.tensors(), opened.steps(), opened.events()
+
+
+def drops(events) -> dict[str, int]:
+    counted: dict[str, int] = {}
+    for data in events[events["event"] == "drop"]["data"]:
+        content = json.loads(data)
+        counted[content["reason"]] = counted.get(content["reason"], 0) + content["rows"]
+    return counted
+
+
+def test_a_slow_writer_costs_tensor_rows_and_never_the_training_side(run, slow, capsys):
+    steps, total = Steps(), 40
+    drain = Drain(run, 0, RecordOptions())
+    drain.put(steps(0))
+    assert slow.reached.wait(60)  # the thread is stuck with step 0 from here on
+    for number in range(1, total):
+        drain.put(steps(number))  # all of these return, although nothing is written
+        drain.put(EventBatch([{"event": "warning", "data": {"n": number}}]))
+    waiting = [item for item in drain._queue if isinstance(item, StepBatch) and item.entries]
+    assert len(waiting) == module._MAX_STEPS
+    slow.go.set()
+    drain.close({"reason": "exit"})
+    tensors, rows, events = tables(run)
+    assert sorted(rows["step"]) == list(range(total))  # every steps row is kept
+    assert (events["event"] == "warning").sum() == total - 1  # ... and every event
+    kept = set(tensors["step"])
+    assert kept == {0, *range(total - module._MAX_STEPS, total)}  # the oldest ones are let go
+    assert drops(events) == {"queue_full": 2 * (total - len(kept))}
+    # which steps lost something is known, for gates over an interval
+    assert set(events[events["event"] == "drop"]["step"]) == set(range(total)) - kept
+    assert capsys.readouterr().err == ""
+
+
+def test_what_waits_is_bounded_however_long_the_file_system_hangs(run, slow, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_ITEMS", 50)
+    drain = Drain(run, 0, RecordOptions())
+    drain.put(EventBatch([{"event": "warning"}]))
+    assert slow.reached.wait(60)
+    for number in range(200):
+        drain.put(StepBatch(StepFacts(number), [], {}))
+    assert len(drain._queue) == 50
+    slow.go.set()
+    drain.close({"reason": "exit"})
+    _, rows, events = tables(run)
+    assert sorted(rows["step"]) == list(range(150, 200))
+    assert drops(events) == {"queue_full": 150}
+
+
+def test_queued_steps_hold_no_tensor_of_the_training(run, slow):
+    drain = Drain(run, 0, RecordOptions())
+    steps = Steps()
+    drain.put(steps(0))
+    assert slow.reached.wait(60)
+    batch = steps(1)
+    held = [o for o in gc.get_referents(batch, *batch.entries, batch.facts) if isinstance(o, torch.Tensor)]
+    drain.put(batch)
+    slow.go.set()
+    drain.close({})
+    assert held == []
+
+
+def test_a_full_disk_budget_keeps_the_small_tables(run, capsys):
+    steps, total = Steps(), 60
+    options = RecordOptions(max_disk=30_000)
+    drain = Drain(run, 0, options)
+    for number in range(total):
+        drain.put(steps(number))
+        while drain._queue:  # one at a time: this is about the disk
+            time.sleep(0.001)
+        if not drain.takes_tensors:
+            break
+    assert number < total - 1
+    last = number + 1
+    drain.put(StepBatch(StepFacts(last, complete=True), [], {}))
+    drain.close({"reason": "exit"})
+    tensors, rows, events = tables(run)
+    assert max(rows["step"]) == last > max(tensors["step"])
+    assert drops(events).keys() == {"disk_budget"}
+    assert capsys.readouterr().err == "precdoctor: the log has reached --max-disk (30000 bytes)\n"
+
+
+def test_one_internal_error_loses_one_step(run, monkeypatch, capsys):
+    original = module.step_row
+
+    def step_row(batch, *args):
+        if batch.facts.step == 1:
+            raise ZeroDivisionError("ours")
+        return original(batch, *args)
+
+    monkeypatch.setattr(module, "step_row", step_row)
+    steps = Steps()
+    drain = Drain(run, 0, RecordOptions())
+    for number in range(3):
+        drain.put(steps(number))
+    drain.close({"reason": "exit"})
+    tensors, rows, events = tables(run)
+    assert sorted(rows["step"]) == [0, 2]
+    assert set(tensors["step"]) == {0, 2}
+    error = events[events["event"] == "error"].iloc[0]
+    assert error["step"] == 1
+    assert "ZeroDivisionError: ours" in error["data"]
+    assert drops(events) == {"error": 3}
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_three_internal_errors_end_the_recording_and_say_so_once(run, monkeypatch, capsys):
+    monkeypatch.setattr(module, "step_row", lambda *a: 1 / 0)
+    steps = Steps()
+    drain = Drain(run, 0, RecordOptions())
+    for number in range(5):
+        drain.put(steps(number))
+    drain.close({"reason": "exit"})
+    assert drain.failed
+    assert isinstance(drain.defect, ZeroDivisionError)
+    end = precdoctor.open_run(run).ranks[0].end
+    assert end["reason"] == "error"
+    assert "ZeroDivisionError" in end["message"]
+    assert capsys.readouterr().err.count("\n") == 1
+    drain.put(steps(9))
+    assert not drain._queue  # nothing piles up behind a thread that is gone
+
+
+def test_a_vanished_directory_ends_the_recording_and_says_so_once(run, capsys):
+    drain = Drain(run, 0, RecordOptions())
+    os.rename(run, run.with_name("gone"))
+    drain.write_facts({})
+    drain.close({"reason": "exit"})
+    assert drain.failed
+    said = capsys.readouterr().err
+    assert said == (
+        "precdoctor: the log cannot be written (No such file or directory); recording has stopped, training goes on\n"
+    )
+
+
+def test_a_fork_waits_for_the_thread_to_put_down_its_work(run, slow):
+    drain = Drain(run, 0, RecordOptions())
+    assert drain.pause()  # idle
+    drain.resume()
+    drain.put(EventBatch([{"event": "warning"}]))
+    assert slow.reached.wait(60)
+    drain._fork_patience = 0.01
+    assert not drain.pause()  # it is writing: the fork goes ahead without it in the end
+    assert drain._fork_patience == 0.0  # ... and the next one at once
+    slow.go.set()
+    drain.close({})
+    assert drain.pause()
+
+
+def test_numbers_of_a_finished_step_come_through(run):
+    steps = Steps()
+    drain = Drain(run, 3, RecordOptions())
+    drain.put(steps(7))
+    drain.write_facts({"roots": []})
+    drain.close({"reason": "exit", "steps": 8})
+    tensors, rows, _ = tables(run)
+    assert list(tensors["name"]) == ["a", "b"]
+    assert set(tensors["rank"]) == set(rows["rank"]) == {3}
+    assert list(tensors["amax"]) == [1.5, 1.5]
+    assert precdoctor.open_run(run).ranks[0].end == {"reason": "exit", "steps": 8, "dropped": {}}

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precdoctor.errors import UsageError
+from precdoctor.recording.options import RecordOptions
+
+#: What the command line can hand over: file names and module globs may hold any character, undecodable bytes included.
+GLOBS = st.lists(st.text(), max_size=4).map(tuple)
+STEPS = st.tuples(st.none() | st.integers(0, 1 << 60), st.none() | st.integers(1, 1 << 60)).filter(
+    lambda ends: ends[1] is None or ends[1] > (ends[0] or 0)
+)
+OPTIONS = st.builds(
+    RecordOptions,
+    every=st.integers(0, 40).map(lambda n: 1 << n),
+    steps=STEPS,
+    include=GLOBS,
+    exclude=GLOBS,
+    first_step=st.integers(0, 1 << 60),
+    scene_memory=st.integers(0, 1 << 60),
+    max_disk=st.none() | st.integers(0, 1 << 60),
+    redact_names=st.booleans(),
+    strict=st.booleans(),
+)
+
+
+@given(OPTIONS)
+def test_options_come_through_the_environment_unchanged(options):
+    text = options.to_json()
+    text.encode("ascii")  # whatever locale the child runs in
+    assert "\n" not in text
+    assert RecordOptions.from_json(text) == options
+
+
+def test_every_option_is_covered_above():
+    fields = {field.name for field in dataclasses.fields(RecordOptions)}
+    assert fields == {
+        "every",
+        "steps",
+        "include",
+        "exclude",
+        "first_step",
+        "scene_memory",
+        "max_disk",
+        "redact_names",
+        "strict",
+    }
+
+
+def test_options_of_a_newer_parent_are_passed_over():
+    assert RecordOptions.from_json('{"every": 4, "from_the_future": [1]}') == RecordOptions(every=4)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"every": "x"}', '{"every": null}', '{"steps": [1]}'])
+def test_anything_else_is_refused_in_one_sentence(text):
+    with pytest.raises(UsageError, match=r"^PRECDOCTOR_OPTIONS does not hold recorder options: "):
+        RecordOptions.from_json(text)
+
+
+@given(OPTIONS, st.integers(0, 1 << 61))
+def test_samples_every_nth_step_of_a_half_open_range(options, step):
+    first, last = options.steps
+    inside = (first is None or first <= step) and (last is None or step < last)
+    assert options.samples(step) == (inside and step % options.every == 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"every": 0}, "--every takes a power of two"),
+        ({"every": 12}, "got 12"),
+        ({"steps": (5, 5)}, "got 5:5"),
+        ({"steps": (-1, None)}, "--steps takes a half-open range"),
+        ({"first_step": -1}, "--first-step takes a step number from 0, got -1"),
+    ],
+)
+def test_values_that_cannot_be_taken(fields, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        RecordOptions(**fields)
+
+
+def test_the_json_is_what_run_json_shows():
+    assert json.loads(RecordOptions(steps=(None, 9)).to_json())["steps"] == [None, 9]

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from precdoctor.comparison.gate import GateCheck, GateReport
+from precdoctor.reporting.console import make_console
+from precdoctor.reporting.gate_view import print_gate
+from tests.support.diagnoses import CLEAN
+from tests.support.hostile import NAMES
+
+
+def check(name="PD803 headroom-lost", passed=True, fails=False, **texts):
+    values = {"subject": "a output", "expected": "5 binades", "found": "1 binade", "limit": "-3 binades"} | texts
+    return GateCheck(run="runs/a", check=name, passed=passed, fails=fails, severity=None, **values)
+
+
+def printed(checks, code, concise=False, **fields):
+    report = GateReport(("runs/a",), "runs/main", "error", tuple(checks), (CLEAN,), code, **fields)
+    file = io.StringIO()
+    print_gate(report, make_console(file, 100), concise=concise)
+    return file.getvalue()
+
+
+CHECKS = [
+    check(),
+    check("PD101 x", passed=None),
+    check("PD102 y", passed=False),
+    check("PD804 z", passed=False, fails=True),
+]
+
+
+def test_failures_come_first_with_expected_found_and_limit():
+    text = printed(CHECKS, 1)
+    assert text.startswith("FAILED: 1 of 4 checks at or above error.\n")
+    order = [text.index(name) for name in ("PD804", "PD102", "PD101", "PD803")]
+    assert order == sorted(order)
+    assert "a output: expected 5 binades, found 1 binade, limit -3 binades" in text
+    assert "runs/a, against runs/main" in text
+
+
+def test_concise_leaves_out_what_passed():
+    text = printed(CHECKS, 1, concise=True)
+    assert "PD804" in text and "PD803" not in text and "PD101" not in text
+    assert "nothing to report" in printed([check()], 0, concise=True)
+
+
+@pytest.mark.parametrize(("code", "words"), [(0, "PASSED: 1 check"), (3, "NO TRUSTWORTHY VERDICT."), (1, "FAILED")])
+def test_the_verdict_comes_first(code, words):
+    text = printed([check()], code, untrustworthy=("rows were dropped",), notes=("worth knowing",))
+    assert text.startswith(words)
+    assert "  rows were dropped\n" in text and "  Note: worth knowing\n" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_names(name):
+    text = printed([check(subject=name, found=name, expected=name, limit=name, passed=False)], 1, notes=(name,))
+    assert not any(ord(c) < 32 and c != "\n" for c in text)
+    assert not any(line.lstrip().startswith("::") for line in text.splitlines())

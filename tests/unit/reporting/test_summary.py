@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pytest
+
+from precdoctor.cli import main
+from precdoctor.reporting.console import make_console
+from precdoctor.reporting.show_view import print_summary
+from precdoctor.reporting.summary import summarise
+from precdoctor.runlog import open_run
+from tests.support.runs import write_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two ranks, three steps: FP16 outputs and subnormal gradients; the last loss is NaN on rank 1."""
+    tensors, steps = [], []
+    for step in range(3):
+        common = {"step": step, "dtype": "float16", "numel": 100, "exp_lo": 0, "exp_hist": [1]}
+        tensors.append({**common, "module": "a", "kind": "output", "amax": 2.0**step, "zero": 50})
+        tensors.append(
+            {**common, "module": "b", "kind": "grad_output", "amax": 2.0**-20, "subnormal": 25, "nan": step // 2}
+        )
+        bad = step == 2
+        base = {"step": step, "grad_norm": 1.0, "lr": 0.1, "recorder_ns": 5, "step_ns": 100, "skipped": step == 1}
+        steps.append({**base, "rank": 0, "loss": 3.0 - step})
+        steps.append({**base, "rank": 1, "loss": math.nan if bad else 2.0, "non_finite": int(bad)})
+    info = {"started": "2026-01-01T00:00:00+00:00", "options": {"every": 1}}
+    return open_run(write_run(tmp_path / "r", tensors, steps, [{"event": "scaler"}], ranks=2, info=info, end=False))
+
+
+def test_rows_are_merged_over_steps_and_ranks(run):
+    summary = summarise(run)
+    assert summary.rows == {"tensors": 12, "steps": 6, "events": 2}
+    assert summary.kinds == {"output": 6, "grad_output": 6} and summary.dtypes == {"float16": 12}
+    a, b = sorted(summary.tightest, key=lambda t: t.module)
+    assert (a.amax, a.numel, a.zero_fraction, a.rows) == (4.0, 600, 0.5, 6)
+    assert a.headroom_binades == pytest.approx(14.0, abs=1e-3)
+    assert (b.subnormal_fraction, b.non_finite) == (0.25, 2)
+    assert [t.module for t in summary.subnormal] == ["b"]
+    assert [t.module for t in summarise(run, top=1).tightest] == ["a"]
+    assert summary.recorder["overhead_fraction"] == 0.05
+    assert summary.processes == [{"rank": r, "attempt": 0, "complete": False} for r in (0, 1)]
+
+
+def test_the_timeline_keeps_the_worst_and_tells_nan_from_missing(run):
+    timeline = summarise(run).timeline
+    assert timeline["loss"][:2] == [3.0, 2.0] and math.isnan(timeline["loss"][2])
+    assert timeline["skipped"] == [0.0, 1.0, 0.0]
+    assert timeline["loss_scale"] == [None, None, None]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_screen(run, width):
+    file = io.StringIO()
+    print_summary(summarise(run), make_console(file, width))
+    text = file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "loss" in text and "x marks a NaN or Inf" in text and "first at step 1" in text
+    assert "loss scale" not in text  # nobody recorded one
+    assert "not by rank 0, rank 1" in text
+
+
+def test_a_run_without_steps_is_shown_and_says_so(tmp_path, capsys):
+    assert main(["show", str(write_run(tmp_path / "r"))]) == 0
+    assert "No training step was recorded." in capsys.readouterr().out
+
+
+def test_json(run, capsys):
+    assert main(["show", str(run.path), "--output-format", "json", "--top", "1"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["schema_version"] == 1
+    assert shown["timeline"]["loss"] == [3.0, 2.0, "NaN"]
+    assert len(shown["tightest"]) == 1
