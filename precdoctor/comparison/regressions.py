@@ -216,7 +216,7 @@ REGRESSIONS: tuple[Regression, ...] = (
         "PD804", "loss-increased", Severity.ERROR,
         "The loss of the last quarter of the common steps is higher, or non-finite where the baseline's was not.",
         (
-            _option("nats", 0.01, "nats", "Largest increase, whatever the loss.", "Leading indicator of theory, 0.01 nats."),
+            _option("nats", 0.01, "nats", "Largest increase, whatever the loss.", "The usual leading indicator."),
             _option("relative", 0.05, "fraction", "Largest increase relative to the baseline's loss.", _OWN),
         ),
         _loss,

@@ -25,7 +25,7 @@ GRADIENTS = frozenset({"weight_grad", "weight_grad_step"})
 
 
 def incident_steps(view: RunView) -> Mapping[Process, Mapping[int, frozenset[str]]]:
-    """Per process the steps with a non-finite loss, gradient or weight that no loss scaler took care of, and the kinds."""
+    """Per process the steps with a non-finite loss, gradient or weight no loss scaler took care of, and the kinds."""
     return view.remember("incident-steps", lambda: _incident_steps(view))
 
 

@@ -75,7 +75,7 @@ def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) 
     if bound < largest:
         return UNKNOWN
     certainty = 0.85 if origin.row.dtype == "float16" else 0.6
-    why = f"operands up to {wide.amax:.4g} let the dot products of length {wide.shape[-1]} reach {bound:.3g} > {largest:g}"
+    why = f"operands up to {wide.amax:.4g} let dot products of length {wide.shape[-1]} reach {bound:.3g} > {largest:g}"
     return Cause("matmul-overflow", certainty, why)
 
 

@@ -118,7 +118,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """``findings`` if any is at warning or above; else ``indeterminate`` if a rule lacked its data; else ``clean``."""
+        """``findings`` if any is at warning or above, ``indeterminate`` if a rule lacked its data, or ``clean``."""
         if any(f.severity.weight >= Severity.WARNING.weight for f in self.findings):
             return "findings"
         if any(r.status is Status.INDETERMINATE for r in self.rules):

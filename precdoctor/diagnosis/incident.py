@@ -25,7 +25,7 @@ from precdoctor.diagnosis.rows import (
 )
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
 
-#: Episodes led back to their origin, per process; later ones are counted only. Bounds work on a run that fails for days.
+#: Episodes led back to their origin, per process; later ones are only counted. Bounds the work.
 MAX_EPISODES = 32
 
 #: Steps looked back for the last one that changed a weight.
@@ -135,7 +135,7 @@ def _with_course(
 
 
 def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]) -> Incident | None:
-    """The incident that begins at ``step``; None when a closer look finds nothing wrong (a mask, a handled overflow)."""
+    """The incident that begins at ``step``; None when a closer look finds nothing wrong (a mask)."""
     rows = [r for r in view.rows(process, step) if r.phase != "recompute"]
     facts = view.step_facts(process, step)
     if not rows:

@@ -1,7 +1,7 @@
 """Telling the producer of a non-finite value from those that only pass it on.
 
-Within one step of one process the rows are walked in execution order. The origin is the first bad row that is neither an
-intentional ``-inf`` mask nor bad in the same way on healthy steps; everything before it is finite, so whatever lies
+Within one step of one process the rows are walked in execution order. The origin is the first bad row that is neither
+an intentional ``-inf`` mask nor bad in the same way on healthy steps; everything before it is finite, so whatever lies
 between the last healthy tensor and it is the producer.
 """
 

@@ -1,6 +1,6 @@
 """What a rule is: a code, a name, a page, options, the data it needs, and one pure function.
 
-One rule is one file in ``diagnosis/rules/`` ending in a module-level ``RULE``. The page is kept in fixed headings because
+One rule is one file in ``diagnosis/rules/`` ending in a module-level ``RULE``. The page has fixed headings because
 ``explain``, the documentation and machine-readable reports all render this same text.
 """
 

@@ -69,7 +69,7 @@ def headroom_story(incident: Incident) -> str:
     if not seen:
         return ""
     last = seen[-1]
-    return f" One step it was healthy, {last.step}, it reached {last.amax:.4g}, {last.headroom:.1f} binades below the limit."
+    return f" At healthy step {last.step} it reached {last.amax:.4g}, {last.headroom:.1f} binades below the limit."
 
 
 def consequences(incident: Incident) -> list[str]:

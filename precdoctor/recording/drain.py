@@ -21,7 +21,8 @@ from precdoctor.recording.rows import LossScales, attach_scale, step_row, tensor
 from precdoctor.runlog.layout import create_rank_directory
 from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
 
-#: Steps with tensor rows in flight; each holds its slots' host copies (about 13 kB a tensor).
+#: Tensors rows in flight (each holds about 13 kB of host memory), and the steps that may be whatever their size.
+_MAX_ROWS = 10_000
 _MAX_STEPS = 8
 #: Anything in flight: steps rows and events are small, but a file system may hang for days.
 _MAX_ITEMS = 20_000
@@ -54,6 +55,9 @@ class Drain:
         self._rank = rank
         self._options = options
         self._queue: collections.deque[StepBatch | EventBatch] = collections.deque()
+        #: Those of the queue that hold tensors rows, and how many.
+        self._heavy: collections.deque[StepBatch] = collections.deque()
+        self._rows_waiting = 0
         self._facts: Mapping[str, Any] | None = None
         self._end: Mapping[str, Any] | None = None
         self._wake = threading.Condition()
@@ -76,13 +80,23 @@ class Drain:
         with self._wake:
             if self.failed:
                 return
-            waiting = [i for i in self._queue if isinstance(i, StepBatch) and i.entries]
-            if isinstance(item, StepBatch) and len(waiting) >= _MAX_STEPS:
-                waiting[0].give_up_tensors()
             if len(self._queue) >= _MAX_ITEMS:
-                self._lost_items += _rows_of(self._queue.popleft())
+                self._lost_items += _rows_of(self._take())
+            if isinstance(item, StepBatch) and item.entries:
+                while len(self._heavy) >= _MAX_STEPS and self._rows_waiting + len(item.entries) > _MAX_ROWS:
+                    self._rows_waiting -= len(self._heavy[0].entries)
+                    self._heavy.popleft().give_up_tensors()
+                self._heavy.append(item)
+                self._rows_waiting += len(item.entries)
             self._queue.append(item)
             self._wake.notify()
+
+    def _take(self) -> StepBatch | EventBatch:
+        """The oldest item of the queue."""
+        item = self._queue.popleft()
+        if self._heavy and self._heavy[0] is item:
+            self._rows_waiting -= len(self._heavy.popleft().entries)
+        return item
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Have rank.json rewritten with these facts."""
@@ -148,7 +162,7 @@ class Drain:
             while not self._queue and self._facts is None and self._end is None:
                 self._wake.wait(_IDLE_SECONDS)
             facts, self._facts = self._facts, None
-            item = self._queue.popleft() if self._queue else None
+            item = self._take() if self._queue else None
         with self._busy:
             if facts is not None:
                 writer.write_facts(facts)
@@ -222,6 +236,7 @@ class Drain:
         with self._wake:
             self.failed = True
             self._queue.clear()
+            self._heavy.clear()
             self._facts = None
         self._say(f"{message}; recording has stopped, training goes on")
         if writer is not None:

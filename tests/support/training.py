@@ -1,4 +1,4 @@
-"""Rows as a recorder would leave them of a small GPT in training: healthy by default, with what a test wants to be wrong."""
+"""Rows as a recorder leaves them of a small GPT in training: healthy, but for what a test wants to be wrong."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def spoil(row: Row, **counts: int) -> None:
 
 
 def poison(rows: Sequence[Row], kind: str, module: str = "", *, until: str = "update", **counts: int) -> None:
-    """Make one tensor the origin of non-finite values and everything after it NaN, weights excepted (update included)."""
+    """Make one tensor the origin of non-finite values; everything after it becomes NaN, weights excepted."""
     origin = find(rows, kind, module)
     spoil(origin, **(counts or {"nan": 3}))
     for row in rows:
@@ -197,7 +197,7 @@ class Training:
         }
 
     def poison(self, step: int, kind: str, module: str = "", *, then: bool = True, **counts: int) -> Training:
-        """Non-finite values begin at one tensor of ``step``; with ``then``, all later steps are NaN from the weights on."""
+        """Non-finite values begin at one tensor of ``step``; with ``then``, all later steps are NaN throughout."""
         poison(self.tensors[step], kind, module, **counts)
         self._settle(step)
         if then:

@@ -22,10 +22,10 @@ PAGE = RulePage(
 Gradients of module outputs in FP16 or BF16 of which a large share was rounded to zero. A tensor that is already in the
 narrow format shows only its zeros, and most zeros are structural: ReLU, dropout, padding, untouched rows. They are told
 apart by the mark underflow leaves. Estimator: the exponents of the surviving elements in the ten binades above the
-format's flush limit (half the smallest subnormal: 2^-25 in FP16, 2^-134 in BF16) are matched by maximum likelihood with
-a family of distributions (Gaussian, Laplace, Student, log-normals), rounding to subnormal steps included; the best match
-says how many elements lie below the limit, and never more than there are zeros. A tensor whose survivors stay clear of
-the limit has a flushed share of 0 whatever its zeros.
+format's flush limit (half the smallest subnormal: 2^-25 in FP16, 2^-134 in BF16) are matched by likelihood with a
+family of distributions (Gaussians of unequal scales, Laplace, Student, log-normals), rounding to subnormal steps
+included; the median of what fits says how many elements lie below the limit, and never more than there are zeros. A
+tensor whose survivors stay clear of the limit has a flushed share of 0 whatever its zeros.
 
 A tensor counts when, in the median over the steps, its flushed share (flushed / (flushed + non-zero)) *and* the share
 of its total magnitude that was lost exceed their limits. The second condition spares gradients in which a few elements
@@ -50,8 +50,9 @@ to a tenth of the limit, or the largest that leaves `margin_binades` below overf
 """,
     confidence="""
 0.9; 0.7 when fewer than four steps were sampled or the worst tensor is zero throughout; 0.6 below 1,000 surviving
-elements. The estimator is within a fifth of the truth for Gaussian, Laplace, Student and log-normal gradients while at
-least 5 % survive (tests/unit/numerics); products of random variables are underestimated.
+elements. The estimator is within a fifth of the truth for shapes of its family, within a factor of 1.7 for others, and
+underestimates densities with a peak at zero, such as products of random variables, by up to a factor of 5; a false
+alarm is the worse error. tests/unit/numerics/test_tail.py holds it to that.
 """,
     references=(
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.2",
@@ -190,13 +191,14 @@ def _finding(view: RunView, survey: _Survey, guilty: Mapping[Key, _Tensor], opti
     plan = _plan(view, survey, guilty, options)
     lost = percent(tensor.lost_share)
     message = (
-        f"{percent(tensor.share)} of the gradient of the output of `{row.place}` ({row.dtype}) was rounded to zero in the "
-        f"median of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}), {lost} of its "
+        f"{percent(tensor.share)} of the gradient of the output of `{row.place}` ({row.dtype}) was rounded to zero in "
+        f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}), {lost} of its "
         f"magnitude (limit {percent(options['lost_magnitude'])}). {_range_words(row, tensor.fmt)} "
         f"Loss scale: {current:g}. {plural(len(guilty), 'gradient')} of {len(survey.tensors):,} above the limits."
     )
     severe = tensor.share >= options["error_share"]
-    path = [r for r in rows if r.kind in ("loss", "grad_output") and r.order is not None and r.position <= row.position]
+    known = [r for r in rows if r.kind in ("loss", "grad_output") and r.order is not None]
+    path = [r for r in known if r.position <= row.position]
     evidence = {
         "flushed_share": tensor.share,
         "limit": options["flushed_share"],

@@ -39,12 +39,12 @@ overflows one or two steps later.
 Or a sensor that writes 1e30 for "missing", a label file with an empty cell, a corrupt shard.
 """,
     remedy="""
-Check every batch before it reaches the model, drop or clamp what fails, and find the source: the finding names the step,
-so the sampler can name the samples. Resume from a checkpoint at or before the step the finding names.
+Check every batch before it reaches the model, drop or clamp what fails, and find the source: the finding names the
+step, so the sampler can name the samples. Resume from a checkpoint at or before the step the finding names.
 """,
     confidence="""
-0.97 for a non-finite batch at a step that went wrong. 0.6 for an extreme batch alone; 0.9 when the run became non-finite
-within `follow_steps` steps of it.
+0.97 for a non-finite batch at a step that went wrong. 0.6 for an extreme batch alone; 0.9 when the run became
+non-finite within `follow_steps` steps of it.
 """,
     references=("PyTorch documentation: torch.utils.data, torch.isfinite", "docs: concepts, 'Triage order'"),
 )

@@ -110,8 +110,8 @@ def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[in
 def _binades_down(histogram: ExponentHistogram, at_max: int, allowed: float) -> int:
     """By how many binades the scale must fall until fewer than ``allowed`` elements clip.
 
-    What was clipped is gone; the ratio of the two full binades below the top one says how fast the tail falls, and it is
-    continued geometrically. A tail that does not fall is taken to lose half per binade, the slowest a finite amax allows.
+    What was clipped is gone; the ratio of the two full binades below the top one says how fast the tail falls, and it
+    is continued geometrically. A tail that does not fall is taken to lose half per binade.
     """
     counts = histogram.trimmed().counts
     ratio = 0.5
@@ -139,9 +139,10 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
         name="fp8-saturation",
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
-        title=f"{percent(tensor.share)} of {row.label} is {what} {fmt.name if fmt else tensor.dtype}'s maximum {largest:g}",
-        message=f"{percent(tensor.share)} of the elements of {row.label} ({row.dtype}) are {what} {largest:g} in the median "
-        f"of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; {percent(tensor.worst_share)} at step {step}. "
+        title=f"{percent(tensor.share)} of {row.label} is {what} the maximum of {tensor.dtype}, {largest:g}",
+        message=f"{percent(tensor.share)} of the elements of {row.label} ({row.dtype}) are {what} {largest:g} in the "
+        f"median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
+        f"{percent(tensor.worst_share)} at step {step}. "
         f"Larger values all became equal, silently. {plural(guilty, 'tensor')} above the limit.",
         location=Location(
             row.root,

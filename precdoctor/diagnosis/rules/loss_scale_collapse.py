@@ -16,13 +16,13 @@ from precdoctor.diagnosis.view import Process, RunView, StepFacts
 
 PAGE = RulePage(
     finds="""
-A dynamic loss scale that (a) falls below 1, (b) loses `fall_binades` within `window` steps after it had found its level,
-or (c) stays busy: more than `skipped_share` of the steps after calibration are skipped. The overflows that let a fresh
+A dynamic loss scale that (a) falls below 1, (b) loses `fall_binades` within `window` steps after it found its level, or
+(c) stays busy: more than `skipped_share` of the steps after calibration are skipped. The overflows that let a fresh
 scaler come down from its initial 2^16 to the first clean steps are its normal way of finding that level and are not
 counted. The layer whose gradient overflows first is named from the recorded backward passes of the skipped steps.
 """,
     matters="""
-Every skipped step is a batch thrown away. A scale far below where it started multiplies gradients that are already small
+Every skipped step is a batch thrown away. A scale far below where it started multiplies gradients that are small anyway
 by less, so other layers underflow while one overflows; below 1 the scaler *divides*. A stock scaler has no floor: it
 halves to 0, and then every gradient is 0 or NaN.
 """,
@@ -39,7 +39,7 @@ overflow together, start lower and grow more slowly. With BF16 there is nothing 
 same steps the finding is folded into PD101, PD103 or PD104: then the scale is a victim.
 """,
     references=(
-        "PyTorch documentation: torch.amp.GradScaler (init_scale 2**16, growth 2 every 2000 steps, backoff 0.5, no floor)",
+        "PyTorch documentation: torch.amp.GradScaler (init_scale 2**16, growth 2 every 2000, backoff 0.5, no floor)",
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.2",
         "Zhang et al., OPT, arXiv:2205.01068, section 2.5 (loss scale crashing to 0)",
     ),

@@ -168,8 +168,9 @@ def _finding(
         severity = Severity.INFO
     rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
     message = (
-        f"{percent(share)} of the intended updates of {plural(len(narrow), 'weight')} in {name} left the weight unchanged "
-        f"(limit {percent(options['lost_share'])}), over {plural(max(p.steps for p in narrow.values()), 'step')}"
+        f"{percent(share)} of the intended updates of {plural(len(narrow), 'weight')} in {name} left the weight "
+        f"unchanged (limit {percent(options['lost_share'])}), "
+        f"over {plural(max(p.steps for p in narrow.values()), 'step')}"
         + (f" at learning rates up to {max(rates):.3g}" if rates else "")
         + f"; {percent(worst.share)} in `{parameter}`. FP32 weights would have kept them."
     )
@@ -234,7 +235,7 @@ def _prescribe(view: RunView, narrow: Mapping[Key, _Parameter], share: float, dt
     fp32_lost = sum(_lost_in_fp32(p) for p in narrow.values())
     after = fp32_lost / kept if kept else 0.0
     return Prescription(
-        title=f"keep FP32 weights, compute in BF16: lost {percent(share)} -> {percent(after)}, +{extra / 2**20:,.1f} MiB",
+        title=f"keep FP32 weights, compute BF16: lost {percent(share)} -> {percent(after)}, +{extra / 2**20:,.1f} MiB",
         change={"weight_dtype": {"from": dtype, "to": "float32"}},
         predicted={"lost_share": {"from": share, "to": after}, "extra_bytes": extra},
         snippet=(

@@ -47,7 +47,7 @@ above `ln(max)` of the loss dtype for `exp-overflow`.
 """,
     references=(
         "PyTorch documentation: torch.nn.functional.cross_entropy, binary_cross_entropy_with_logits",
-        "Blanchard, Higham, Higham, Accurately computing the log-sum-exp and softmax functions, IMA J. Numer. Anal. 2021",
+        "Blanchard, Higham, Higham, Accurately computing the log-sum-exp and softmax functions, IMA JNA 2021",
     ),
 )
 

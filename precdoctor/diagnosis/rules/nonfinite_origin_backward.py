@@ -31,8 +31,8 @@ accumulated and non-finite where the optimizer receives it is put down to reduct
 Steps skipped by a `GradScaler` are not incidents.
 """,
     matters="""
-Without a scaler that skips the step, one non-finite gradient element makes weights non-finite at once. Clipping does not
-help: the norm is NaN or Inf, and multiplying by it turns the other gradients into 0 or NaN.
+Without a scaler that skips the step, one non-finite gradient element makes weights non-finite at once. Clipping does
+not help: the norm is NaN or Inf, and multiplying by it turns the other gradients into 0 or NaN.
 """,
     example="""
 The derivative of `sqrt` at 0 is infinite, and the forward pass shows nothing:

@@ -266,5 +266,5 @@ def _accumulate_lost(old: Tensor, new: Tensor, step: Tensor, ints: Tensor) -> No
     ints[at.UNCHANGED] += (same & wanted).sum()
     step_key, weight_key = exponent_key(step.to(torch.float64)), exponent_key(old.to(torch.float64))
     relative = (step_key - weight_key).clamp_(at.REL_MIN, at.REL_MAX) - at.REL_MIN
-    relative.masked_fill_(~wanted | (weight_key == 0) | ~old.isfinite(), at.REL_BINS)
+    relative.masked_fill_(~wanted | (weight_key == 0) | ~old.to(torch.float64).isfinite(), at.REL_BINS)
     count_into(ints[at.REL : at.REL + at.REL_WIDTH], relative)

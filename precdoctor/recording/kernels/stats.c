@@ -152,18 +152,22 @@ CLONES static void make_keys(const uint32_t *restrict bits, int n, uint8_t *rest
     for (int i = 0; i < n; i++) keys[i] = (uint8_t)((((bits[i] & 0x7fffffff) - 1) >> 23) + 1);
 }
 
-static void count_keys(const uint8_t *restrict keys, int n, uint32_t *restrict hist) {
-    uint32_t tables[TABLES][KEYS];
+/* Interleaved sub-tables of one histogram; they live as long as a call, so that small chunks do not pay for clearing. */
+typedef struct {
+    uint32_t count[TABLES][KEYS];
+} tables_t;
+
+static void count_keys(const uint8_t *restrict keys, int n, tables_t *restrict tables) {
     int i = 0;
-    memset(tables, 0, sizeof tables);
     for (; i + TABLES <= n; i += TABLES)
-        for (int j = 0; j < TABLES; j++) tables[j][keys[i + j]]++;
-    for (; i < n; i++) tables[0][keys[i]]++;
-    for (int k = 0; k < KEYS; k++) {
-        uint32_t total = 0;
-        for (int j = 0; j < TABLES; j++) total += tables[j][k];
-        hist[k] = total;
-    }
+        for (int j = 0; j < TABLES; j++) tables->count[j][keys[i + j]]++;
+    for (; i < n; i++) tables->count[0][keys[i]]++;
+}
+
+/* Adds entries 0 .. KEYS - 1 to a histogram. */
+static void add_tables(const tables_t *tables, int64_t *hist) {
+    for (int j = 0; j < TABLES; j++)
+        for (int k = 0; k < KEYS; k++) hist[k] += tables->count[j][k];
 }
 
 CLONES static int count_between(const uint32_t *restrict bits, int n, uint32_t low, uint32_t high) {
@@ -221,29 +225,53 @@ typedef struct {
     int size;
     int64_t below[HIST_WIDTH]; /* by distance to the block's amax, in histogram entries */
     int64_t peak[HIST_WIDTH];  /* by histogram entry of the block's amax */
+    tables_t distances;        /* of ordinary chunks; added to `below` in the end */
 } blocks_t;
 
-/* Histogram entries (16-bit, 0 = none) of `rows` rows of `columns`; distances of entries without exponent are taken back. */
-#define DEFINE_BLOCKS(NAME, KEY)                                                                                       \
-    CLONES static void NAME(const KEY *restrict keys, int64_t rows, int64_t columns, int shift, blocks_t *out) {       \
+/* For each block of `size` keys (0 = no exponent) along rows: distances to its largest key, and what the peaks were. The
+ * distances of keys without exponent equal the peak; they are taken back here so that counting needs no test. */
+#define DEFINE_DISTANCES(NAME, KEY)                                                                                    \
+    static inline __attribute__((always_inline)) void NAME(const KEY *restrict keys, int64_t rows, int64_t columns,    \
+                                                           int size, int shift, KEY *restrict below, blocks_t *out) {  \
         for (int64_t r = 0; r < rows; r++)                                                                             \
-            for (int64_t c = 0; c < columns; c += out->size) {                                                         \
+            for (int64_t c = 0; c < columns; c += size) {                                                              \
                 const KEY *block = keys + r * columns + c;                                                             \
-                int length = (int)(columns - c < out->size ? columns - c : out->size);                                 \
-                KEY peak = 0;                                                                                          \
+                KEY *distance = below + r * columns + c, peak = 0;                                                     \
                 int zeros = 0;                                                                                         \
-                for (int i = 0; i < length; i++) peak = block[i] > peak ? block[i] : peak;                             \
-                for (int i = 0; i < length; i++) zeros += block[i] == 0;                                               \
-                for (int i = 0; i < length; i++) out->below[peak - block[i]]++;                                        \
+                if (columns - c >= size) { /* the constant length is what lets this become a few vector operations */  \
+                    for (int i = 0; i < size; i++) peak = block[i] > peak ? block[i] : peak;                           \
+                    for (int i = 0; i < size; i++) zeros += block[i] == 0;                                             \
+                    for (int i = 0; i < size; i++) distance[i] = (KEY)(peak - block[i]);                               \
+                } else {                                                                                               \
+                    int length = (int)(columns - c);                                                                   \
+                    for (int i = 0; i < length; i++) peak = block[i] > peak ? block[i] : peak;                         \
+                    for (int i = 0; i < length; i++) zeros += block[i] == 0;                                           \
+                    for (int i = 0; i < length; i++) distance[i] = (KEY)(peak - block[i]);                             \
+                }                                                                                                      \
                 out->below[peak] -= zeros;                                                                             \
                 out->peak[peak ? peak + shift : 0]++;                                                                  \
             }                                                                                                          \
     }
-DEFINE_BLOCKS(block_bytes, uint8_t)
-DEFINE_BLOCKS(block_words, uint16_t)
+DEFINE_DISTANCES(distances_bytes, uint8_t)
+DEFINE_DISTANCES(distances_words, uint16_t)
 
-static void store_blocks(const blocks_t *blocks, int which, int64_t *ints) {
+CLONES static void block_bytes(const uint8_t *keys, int64_t rows, int64_t columns, blocks_t *out) {
+    uint8_t below[CHUNK];
+    if (out->size == 16) distances_bytes(keys, rows, columns, 16, KEY_TO_HIST, below, out);
+    else if (out->size == 32) distances_bytes(keys, rows, columns, 32, KEY_TO_HIST, below, out);
+    else distances_bytes(keys, rows, columns, 128, KEY_TO_HIST, below, out);
+    count_keys(below, (int)(rows * columns), &out->distances);
+}
+
+static void block_words(const uint16_t *keys, int64_t rows, int64_t columns, blocks_t *out) {
+    uint16_t below[CHUNK];
+    distances_words(keys, rows, columns, out->size, 0, below, out);
+    for (int64_t i = 0; i < rows * columns; i++) out->below[below[i]]++;
+}
+
+static void store_blocks(blocks_t *blocks, int which, int64_t *ints) {
     int64_t *below = ints + BLOCKS + which * (BLOCK_WIDTH + HIST_WIDTH), *peak = below + BLOCK_WIDTH;
+    add_tables(&blocks->distances, blocks->below);
     for (int d = 0; d < HIST_WIDTH; d++) below[d < BLOCK_BINS ? d : BLOCK_BINS - 1] += blocks->below[d];
     for (int e = 0; e < HIST_WIDTH; e++) peak[e] += blocks->peak[e];
 }
@@ -258,8 +286,8 @@ static int64_t slow_chunk(const uint32_t *bits, int n, int64_t *ints, double *fl
 }
 
 static int64_t chunk(const void *data, dtype_t dtype, int64_t rows, int64_t columns, uint64_t start, int64_t *ints,
-                     double *floats, blocks_t *blocks, int want) {
-    uint32_t bits[CHUNK], words[CHUNK], hist[KEYS];
+                     double *floats, tables_t *tables, blocks_t *blocks, int want) {
+    uint32_t bits[CHUNK], words[CHUNK];
     uint8_t keys[CHUNK];
     int n = (int)(rows * columns);
     int64_t bad = 0;
@@ -275,7 +303,7 @@ static int64_t chunk(const void *data, dtype_t dtype, int64_t rows, int64_t colu
         uint16_t entries[CHUNK];
         bad = slow_chunk(bits, n, ints, floats, entries);
         for (int b = 0; b < 3; b++)
-            if (want >> b & 1) block_words(entries, rows, columns, 0, &blocks[b]);
+            if (want >> b & 1) block_words(entries, rows, columns, &blocks[b]);
         return bad;
     }
     if (floats[AMAX] < from_bits(all.highest)) floats[AMAX] = from_bits(all.highest);
@@ -283,12 +311,18 @@ static int64_t chunk(const void *data, dtype_t dtype, int64_t rows, int64_t colu
     floats[SUM] += all.sum;
     floats[SUM_SQ] += all.sum_sq;
     make_keys(bits, n, keys);
-    count_keys(keys, n, hist);
+    count_keys(keys, n, tables);
+    for (int b = 0; b < 3; b++)
+        if (want >> b & 1) block_bytes(keys, rows, columns, &blocks[b]);
+    return 0;
+}
+
+/* What ordinary chunks counted, into the slot. */
+static void store_keys(const tables_t *tables, int64_t *ints) {
+    int64_t hist[KEYS] = {0};
+    add_tables(tables, hist);
     ints[HIST] += hist[0];
     for (int k = 1; k < KEYS; k++) ints[HIST + KEY_TO_HIST + k] += hist[k];
-    for (int b = 0; b < 3; b++)
-        if (want >> b & 1) block_bytes(keys, rows, columns, KEY_TO_HIST, &blocks[b]);
-    return 0;
 }
 
 static int64_t chunk_f64(const double *data, int64_t rows, int64_t columns, uint64_t start, int64_t *ints,
@@ -306,7 +340,7 @@ static int64_t chunk_f64(const double *data, int64_t rows, int64_t columns, uint
         ints[AT_MAX] += magnitude == 0x1.fffffffffffffp+1023;
     }
     for (int b = 0; b < 3; b++)
-        if (want >> b & 1) block_words(entries, rows, columns, 0, &blocks[b]);
+        if (want >> b & 1) block_words(entries, rows, columns, &blocks[b]);
     return bad;
 }
 
@@ -319,8 +353,10 @@ static int64_t chunk_f64(const double *data, int64_t rows, int64_t columns, uint
 int64_t precdoctor_piece(const void *data, int32_t dtype, int64_t rows, int64_t columns, uint64_t start, int32_t want,
                          int64_t *ints, double *floats) {
     blocks_t blocks[3];
+    tables_t tables;
     int64_t bad = 0;
     if (!table_ready) fill_tables();
+    memset(&tables, 0, sizeof tables);
     for (int b = 0; b < 3; b++)
         if (want >> b & 1) memset(&blocks[b], 0, sizeof blocks[b]), blocks[b].size = BLOCK_SIZES[b];
     int64_t whole = columns < CHUNK ? CHUNK / columns : 1;
@@ -332,11 +368,13 @@ int64_t precdoctor_piece(const void *data, int32_t dtype, int64_t rows, int64_t 
             const char *from = (const char *)data + offset * width_of(dtype);
             bad += dtype == F64 ? chunk_f64((const double *)(const void *)from, count, length, start + (uint64_t)offset,
                                             ints, floats, blocks, want)
-                                : chunk(from, dtype, count, length, start + (uint64_t)offset, ints, floats, blocks, want);
+                                : chunk(from, dtype, count, length, start + (uint64_t)offset, ints, floats, &tables, blocks,
+                                        want);
         }
     }
     for (int b = 0; b < 3; b++)
         if (want >> b & 1) store_blocks(&blocks[b], b, ints);
+    store_keys(&tables, ints);
     return bad;
 }
 
@@ -360,7 +398,8 @@ void precdoctor_stat(const void *data, int32_t dtype, int64_t rows, int64_t colu
 /* One chunk of an update: statistics of the stored difference, elements that did not change although they should have,
  * and exponent(intended) - exponent(weight) where both exist. */
 static int64_t update_chunk(const uint32_t *restrict old_bits, const uint32_t *restrict new_bits,
-                            const double *restrict intended, int n, uint64_t start, int64_t *ints, double *floats) {
+                            const double *restrict intended, int n, uint64_t start, int64_t *ints, double *floats,
+                            tables_t *tables) {
     float stored[CHUNK];
     int64_t unchanged = 0, *rel = ints + HIST + HIST_WIDTH;
     for (int i = 0; i < n; i++) stored[i] = from_bits(new_bits[i]) - from_bits(old_bits[i]);
@@ -373,7 +412,7 @@ static int64_t update_chunk(const uint32_t *restrict old_bits, const uint32_t *r
         rel[r < 0 ? 0 : r > REL_MAX - REL_MIN ? REL_MAX - REL_MIN : r]++;
     }
     ints[UNCHANGED] += unchanged;
-    return chunk(stored, F32, 1, n, start, ints, floats, NULL, 0);
+    return chunk(stored, F32, 1, n, start, ints, floats, tables, NULL, 0);
 }
 
 /* An update row, for a contiguous weight of at most 32 bits.
@@ -384,7 +423,9 @@ void precdoctor_update(const void *before, const void *after, const void *intend
                        int64_t n, uint64_t seed, int64_t *ints, double *floats, int64_t *counter) {
     uint32_t old_bits[CHUNK], new_bits[CHUNK], words[CHUNK];
     double step[CHUNK];
+    tables_t tables;
     int64_t bad = 0;
+    memset(&tables, 0, sizeof tables);
     int size = width_of(dtype);
     if (!table_ready) fill_tables();
     for (int64_t at = 0; at < n; at += CHUNK) {
@@ -393,8 +434,9 @@ void precdoctor_update(const void *before, const void *after, const void *intend
         load((const char *)after + at * size, dtype, length, new_bits, words);
         for (int i = 0; i < length; i++)
             step[i] = wide ? ((const double *)intended)[at + i] : (double)((const float *)intended)[at + i];
-        bad += update_chunk(old_bits, new_bits, step, length, (uint64_t)at, ints, floats);
+        bad += update_chunk(old_bits, new_bits, step, length, (uint64_t)at, ints, floats, &tables);
     }
+    store_keys(&tables, ints);
     precdoctor_finish(n, seed, bad, ints, counter);
 }
 

@@ -139,9 +139,10 @@ def overflow_after_clean_run_of_masks() -> Training:
 
 FIRING = {
     "linear_overflow": Sample(
-        linear_overflow, 7, "blocks.0.mlp.up", "output", "matmul-overflow", last_finite=6, says=("65504", "4 +Inf", "limit 0")
+        linear_overflow, 7, "blocks.0.mlp.up", "output", "matmul-overflow", last_finite=6,
+        says=("65504", "4 +Inf", "limit 0"),
     ),
-    "linear_cast_overflow": Sample(linear_cast_overflow, 7, "blocks.0.mlp.up", "output", "cast-overflow", last_finite=6),
+    "linear_cast_overflow": Sample(linear_cast_overflow, 7, "blocks.0.mlp.up", "output", "cast-overflow"),
     "functional_attention": Sample(
         functional_attention, 7, "blocks.0.attn", "input", "matmul-overflow", last_finite=6,
         says=("functional code in `blocks.0.attn` (CausalSelfAttention)", "`blocks.0.attn.qkv`"),

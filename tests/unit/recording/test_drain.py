@@ -85,7 +85,8 @@ def drops(events) -> dict[str, int]:
     return counted
 
 
-def test_a_slow_writer_costs_tensor_rows_and_never_the_training_side(run, slow, capsys):
+def test_a_slow_writer_costs_tensor_rows_and_never_the_training_side(run, slow, capsys, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_ROWS", 2 * module._MAX_STEPS)
     steps, total = Steps(), 40
     drain = Drain(run, 0, RecordOptions())
     drain.put(steps(0))
@@ -106,6 +107,18 @@ def test_a_slow_writer_costs_tensor_rows_and_never_the_training_side(run, slow, 
     # which steps lost something is known, for gates over an interval
     assert set(events[events["event"] == "drop"]["step"]) == set(range(total)) - kept
     assert capsys.readouterr().err == ""
+
+
+def test_steps_of_a_small_model_may_wait_in_greater_number(run, slow):
+    steps = Steps()
+    drain = Drain(run, 0, RecordOptions())
+    for number in range(5 * module._MAX_STEPS):
+        drain.put(steps(number))
+    slow.go.set()
+    drain.close({"reason": "exit"})
+    tensors, _, events = tables(run)
+    assert len(tensors) == 2 * 5 * module._MAX_STEPS
+    assert drops(events) == {}
 
 
 def test_what_waits_is_bounded_however_long_the_file_system_hangs(run, slow, monkeypatch):
@@ -137,8 +150,8 @@ def test_queued_steps_hold_no_tensor_of_the_training(run, slow):
 
 
 def test_a_full_disk_budget_keeps_the_small_tables(run, capsys):
-    steps, total = Steps(), 60
-    options = RecordOptions(max_disk=30_000)
+    steps, total = Steps(), 400
+    options = RecordOptions(max_disk=200_000)
     drain = Drain(run, 0, options)
     for number in range(total):
         drain.put(steps(number))
@@ -153,7 +166,7 @@ def test_a_full_disk_budget_keeps_the_small_tables(run, capsys):
     tensors, rows, events = tables(run)
     assert max(rows["step"]) == last > max(tensors["step"])
     assert drops(events).keys() == {"disk_budget"}
-    assert capsys.readouterr().err == "precdoctor: the log has reached --max-disk (30000 bytes)\n"
+    assert capsys.readouterr().err == "precdoctor: the log has reached --max-disk (200000 bytes)\n"
 
 
 def test_one_internal_error_loses_one_step(run, monkeypatch, capsys):
