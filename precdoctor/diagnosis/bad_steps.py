@@ -86,9 +86,13 @@ def _suspect(rows: Sequence[TensorRow], reference: Reference, *, loss_is_finite:
 
 
 def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[int]) -> Reference:
-    """How each tensor looked on the healthy steps nearest before ``step`` (after it, when there is none before)."""
-    healthy = [f.step for f in view.timeline.get(process, ()) if f.sampled and f.complete and f.step not in exclude]
-    healthy = [s for s in healthy if not _unhandled(view, process, s)]
+    """How each tensor looked on the healthy steps nearest before ``step`` (after it, when there is none before).
+
+    A step the scaler skipped may have been sick in its forward pass, and stands in only where there is no other.
+    """
+    sampled = [f for f in view.timeline.get(process, ()) if f.sampled and f.complete and f.step not in exclude]
+    healthy = [f.step for f in sampled if not f.loss_is_bad and not f.non_finite]
+    healthy = healthy or [f.step for f in sampled if not f.loss_is_bad and f.skipped]
     chosen = [s for s in healthy if s < step][-REFERENCE_STEPS:] or [s for s in healthy if s > step][:REFERENCE_STEPS]
     seen: dict[Key, list[Sighting]] = {}
     if not chosen:
@@ -99,11 +103,6 @@ def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[
         for key, sighting in _sightings(mine):
             seen.setdefault(key, []).append(sighting)
     return {key: tuple(sorted(s, key=lambda x: x.step)) for key, s in seen.items()}
-
-
-def _unhandled(view: RunView, process: Process, step: int) -> bool:
-    facts = view.step_facts(process, step)
-    return facts is not None and (facts.loss_is_bad or (facts.non_finite > 0 and not facts.skipped))
 
 
 def _sightings(frame: pd.DataFrame) -> list[tuple[Key, Sighting]]:

@@ -33,21 +33,26 @@ class Cause:
 UNKNOWN = Cause(None, 0.0, "the log at module level does not tell the operation")
 
 
-def forward_cause(origin: Origin, rows: Sequence[TensorRow]) -> Cause:
-    """The cause of a forward or loss origin, if the surrounding rows leave just one."""
+def forward_cause(origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow] = ()) -> Cause:
+    """The cause of a forward or loss origin, if the surrounding rows leave just one.
+
+    Args:
+        rows: of the same step.
+        earlier_weights: the module's weights on the last step that recorded them, where this one died before it could.
+    """
     row, after = origin.row, origin.after
     fmt = known_format(row.dtype)
     if origin.phase is Phase.DATA:
         return Cause("nonfinite-input-batch", 0.97, "the batch itself holds the non-finite values")
+    names = f"{origin.module_class} {origin.module}"
+    if after is not None and after.mask_like and row.nan and (_SOFTMAX.search(names) or _ATTENTION.search(names)):
+        return Cause("softmax-fully-masked", 0.8, "a -inf mask went into a softmax and NaN came out")
     if fmt is None or after is None or after.amax is None:
         return UNKNOWN
-    names = f"{origin.module_class} {origin.module}"
-    if origin.masks and row.nan and (_SOFTMAX.search(names) or _ATTENTION.search(names)):
-        return Cause("softmax-fully-masked", 0.8, "a -inf mask went into a softmax and NaN came out")
     if origin.how == "module" and _PRODUCT.search(origin.module_class) and row.inf:
         if known_format(after.dtype) != fmt and after.amax >= fmt.overflow_limit:
             return Cause("cast-overflow", 0.9, f"its input reaches {after.amax:.4g}, above {row.dtype}'s {fmt.max:g}")
-        return Cause("matmul-overflow", 0.9, "finite operands of a matrix product can only become Inf by overflow")
+        return _product_cause(origin, rows, earlier_weights, fmt.max)
     if _ATTENTION.search(names):
         return _attention_cause(origin, rows, fmt.max)
     if _RMS_NORM.search(origin.module_class) and after.dtype == row.dtype == "float16" and after.amax**2 > fmt.max:
@@ -55,6 +60,30 @@ def forward_cause(origin: Origin, rows: Sequence[TensorRow]) -> Cause:
     if origin.how == "module" and origin.phase is Phase.FORWARD:
         return UNKNOWN
     return _functional_cause(row, after, fmt.max)
+
+
+def _product_cause(
+    origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow], largest: float
+) -> Cause:
+    """A product of finite operands is at most (terms) x (largest input) x (largest weight).
+
+    Which recorded tensor is the input is not known; it is none larger than the largest so far.
+    """
+    before = [r for r in rows if r.kind in FORWARD_KINDS and r.position < origin.row.position and r.amax is not None]
+    widest = max((r.amax or 0.0 for r in before), default=0.0)
+    own = [r for r in rows if r.kind == "weight" and (r.root, r.module) == (origin.root, origin.module)]
+    weights = [w for w in own or earlier_weights if w.amax is not None and len(w.shape) > 1]
+    if not weights or not before:
+        return Cause("matmul-overflow", 0.8, "finite operands of a matrix product can only become Inf by overflow")
+    terms = max(math.prod(w.shape[1:]) for w in weights)
+    bound = terms * widest * max(w.amax or 0.0 for w in weights)
+    if bound >= largest:
+        why = f"{terms:,} products of inputs up to {widest:.4g} and weights up to "
+        return Cause("matmul-overflow", 0.9, f"{why}{bound / terms / widest:.4g} can reach {bound:.3g} > {largest:g}")
+    if own:
+        return UNKNOWN
+    why = f"with the weights last recorded the product cannot exceed {bound:.3g}, so they must have changed since"
+    return Cause("nonfinite-weights", 0.7, why)
 
 
 def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) -> Cause:

@@ -38,9 +38,17 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:
         if any(other is not finding and explains(other, finding) for other in findings):
             continue
-        effects = [f for f in findings if f is not finding and explains(finding, f)]
+        effects = _effects(finding, findings)
         kept.append(_with_consequences(finding, effects) if effects else finding)
     return kept
+
+
+def _effects(cause: Finding, findings: Sequence[Finding]) -> list[Finding]:
+    """What ``cause`` explains, directly or through what it explains."""
+    reached = [cause]
+    for link in reached:  # grows while it is walked
+        reached += [f for f in findings if explains(link, f) and not any(f is r for r in reached)]
+    return reached[1:]
 
 
 def _with_consequences(finding: Finding, effects: Sequence[Finding]) -> Finding:

@@ -175,10 +175,21 @@ def _forward(
         step,
         origin.phase,
         origin,
-        forward_cause(origin, rows),
+        forward_cause(origin, rows, _earlier_weights(view, process, step, origin)),
         path=tuple(path_to([r for r in rows if r.kind in (*FORWARD_KINDS, "loss")], row)),
         history=tuple(reference.get(row.key, ())),
     )
+
+
+def _earlier_weights(view: RunView, process: Process, step: int, origin: Origin) -> list[TensorRow]:
+    """The origin module's weights on the last step before ``step`` that recorded them."""
+    earlier = [f.step for f in view.timeline.get(process, ()) if f.step < step and f.sampled]
+    for before in reversed(earlier[-_LOOK_BACK:]):
+        rows = view.rows(process, before)
+        found = [r for r in rows if r.kind == "weight" and (r.root, r.module) == (origin.root, origin.module)]
+        if found:
+            return found
+    return []
 
 
 def _scaled_loss_overflow(incident: Incident) -> bool:

@@ -18,6 +18,10 @@ _CONTAINERS = ("ModuleList", "ModuleDict", "Sequential")
 #: A module that turns these into NaN is the consumer of a mask, not the victim of an overflow.
 _MASK_CONSUMERS = ("softmax", "attention", "attn")
 
+#: Binades below the maximum within which the largest survivors of an overflow lie: values that grow from step to step
+#: fill the last binade before some of them leave it.
+NEAR_LIMIT = 1.0
+
 ModuleClasses = Mapping[tuple[str, str], str]
 
 
@@ -100,13 +104,15 @@ def suspicious(
 
     Excuses: bad in the same way on a healthy step; or nothing but ``-inf`` where that is a mask: seen on healthy steps,
     consumed without harm (the loss is finite), or, with no healthy step to compare with, turned into something worse by
-    a later tensor.
+    a later tensor. A mask in which finite values have overflowed as well is no excuse.
     """
     bad = sorted((r for r in rows if r.bad), key=lambda r: r.position)
     masks: list[TensorRow] = []
     for i, row in enumerate(bad):
         seen = reference.get(row.key, ())
         healthy_badness = frozenset().union(*(s.badness for s in seen)) if seen else frozenset()
+        if not loss_is_finite and overflowed_mask(row, seen):
+            return row, tuple(masks)
         if row.badness <= healthy_badness:
             if row.mask_like:
                 masks.append(row)
@@ -116,6 +122,17 @@ def suspicious(
             continue
         return row, tuple(masks)
     return None, tuple(masks)
+
+
+def overflowed_mask(row: TensorRow, seen: Sequence[Sighting]) -> bool:
+    """Whether some of the ``-inf`` of a masked tensor are overflowed values: logits below the format's range.
+
+    Then there are more of them than on any healthy step, and the largest survivors have reached the limit themselves. A
+    mask made of the format's lowest finite number instead shows as elements exactly at the maximum, and is spared.
+    """
+    if not row.mask_like or row.headroom is None or row.headroom >= NEAR_LIMIT or row.at_max > row.neg_inf:
+        return False
+    return all(row.neg_inf / row.numel > s.neg_inf_share for s in seen)
 
 
 def _becomes_worse(mask: TensorRow, later: Sequence[TensorRow], *, known: bool) -> bool:

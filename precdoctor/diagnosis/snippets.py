@@ -60,6 +60,15 @@ def halt_on_nonfinite(module: str) -> str:
     )
 
 
+def lower_rate_and_clip() -> str:
+    """A tenth of the learning rate, and gradients clipped before every step."""
+    return (
+        "import torch\n\n"
+        "for group in optimizer.param_groups:\n    group['lr'] /= 10\n"
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()\n"
+    )
+
+
 def detect_anomaly() -> str:
     """Let autograd name the line whose backward made the NaN."""
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from precdoctor.diagnosis.finding import Finding, Location, Prescription, Severity, Status
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.incident import Incident, incidents
 from precdoctor.diagnosis.rows import TensorRow, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption
@@ -187,7 +187,7 @@ def where_words(view: RunView, incident: Incident) -> str:
     """``at step 37`` with the rank when there is more than one, and the micro-step when accumulation was on."""
     words = f"at step {incident.step}"
     origin = incident.origin
-    if origin is not None and origin.row.first_bad_micro_step:
+    if origin is not None and origin.row.first_bad_micro_step and incident.phase is not Phase.OPTIMIZER:
         words += f" (micro-step {origin.row.first_bad_micro_step})"
     if len({p.rank for p in view.processes}) > 1:
         words += f" on rank {incident.process.rank}"

@@ -1,0 +1,1 @@
+"""Getting into a training process and observing it: hooks, slots, kernels, the drain thread."""

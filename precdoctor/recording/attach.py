@@ -15,7 +15,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-_PACKAGE = str(Path(__file__).resolve().parent) + os.sep
+_RECORDER = str(Path(__file__).resolve().parent) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def say(message: str, *, prefix: str = "precdoctor: ") -> None:
@@ -87,7 +88,7 @@ def caller_outside(*packages: str) -> tuple[str, int] | None:
 
     Falls back to the innermost one outside of them when every frame is in an installed package.
     """
-    left_out = (_PACKAGE, "<", *(d for p in packages if (d := _directory_of(p)) is not None))
+    left_out = (_RECORDER, "<", *(d for p in packages if (d := _directory_of(p)) is not None))
     frame: FrameType | None = sys._getframe(1)
     fallback = None
     while frame is not None:

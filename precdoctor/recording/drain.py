@@ -200,7 +200,8 @@ class Drain:
             self._append(writer, "tensors", rows)
         except DiskBudgetReached:  # the writer keeps the last of the budget for the small tables
             self.takes_tensors = False
-            self._say(f"the log has reached --max-disk ({self._options.max_disk} bytes)")
+            limit = f"--max-disk ({self._options.max_disk} bytes)"
+            self._say(f"the log has reached {limit}; tensors are no longer recorded, training goes on")
             events += self._drops(batch.facts.step, "disk_budget", len(rows))
         self._append(writer, "steps", [step])
         self._append(writer, "events", events)

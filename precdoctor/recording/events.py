@@ -25,8 +25,6 @@ class EventLog:
         self._last_scale: float | None = None
         self._inferred: float | None = None
         self._nonfinite = 0
-        #: Rows dropped so far, by reason, as already logged.
-        self.reported_drops: dict[str, int] = {}
 
     def rows(self, events: Iterable[dict[str, Any]]) -> list[Row]:
         """Number events and turn their data into JSON."""
@@ -68,15 +66,6 @@ class EventLog:
         data = {"kinds": sorted({r["kind"] for r in bad}) or ["loss"], "tensors": named, "count": len(bad)}
         file, line = batch.facts.backward_file, batch.facts.backward_line
         return {**_event("nonfinite", batch.facts.step, data), "file": file, "line": line}
-
-    def drops(self, new: dict[str, int]) -> list[Row]:
-        """One event per reason with the rows lost since the last one."""
-        events = []
-        for reason, total in new.items():
-            rows = total - self.reported_drops.get(reason, 0)
-            self.reported_drops[reason] = total
-            events.append(_event("drop", None, {"reason": reason, "rows": rows}))
-        return self.rows(events)
 
 
 def _event(kind: str, step: int | None, data: dict[str, Any]) -> dict[str, Any]:

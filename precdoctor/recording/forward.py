@@ -31,11 +31,13 @@ _MAX_FRAMES = 40
 class _Mode:
     """What a root call decides for all calls below it."""
 
-    __slots__ = ("evaluating", "phase")
+    __slots__ = ("delegated", "evaluating", "phase")
 
-    def __init__(self, phase: str, *, evaluating: bool) -> None:
+    def __init__(self, phase: str, *, evaluating: bool, delegated: bool = False) -> None:
         self.phase = phase
         self.evaluating = evaluating
+        #: Gradients are off, and computed all the same: by the custom autograd function this runs in.
+        self.delegated = delegated
 
     @property
     def name(self) -> str:
@@ -141,12 +143,13 @@ class Forward:
         if recompute:
             return _Mode("train", evaluating=False)
         root = self._recorder.names.roots[place.root]
-        grad = torch.is_grad_enabled() or _inside_function()
+        delegated = not torch.is_grad_enabled() and _inside_function()
+        grad = torch.is_grad_enabled() or delegated
         # A loss module has no parameters and nobody calls its eval(): without gradients it serves an evaluation.
         evaluating = not module.training or not (grad or root.parametric)
         if evaluating and not grad and root.trained:
             return _NOT_RECORDED
-        return _Mode("train" if grad else "no_grad", evaluating=evaluating)
+        return _Mode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
 
     def _note_autocast(self) -> None:
         recorder = self._recorder
@@ -284,9 +287,10 @@ _NOT_RECORDED = _Mode("", evaluating=False)
 
 def _inner_mode(above: _Mode) -> _Mode:
     """The mode of a call inside another one: without gradients (a frozen encoder, a teacher) it is marked as such."""
-    if above.phase == "train" and not torch.is_grad_enabled() and not _inside_function():
-        return _Mode("no_grad", evaluating=above.evaluating)
-    return above
+    if above.phase != "train" or above.delegated or torch.is_grad_enabled():
+        return above
+    delegated = _inside_function()
+    return _Mode("train" if delegated else "no_grad", evaluating=above.evaluating, delegated=delegated)
 
 
 def _inside_function() -> bool:

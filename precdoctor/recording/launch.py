@@ -271,6 +271,8 @@ def why_nothing_armed(directory: Path) -> str:
     for note in notes:
         if note.get("event") == "error":
             return f"the recorder could not start in {note.get('executable')}: {note.get('message')}"
+    if "armed" in events:
+        return "a process began to record, but its directory is gone"
     if "torch" in events:
         return "torch was imported, but no module was ever called and no optimizer stepped"
     if "boot" in events:

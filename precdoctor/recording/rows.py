@@ -163,7 +163,7 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
         return factor if factor is not None and _looks_like_a_scale(factor) else None
     middle = float(np.median(ratios))
     spread = max(abs(r / middle - 1.0) for r in ratios)
-    if factor is not None and factor > 1:
+    if factor is not None and factor >= 2:  # a ratio is good to a percent, so not for factors near one
         if not clipped and spread < 0.02 and abs(middle / factor - 1.0) < 0.01:
             return factor
         lowest = factor * (0.99 if clipped else 0.25)

@@ -1,7 +1,7 @@
 """What the optimizer meant to add to a weight, and whether any of it stuck.
 
-A lost update is ``round(w + dw) == w`` for the *intended* dw. The stored difference cannot tell on pure 16-bit
-weights: it is already rounded to zero or about an ulp. So for the optimizers whose arithmetic is known here, dw is computed again
+A lost update is ``round(w + dw) == w`` for the *intended* dw. The stored difference cannot tell on pure 16-bit weights:
+it is already rounded to zero or about an ulp. So where an optimizer's arithmetic is known here, dw is computed again
 from the state they left behind.
 
 Sources: update formulas of ``torch.optim.SGD``, ``Adam`` and ``AdamW`` (Kingma and Ba, arXiv:1412.6980, algorithm 1;

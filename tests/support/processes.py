@@ -25,7 +25,7 @@ SCRIPTS = Path(PYTHON).parent
 PATIENCE = 240
 
 #: A small training run: prints every loss to the last bit, and at the end the weights.
-TRAINING = '''
+TRAINING = """
 import hashlib
 import sys
 
@@ -56,7 +56,7 @@ def digest(net):
 
 if __name__ == "__main__":
     print(digest(train(3)), sys.argv[1:])
-'''
+"""
 
 
 @dataclasses.dataclass(frozen=True)

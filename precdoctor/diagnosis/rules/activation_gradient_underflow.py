@@ -189,11 +189,11 @@ def _finding(view: RunView, survey: _Survey, guilty: Mapping[Key, _Tensor], opti
     facts = view.step_facts(process, step)
     current = (row.scale or (facts.loss_scale if facts is not None else None)) or 1.0
     plan = _plan(view, survey, guilty, options)
-    lost = percent(tensor.lost_share)
+    lost, limit = percent(tensor.lost_share), percent(options["lost_magnitude"])
     message = (
         f"{percent(tensor.share)} of the gradient of the output of `{row.place}` ({row.dtype}) was rounded to zero in "
-        f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}), {lost} of its "
-        f"magnitude (limit {percent(options['lost_magnitude'])}). {_range_words(row, tensor.fmt)} "
+        f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}), {lost} of "
+        f"its magnitude (limit {limit}). {_range_words(row, tensor.fmt)} "
         f"Loss scale: {current:g}. {plural(len(guilty), 'gradient')} of {len(survey.tensors):,} above the limits."
     )
     severe = tensor.share >= options["error_share"]

@@ -8,8 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.bad_steps import reference_of
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.rows import BACKWARD_KINDS, TensorRow, known_format, number, path_evidence, range_evidence
+from precdoctor.diagnosis.origin import locate_forward, suspicious
+from precdoctor.diagnosis.rows import (
+    BACKWARD_KINDS,
+    FORWARD_KINDS,
+    TensorRow,
+    known_format,
+    number,
+    path_evidence,
+    path_to,
+    range_evidence,
+)
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
@@ -19,7 +30,7 @@ PAGE = RulePage(
 A dynamic loss scale that (a) falls below 1, (b) loses `fall_binades` within `window` steps after it found its level, or
 (c) stays busy: more than `skipped_share` of the steps after calibration are skipped. The overflows that let a fresh
 scaler come down from its initial 2^16 to the first clean steps are its normal way of finding that level and are not
-counted. The layer whose gradient overflows first is named from the recorded backward passes of the skipped steps.
+counted. The layer that overflows first is named from the recorded tensors of the skipped steps, forward pass first.
 """,
     matters="""
 Every skipped step is a batch thrown away. A scale far below where it started multiplies gradients that are small anyway
@@ -149,39 +160,52 @@ def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
 _EXAMINED = 16
 
 
-def _overflows(
-    view: RunView, course: _Course, collapse: _Collapse
-) -> list[tuple[int, TensorRow, tuple[TensorRow, ...]]]:
-    """Per examined skipped step the first non-finite gradient in backward order, and the tensors before it."""
+@dataclass(frozen=True)
+class _Overflow:
+    """Where one skipped step first became non-finite."""
+
+    row: TensorRow
+    root: str
+    module: str
+    module_class: str
+    phase: Phase
+    path: tuple[TensorRow, ...]
+
+
+def _overflows(view: RunView, course: _Course, collapse: _Collapse) -> list[_Overflow]:
+    """Per examined skipped step the first non-finite tensor: in the forward pass if there is one, else backward."""
     skipped = [s.step for s in course.steps if s.skipped and s.sampled and collapse.first <= s.step <= collapse.last]
     chosen = skipped[:: max(1, len(skipped) // _EXAMINED)][:_EXAMINED]
-    found = []
+    found: list[_Overflow] = []
+    if not chosen:
+        return found
+    reference = reference_of(view, course.process, chosen[0], frozenset(skipped))
     for step in chosen:
         rows = view.rows(course.process, step)
-        bad = [r for r in rows if r.kind in BACKWARD_KINDS and r.bad]
+        forward = [r for r in rows if r.kind in FORWARD_KINDS and r.phase != "recompute"]
+        row, masks = suspicious(forward, reference, loss_is_finite=True)
+        if row is not None:
+            origin = locate_forward(row, rows, masks, view.module_classes)
+            path = tuple(path_to(forward, row))
+            found.append(_Overflow(row, origin.root, origin.module, origin.module_class, Phase.FORWARD, path))
+            continue
+        gradients = [r for r in rows if r.kind in BACKWARD_KINDS]
+        bad = [r for r in gradients if r.bad]
         if bad:
-            first = min(bad, key=lambda r: r.position)
-            before = [
-                r for r in rows if r.kind in BACKWARD_KINDS and r.order is not None and r.position < first.position
-            ]
-            found.append((step, first, (*before, first)))
+            row = min(bad, key=lambda r: r.position)
+            path = tuple(path_to(gradients, row))
+            found.append(_Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, path))
     return found
 
 
 def _finding(view: RunView, course: _Course, collapse: _Collapse) -> Finding:
     overflows = _overflows(view, course, collapse)
-    places = Counter((row.root, row.module) for _, row, _ in overflows)
-    culprit = places.most_common(1)[0] if places else None
-    shown = next(((s, r, p) for s, r, p in overflows if culprit and (r.root, r.module) == culprit[0]), None)
-    row = shown[1] if shown is not None else None
+    places = Counter((o.root, o.module) for o in overflows)
+    place, hits = places.most_common(1)[0] if places else (None, 0)
+    shown = next((o for o in overflows if (o.root, o.module) == place), None)
     skipped = [s.step for s in course.steps if s.skipped and collapse.first <= s.step <= collapse.last]
     message = f"On rank {course.process.rank}, {collapse.measured} at steps {collapse.first} to {collapse.last}: "
-    message += f"{plural(len(skipped), 'step')} skipped."
-    if culprit is not None and row is not None:
-        message += f" The gradient of the output of `{row.place}` ({row.dtype}) overflowed first in {culprit[1]} of "
-        message += f"{plural(len(overflows), 'examined step')}."
-    else:
-        message += " No backward pass of a skipped step was recorded, so the overflowing layer is not known."
+    message += f"{plural(len(skipped), 'step')} skipped. {_culprit_words(shown, hits, len(overflows))}"
     evidence = {
         "first_overflow_step": skipped[0] if skipped else collapse.first,
         "last_bad_step": collapse.last,
@@ -190,29 +214,42 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse) -> Finding:
         "culprits": [{"root": k[0], "module": k[1], "steps": n} for k, n in places.most_common(5)],
         "loss_scale_history": [[s.step, s.loss_scale] for s in _thinned(course.steps)],
         "last_finite_step": None,
-        "confidence_reason": "the overflowing layer is recorded" if row is not None else "no overflow was sampled",
+        "confidence_reason": "the overflowing layer is recorded" if shown is not None else "no overflow was sampled",
     }
-    if row is not None and shown is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence(shown[2])}
+    if shown is not None:
+        evidence |= {"range": range_evidence(shown.row), "path": path_evidence(shown.path)}
+    because = f" because of `{shown.module or shown.root}`" if shown is not None else ""
     return Finding(
         code="PD301",
         name="loss-scale-collapse",
         severity=Severity.ERROR if collapse.severe else Severity.WARNING,
-        confidence=0.95 if collapse.severe or row is not None else 0.8,
-        title=f"{collapse.measured.rstrip(',')}" + (f" because of `{row.place}`" if row is not None else ""),
+        confidence=0.95 if collapse.severe or shown is not None else 0.8,
+        title=f"{collapse.measured.rstrip(',')}{because}",
         message=message,
         location=Location(
-            root=row.root if row is not None else None,
-            module=row.module if row is not None else None,
-            module_class=(row.module_class or None) if row is not None else None,
-            kind=row.kind if row is not None else None,
-            phase=Phase.BACKWARD,
+            root=shown.root if shown is not None else None,
+            module=shown.module if shown is not None else None,
+            module_class=(shown.module_class or None) if shown is not None else None,
+            kind=shown.row.kind if shown is not None else None,
+            phase=shown.phase if shown is not None else Phase.BACKWARD,
             rank=course.process.rank,
             step=collapse.first,
         ),
         evidence=evidence,
-        prescriptions=(_prescribe(view, course, collapse, row, len(overflows), culprit[1] if culprit else 0),),
+        prescriptions=(_prescribe(view, course, collapse, shown, len(overflows), hits),),
     )
+
+
+def _culprit_words(shown: _Overflow | None, hits: int, examined: int) -> str:
+    if shown is None:
+        return "No skipped step was recorded with its tensors, so the overflowing layer is not known."
+    when = f"in {hits} of {plural(examined, 'examined step')}"
+    if shown.phase is Phase.FORWARD:
+        return (
+            f"The forward pass itself overflows in `{shown.module or shown.root}` "
+            f"({shown.row.label}, {shown.row.dtype}) {when}: no loss scale mends that."
+        )
+    return f"First to overflow {when}: {shown.row.label} ({shown.row.dtype})."
 
 
 def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]:
@@ -222,19 +259,18 @@ def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]
 
 
 def _prescribe(
-    view: RunView, course: _Course, collapse: _Collapse, row: TensorRow | None, examined: int, hits: int
+    view: RunView, course: _Course, collapse: _Collapse, shown: _Overflow | None, examined: int, hits: int
 ) -> Prescription:
-    fmt = known_format(row.dtype) if row is not None else None
-    one_layer = row is not None and row.module != "" and examined > 0 and 2 * hits >= examined
-    if one_layer and row is not None and fmt is not None:
+    fmt = known_format(shown.row.dtype) if shown is not None else None
+    if shown is not None and fmt is not None and shown.module and 2 * hits >= examined:
         return Prescription(
-            title=f"run `{row.module}` in FP32: it overflows {fmt.name} ({fmt.max:g}) at loss scale {collapse.start:g}",
-            change={"module": row.module, "dtype": {"from": row.dtype, "to": "float32"}},
+            title=f"run `{shown.module}` in FP32: it overflows {fmt.name} ({fmt.max:g}) in {hits} of {examined} steps",
+            change={"module": shown.module, "dtype": {"from": shown.row.dtype, "to": "float32"}},
             predicted={
                 "loss_scale": {"from": collapse.end, "to": collapse.start},
                 "overflows_in_examined_steps": {"from": examined, "to": examined - hits},
             },
-            snippet=snippets.run_in_float32(row.module, view.device),
+            snippet=snippets.run_in_float32(shown.module, view.device),
         )
     clean = [s.loss_scale for s in course.steps if not s.skipped and s.loss_scale]
     if collapse.end < 1.0 or not clean:

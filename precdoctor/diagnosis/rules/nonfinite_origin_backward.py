@@ -15,7 +15,6 @@ from precdoctor.diagnosis.telling import (
     consequences,
     headroom_story,
     looked_at,
-    preceding,
     resume_advice,
     unrecorded_message,
     where_words,
@@ -80,8 +79,8 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0. "
         "Forward pass and loss are finite."
     )
-    after = preceding(incident)
-    if after is not None and after.amax is not None:
+    after = incident.path[-2] if len(incident.path) > 1 else None
+    if after is not None and after.amax is not None and not after.bad:
         message += f" The last finite tensor before it, {after.label}, reaches {after.amax:.4g}."
     if incident.cause.name:
         message += f" Cause: {incident.cause.name}: {incident.cause.why}."

@@ -26,8 +26,9 @@ The module whose forward pass made the first NaN or infinity of a step that ende
 weight. Within the step the recorded tensors are walked in execution order; the origin is the first non-finite one whose
 predecessors are all finite. Tensors that are non-finite in the same way on healthy steps, and tensors that hold nothing
 but `-inf` where that is a mask, are passed over; the module that turns a mask into NaN is the origin and the mask is
-evidence. When a module's *input* is bad although every recorded tensor before it is good, functional code in the module
-around them made it, and the finding names that module.
+evidence; unless there are more `-inf` than ever before and the finite values have reached the format's limit, for then
+some of them overflowed. When a module's *input* is bad although every recorded tensor before it is good, functional
+code in the module around them made it, and the finding names that module.
 """,
     matters="""
 Everything downstream of the first NaN is NaN: the loss, every gradient, and, unless the step is skipped, every weight.
@@ -76,8 +77,14 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
     )
     message += _input_words(preceding(incident), row)
-    if origin.masks:
-        message += f" A mask with {origin.masks[-1].neg_inf:,} -inf went in; it is legal and not the origin."
+    usual = max((s.neg_inf_share for s in incident.history), default=0.0) * row.numel
+    if row.mask_like and usual:
+        message += (
+            f" Of the -Inf, {usual:,.0f} are a mask, as on healthy steps; the other {row.neg_inf - usual:,.0f} are new."
+        )
+    mask = preceding(incident)
+    if mask is not None and mask.mask_like:
+        message += f" A mask with {mask.neg_inf:,} -inf went in; it is legal and not the origin."
     if incident.cause.name:
         message += f" Cause: {incident.cause.name}: {incident.cause.why}."
     message += headroom_story(incident)
@@ -100,14 +107,16 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
     assert origin is not None, "an incident without recorded tensors is never PD101"
     after = preceding(incident)
     if incident.cause.name == "softmax-fully-masked":
-        mask = origin.masks[-1]
+        assert after is not None, "the cause is named from the tensor before"
         return Prescription(
-            title=f"use -1e4 in place of -inf in the mask ({mask.neg_inf:,} elements), so that no row is empty",
+            title=f"use -1e4 in place of -inf in the mask ({after.neg_inf:,} elements), so that no row is empty",
             change={"mask_value": {"from": "-inf", "to": -1e4}, "module": origin.module},
-            predicted={"nan": {"from": row.nan, "to": 0}, "masked": mask.neg_inf},
+            predicted={"nan": {"from": row.nan, "to": 0}, "masked": after.neg_inf},
             snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32; exp of it is 0\n",
         )
     narrow = known_format(row.dtype)
+    if incident.cause.name == "matmul-overflow" and narrow is not None and narrow.exponent_bits >= FP32.exponent_bits:
+        return _lower_rate(view, incident)
     if narrow is not None and narrow.mantissa_bits <= BF16.mantissa_bits + 3 and after is not None and after.amax:
         wide = BF16 if row.dtype == "float16" else FP32
         before = round(narrow.headroom(after.amax), 1)
@@ -127,6 +136,23 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
         change={"module": origin.module, "hook": "forward"},
         predicted={"stops_at_step": incident.step, "nonfinite_elements": row.nan + row.inf},
         snippet=snippets.halt_on_nonfinite(origin.module),
+    )
+
+
+def _lower_rate(view: RunView, incident: Incident) -> Prescription:
+    """Values that leave FP32's range are a run that diverged, not a format too narrow."""
+    facts = view.step_facts(incident.process, incident.step)
+    earlier = [s.lr for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.lr]
+    lr = (facts.lr if facts is not None else None) or (earlier[-1] if earlier else None)
+    seen = [s for s in incident.history if s.amax and s.step < incident.step]
+    grown = (
+        f"amax was {seen[-1].amax:.3g} at step {seen[-1].step}" if seen else "3.4e38 is out of reach of a healthy run"
+    )
+    return Prescription(
+        title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip: {grown}",
+        change={"lr": {"from": lr, "to": lr / 10 if lr else None}, "clip_norm": 1.0},
+        predicted={"update_binades": -3.3, "resume_from_step": incident.last_finite},
+        snippet=snippets.lower_rate_and_clip(),
     )
 
 

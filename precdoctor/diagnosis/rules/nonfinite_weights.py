@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Prescription, Severity
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.rows import known_format
@@ -108,11 +109,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
             title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip the gradient",
             change={"lr": {"from": lr, "to": lr / 10 if lr else None}},
             predicted={"update_binades": -3.3},
-            snippet=(
-                "import torch\n\n"
-                "for group in optimizer.param_groups:\n    group['lr'] /= 10\n"
-                "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-            ),
+            snippet=snippets.lower_rate_and_clip(),
         )
     count = row.nan + row.inf if row is not None else None
     return Prescription(

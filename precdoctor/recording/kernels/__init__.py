@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,8 +52,8 @@ class Bank:
     def row(self, slot: int) -> tuple[Tensor, Tensor]:
         """The integer and float row of one slot, as views."""
         while slot >= _SLOTS_PER_BLOCK * len(self._ints):
-            self._ints.append(self._fresh_ints.repeat(_SLOTS_PER_BLOCK, 1))
-            self._floats.append(self._fresh_floats.repeat(_SLOTS_PER_BLOCK, 1))
+            self._ints.append(_rows_of(self._fresh_ints))
+            self._floats.append(_rows_of(self._fresh_floats))
             self._bases.append((self._ints[-1].data_ptr(), self._floats[-1].data_ptr()))
         block, index = divmod(slot, _SLOTS_PER_BLOCK)
         return self._ints[block][index], self._floats[block][index]
@@ -78,8 +79,8 @@ class Bank:
         for block in range(min(count, len(self._ints))):
             ints.append(_to_host(self._ints[block]))
             floats.append(_to_host(self._floats[block]))
-            self._ints[block].copy_(self._fresh_ints)
-            self._floats[block].copy_(self._fresh_floats)
+            _fill(self._ints[block], self._fresh_ints)
+            _fill(self._floats[block], self._fresh_floats)
         self.counter.zero_()
         self.launches = 0
         event = None
@@ -108,9 +109,27 @@ class Snapshot:
         return self._ints[block][index], self._floats[block][index]
 
 
+# On the CPU blocks are made and copied by NumPy: torch would use its thread pool for their size, and in a forked child
+# that pool hangs (its threads are the parent's), although nothing the child computes may be large enough to need it.
+
+
+def _rows_of(fresh: Tensor) -> Tensor:
+    """A block of fresh rows."""
+    if fresh.device.type == "cpu":
+        return torch.from_numpy(np.tile(fresh.numpy(), (_SLOTS_PER_BLOCK, 1)))
+    return fresh.repeat(_SLOTS_PER_BLOCK, 1)
+
+
+def _fill(rows: Tensor, fresh: Tensor) -> None:
+    if rows.device.type == "cpu":
+        rows.numpy()[:] = fresh.numpy()
+    else:
+        rows.copy_(fresh)
+
+
 def _to_host(rows: Tensor) -> Tensor:
     if rows.device.type == "cpu":
-        return rows.clone()
+        return torch.from_numpy(rows.numpy().copy())
     host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.device.type == "cuda")
     return host.copy_(rows, non_blocking=True)
 
@@ -190,11 +209,12 @@ update = torch.ops.precdoctor.update.default
 @contextlib.contextmanager
 def apart_from_user_modes() -> Iterator[None]:
     """Run our ops where no mode of the user's can see, count or redirect them."""
-    with torch.no_grad(), torch._C.DisableTorchFunction():
+    with contextlib.ExitStack() as rare:
+        if torch.is_inference_mode_enabled():  # our banks outlive it: made there, they could not be written to later
+            rare.enter_context(torch.inference_mode(mode=False))
         if torch._C._len_torch_dispatch_stack():
             from torch.utils._python_dispatch import _disable_current_modes
 
-            with _disable_current_modes():
-                yield
-        else:
+            rare.enter_context(_disable_current_modes())
+        with torch.no_grad(), torch._C.DisableTorchFunction():
             yield

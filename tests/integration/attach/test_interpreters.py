@@ -73,10 +73,11 @@ def test_an_interpreter_without_precdoctor(folder):
     command = [PYTHON, "-c", begin, "record", "-o", "bare", "--", str(folder / "without/bin/python"), "-c", "print(1)"]
     run = finish(start(folder, command), folder / "bare")
     assert (run.status, run.out) == (0, b"1\n")
-    assert run.said == [
+    (said,) = run.said
+    assert said == (
         "nothing was recorded: no Python process of the command loaded precdoctor: its interpreter has no precdoctor "
         "installed (pip install precdoctor there), or a launcher dropped the environment variable PRECDOCTOR_RUN"
-    ]
+    )
 
 
 def test_an_interpreter_that_lacks_what_the_recorder_needs(folder):

@@ -6,7 +6,7 @@ import pytest
 
 import precdoctor
 from precdoctor.runlog.verify import verify
-from tests.support.processes import record, script
+from tests.support.processes import environment, record, script
 
 LOADERS = """
 import torch
@@ -131,7 +131,8 @@ def test_every_trainer_of_mp_spawn_has_a_directory(folder):
 @pytest.fixture(scope="module")
 def forked(folder):
     script(folder, "forked.py", FORKED)
-    return record(folder, "forked.py", run=folder / "forked")
+    # with a thread pool in the parent: the child has none, and must not be made to wait for it
+    return record(folder, "forked.py", run=folder / "forked", env=environment(OMP_NUM_THREADS="2"))
 
 
 def test_a_child_of_an_armed_process_that_trains_has_its_own_directory(forked):

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +15,46 @@ import pandas as pd
 import pytest
 
 import precdoctor
-from precdoctor.numerics import EXP_MIN  # noqa: F401 - the package is importable where the children run, too
 from precdoctor.runlog.reader import Run
+from tests.support.processes import PATIENCE, ROOT, environment
 
-ROOT = Path(__file__).resolve().parents[3]
 BOOT = ROOT / "precdoctor" / "recording" / "boot_path"
 
 
 @dataclass(frozen=True)
 class Zoo:
-    """What the two children left behind."""
+    """What the two children left behind.
+
+    Attributes:
+        plain: JSON line of each specimen trained without the recorder, by name.
+        recorded: the same with it.
+    """
 
     directory: Path
-    plain: dict[str, str]
-    recorded: dict[str, str]
-    losses: dict[str, list[float]]
-
-    @cached_property
-    def _cache(self) -> dict[tuple[str, str], Any]:
-        return {}
+    plain: dict[str, dict[str, Any]]
+    recorded: dict[str, dict[str, Any]]
+    _cache: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def run(self, name: str) -> Run:
         """The run recorded from one specimen."""
         return self._kept(name, "run", lambda: precdoctor.open_run(self.directory / "runs" / name))
 
-    def rows(self, name: str, step: int | None = None, **equal: Any) -> pd.DataFrame:
-        """Its tensors rows, those of one step or those whose columns have these values."""
+    def rows(self, name: str, **equal: Any) -> pd.DataFrame:
+        """Its tensors rows; those whose columns have these values."""
         frame = self._kept(name, "tensors", lambda: self.run(name).tensors())
-        for column, value in ({} if step is None else {"step": step}) | equal:
+        for column, value in equal.items():
             frame = frame[frame[column] == value]
         return frame
 
     def steps(self, name: str) -> pd.DataFrame:
-        """Its steps rows."""
-        return self._kept(name, "steps", lambda: self.run(name).steps()).set_index("step")
+        """Its steps rows, by step."""
+        return self._kept(name, "steps", lambda: self.run(name).steps().set_index("step"))
 
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
-        """The data of its events of one kind."""
+        """The data of its events of one kind, with their step."""
         frame = self._kept(name, "events", lambda: self.run(name).events())
-        return [json.loads(data) | {"step": s} for e, data, s in frame[["event", "data", "step"]].itertuples(False) if e == event]
+        chosen = frame[frame["event"] == event]
+        return [json.loads(data) | {"step": step} for data, step in zip(chosen["data"], chosen["step"], strict=True)]
 
     def oracle(self, model: str) -> tuple[int, dict[str, str], dict[str, np.ndarray]]:
         """The step a script looked at by itself, the types of what it saw, and the values."""
@@ -66,3 +66,32 @@ class Zoo:
         if (name, what) not in self._cache:
             self._cache[name, what] = make()
         return self._cache[name, what]
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    directory = tmp_path_factory.mktemp("zoo")
+    for part in ("runs", "oracle"):
+        (directory / part).mkdir()
+    recording = {
+        "PRECDOCTOR_RUN": str(directory / "runs"),
+        "PRECDOCTOR_OPTIONS": json.dumps({"strict": True}),  # an internal error is a failure
+        "ZOO_RUNS": str(directory / "runs"),
+        "ZOO_ORACLE": str(directory / "oracle"),
+    }
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.zoo"], env=env, cwd=ROOT, text=True, stdout=-1, stderr=-1
+        )
+        for env in (
+            environment(PYTHONPATH=str(ROOT)),
+            environment(PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}", **recording),
+        )
+    ]
+    results = []
+    for child in children:
+        out, err = child.communicate(timeout=PATIENCE)
+        assert child.returncode == 0, err[-4000:]
+        assert "precdoctor:" not in err, err
+        results.append({line["name"]: line for line in map(json.loads, out.splitlines())})
+    return Zoo(directory, *results)

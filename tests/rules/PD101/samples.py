@@ -5,7 +5,22 @@ from tests.support.training import Training, find, poison, spoil, tensor
 
 
 def linear_overflow() -> Training:
-    return Training(dtype="float16").poison(7, "output", "blocks.0.mlp.up", pos_inf=4)
+    run = Training(dtype="float16").change(lambda r: r.update(amax=4000.0), kind="output", module="blocks.0.attn.proj")
+    return run.poison(7, "output", "blocks.0.mlp.up", pos_inf=4)
+
+
+def diverged() -> Training:
+    """FP32, and still out of range: the learning rate, not the format."""
+    run = Training().change(lambda r: r.update(amax=1e37), kind="output", module="blocks.0.attn.proj")
+    return run.poison(7, "output", "blocks.0.mlp.up", pos_inf=4)
+
+
+def weight_changed_in_between() -> Training:
+    """Inputs and weights on record cannot give an Inf, and the step died before its weights were recorded."""
+    run = Training(steps=8).poison(7, "output", "blocks.0.mlp.up", pos_inf=4)
+    run.tensors[7] = [r for r in run.tensors[7] if r["kind"] in ("input", "output")]
+    run.step_rows[7].update(complete=False, optimizer="", loss=None, non_finite=0)
+    return run
 
 
 def linear_cast_overflow() -> Training:
@@ -33,6 +48,24 @@ def first_step_with_mask() -> Training:
     run = Training(steps=3)
     run.change(lambda r: spoil(r, neg_inf=1000), kind="input", module="blocks.0.attn.proj")
     return run.poison(0, "output", "blocks.0.attn.proj", nan=64)
+
+
+def overflow_inside_a_mask() -> Training:
+    """Eleven logits fall below FP16's range and hide among the masked ones; softmax finds an empty row."""
+    run = Training(dtype="float16").change(lambda r: spoil(r, neg_inf=276), kind="input", module="blocks.0.attn.proj")
+    run.change(lambda r: r.update(amax=6e4), kind="input", module="blocks.0.attn.proj")
+    run.change(lambda r: r.update(amax=143.6), kind="output", module="blocks.0.attn.qkv")
+    run.poison(7, "output", "blocks.0.attn.proj", nan=24)
+    find(run.tensors[7], "input", "blocks.0.attn.proj").update(neg_inf=287, amax=64992.0)
+    return run
+
+
+def lowest_number_as_mask() -> Training:
+    """finfo.min in place of -inf; adding logits to it overflows here and there, and means nothing."""
+    run = masked_attention()
+    for step, rows in run.tensors.items():
+        find(rows, "input", "blocks.0.attn.proj").update(dtype="float16", amax=65504.0, at_max=1500, neg_inf=40 + step)
+    return run
 
 
 def new_minus_infinity() -> Training:
@@ -138,6 +171,8 @@ def overflow_after_clean_run_of_masks() -> Training:
 
 
 FIRING = {
+    "diverged": Sample(diverged, 7, "blocks.0.mlp.up", "output", "matmul-overflow"),
+    "weight_changed_in_between": Sample(weight_changed_in_between, 7, "blocks.0.mlp.up", cause="nonfinite-weights"),
     "linear_overflow": Sample(
         linear_overflow, 7, "blocks.0.mlp.up", "output", "matmul-overflow", last_finite=6,
         says=("65504", "4 +Inf", "limit 0"),
@@ -149,6 +184,12 @@ FIRING = {
     ),
     "masked_attention": Sample(
         masked_attention, 7, "blocks.0.attn.proj", "output", "softmax-fully-masked", says=("mask with 1,000 -inf",)
+    ),
+    "overflow_inside_a_mask": Sample(
+        overflow_inside_a_mask, 7, "blocks.0.attn", "input", "matmul-overflow", says=("the other 11 are new",)
+    ),
+    "lowest_number_as_mask": Sample(
+        lowest_number_as_mask, 7, "blocks.0.attn.proj", "output", "softmax-fully-masked"
     ),
     "first_step_with_mask": Sample(first_step_with_mask, 0, "blocks.0.attn.proj", "output", last_finite=None),
     "new_minus_infinity": Sample(new_minus_infinity, 7, "norm", "output", last_finite=6),

@@ -1,7 +1,7 @@
 """Loss scales that fall for a reason, and scalers at work."""
 
 from tests.support.samples import Sample
-from tests.support.training import FACTS, Training, spoil
+from tests.support.training import FACTS, Training, find, spoil
 
 SCALER = {"class": "GradScaler", "growth_factor": 2.0, "backoff_factor": 0.5, "enabled": True}
 
@@ -76,10 +76,23 @@ def mask_and_scaler() -> Training:
     return run.change(lambda r: spoil(r, neg_inf=9), kind="input", module="blocks.0.attn.proj")
 
 
+def forward_overflow_is_to_blame() -> Training:
+    """The activations overflow, the loss is clamped, and the scaler pays for it."""
+    run = falls_below_one()
+    for step in range(10, 24):
+        spoil(find(run.tensors[step], "output", "norm"), pos_inf=3)
+    return run
+
+
 FIRING = {
+    "forward_overflow_is_to_blame": Sample(
+        forward_overflow_is_to_blame, 10, "norm", "output", says=("no loss scale mends that",)
+    ),
     "falls_below_one": Sample(falls_below_one, 10, says=("from 1024 to 0.125", "limit 1")),
     "never_calibrates": Sample(never_calibrates, 0, says=("from 65536",)),
-    "one_layer": Sample(one_layer, 10, "blocks.0.mlp.up", "grad_output", says=("14 of 14 examined",)),
+    "one_layer": Sample(
+        one_layer, 10, "blocks.0.mlp.up", "grad_output", says=("14 of 14 examined", "gradient of the output")
+    ),
     "cascade": Sample(cascade, severity="warning", says=("6 binades (limit 5)", "from 65536 to 1024")),
     "busy": Sample(busy, severity="warning", says=("25 %", "limit 10 %")),
 }

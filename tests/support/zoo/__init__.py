@@ -1,4 +1,4 @@
-"""Small deterministic training scripts, written as a user would write them: the recorder must neither change nor miss them.
+"""Small deterministic training scripts, written as a user would write them.
 
 Each specimen is a function that seeds, trains for a few steps, and returns its losses and models. ``python -m
 tests.support.zoo NAME ...`` trains the named ones, each in a fork of its own (torch is imported once), and prints one

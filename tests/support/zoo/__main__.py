@@ -20,7 +20,7 @@ def main() -> int:
     specimens = load(sys.argv[1:])
     import torch
     import torch._dynamo  # optimizers import it when they are first made, which takes each fork two seconds
-    import torch.utils.checkpoint  # noqa: F401
+    import torch.utils.checkpoint
 
     torch.set_num_threads(1)
     running: dict[int, str] = {}

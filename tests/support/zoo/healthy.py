@@ -92,9 +92,7 @@ class Tagger(nn.Module):
         self.out = nn.Linear(16, 5)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(
-            self.embed(tokens), lengths, batch_first=True, enforce_sorted=False
-        )
+        packed = nn.utils.rnn.pack_padded_sequence(self.embed(tokens), lengths, batch_first=True, enforce_sorted=False)
         y, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=tokens.shape[1])
         return self.out(y)
 

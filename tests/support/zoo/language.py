@@ -127,7 +127,7 @@ def gpt_fp16_scaler() -> Trained:
     def loss() -> Tensor:
         return loss_of() * (1e9 if next(count) == 2 else 1.0)
 
-    scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     losses = fit(model, _adam(model), loss, autocast=torch.float16, scaler=scaler, clip=1.0, steps=5)
     return Trained(losses, [model])
 
@@ -143,9 +143,7 @@ def gpt_fused_scaler() -> Trained:
         return loss_of() * (1e9 if next(count) == 1 else 1.0)
 
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    return Trained(
-        fit(model, _adam(model, fused=True), loss, autocast=torch.float16, scaler=scaler, steps=3), [model]
-    )
+    return Trained(fit(model, _adam(model, fused=True), loss, autocast=torch.float16, scaler=scaler, steps=3), [model])
 
 
 class PureBF16(nn.Module):

@@ -31,7 +31,7 @@ def recurrent() -> Trained:
     model = Recurrent()
 
     def loss() -> Tensor:
-        return F.cross_entropy(model(torch.randint(0, 30, (4, 6))), torch.randint(0, 30, (4,)))
+        return F.cross_entropy(model(torch.randint(0, 30, (4, 18))), torch.randint(0, 30, (4,)))
 
     return Trained(fit(model, torch.optim.SGD(model.parameters(), lr=0.1), loss), [model])
 

@@ -104,6 +104,7 @@ def test_modules_as_python(module: str, expression: str) -> None:
     [
         snippets.bfloat16_autocast("cuda"),
         snippets.detect_anomaly(),
+        snippets.lower_rate_and_clip(),
         snippets.grad_scaler("cuda", 8192.0),
         snippets.grad_scaler("cpu", 8192.0, 500),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -151,7 +152,7 @@ def test_queued_steps_hold_no_tensor_of_the_training(run, slow):
 
 def test_a_full_disk_budget_keeps_the_small_tables(run, capsys):
     steps, total = Steps(), 400
-    options = RecordOptions(max_disk=200_000)
+    options = RecordOptions(max_disk=1_000_000)
     drain = Drain(run, 0, options)
     for number in range(total):
         drain.put(steps(number))
@@ -166,7 +167,9 @@ def test_a_full_disk_budget_keeps_the_small_tables(run, capsys):
     tensors, rows, events = tables(run)
     assert max(rows["step"]) == last > max(tensors["step"])
     assert drops(events).keys() == {"disk_budget"}
-    assert capsys.readouterr().err == "precdoctor: the log has reached --max-disk (200000 bytes)\n"
+    assert capsys.readouterr().err == (
+        "precdoctor: the log has reached --max-disk (1000000 bytes); tensors are no longer recorded, training goes on\n"
+    )
 
 
 def test_one_internal_error_loses_one_step(run, monkeypatch, capsys):
@@ -212,13 +215,36 @@ def test_three_internal_errors_end_the_recording_and_say_so_once(run, monkeypatc
 
 def test_a_vanished_directory_ends_the_recording_and_says_so_once(run, capsys):
     drain = Drain(run, 0, RecordOptions())
-    os.rename(run, run.with_name("gone"))
+    run.rename(run.with_name("gone"))
     drain.write_facts({})
     drain.close({"reason": "exit"})
     assert drain.failed
     said = capsys.readouterr().err
     assert said == (
         "precdoctor: the log cannot be written (No such file or directory); recording has stopped, training goes on\n"
+    )
+
+
+def test_a_full_disk_ends_the_recording_without_an_end_marker(run, monkeypatch, capsys):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    steps = Steps()
+    drain = Drain(run, 0, RecordOptions())
+    drain.put(steps(0))
+    while not any(file.stat().st_size for file in drain.directory.glob("steps*")):
+        time.sleep(0.001)
+    monkeypatch.setattr("os.pwrite", full)
+    monkeypatch.setattr("os.fsync", full)
+    drain.put(steps(1))
+    drain.put(steps(2))
+    drain.close({"reason": "exit"})
+    monkeypatch.undo()
+    assert precdoctor.open_run(run).ranks[0].end is None
+    assert list(tables(run)[1]["step"]) == [0]  # what was there before can be read
+    said = capsys.readouterr().err
+    assert said == (
+        "precdoctor: the log cannot be written (No space left on device); recording has stopped, training goes on\n"
     )
 
 

@@ -1,0 +1,106 @@
+"""The steps table: losses, rates, scales, skips."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+
+def test_losses_are_those_of_the_script(zoo):
+    for name in ("gpt", "gpt_bf16_autocast", "recurrent", "gradient_penalty", "odd_outputs", "hand_scaled", "warm_up"):
+        assert zoo.steps(name)["loss"].tolist() == pytest.approx(zoo.plain[name]["losses"], rel=1e-6), name
+
+
+def test_learning_rates_follow_the_scheduler(zoo):
+    rates = [1e-3 * min(1.0, step / 10) for step in range(16)]
+    assert zoo.steps("warm_up")["lr"].tolist() == pytest.approx(rates)
+    assert [list(lrs) for lrs in zoo.steps("warm_up")["lrs"]] == [[pytest.approx(rate)] for rate in rates]
+
+
+def test_a_forced_overflow_is_skipped_and_the_scale_backs_off(zoo):
+    steps = zoo.steps("gpt_fp16_scaler")
+    assert steps["found_inf"].tolist() == steps["skipped"].tolist() == [False, False, True, False, False]
+    assert steps["loss_scale"].tolist() == [1024.0, 1024.0, 1024.0, 512.0, 512.0]
+    assert steps["growth_tracker"].tolist() == [0, 1, 2, 0, 1]
+    assert steps["clipped_before_unscale"].tolist() == [False] * 5
+    assert steps["loss"].tolist() == pytest.approx(zoo.plain["gpt_fp16_scaler"]["losses"], rel=1e-5)
+    assert set(steps["autocast_dtype"]) == {"float16"}
+    assert (steps["non_finite"] > 0).tolist() == [False, False, True, False, False]
+    assert [(e["step"], e["change"], e["to"]) for e in zoo.events("gpt_fp16_scaler", "scaler")] == [
+        (3, "backoff", 512.0)
+    ]
+    rows = zoo.rows("gpt_fp16_scaler")
+    scaled = rows["kind"].isin(["grad_output", "weight_grad", "loss"])
+    assert (rows[scaled]["scale"] == rows[scaled]["step"].map(steps["loss_scale"])).all()
+    assert rows[~scaled]["scale"].isna().all()  # unscaled by hand before the clip
+    assert set(rows[rows["step"] == 2]["kind"]) & {"update", "weight_grad_step"} == set()
+
+
+def test_a_fused_optimizer_is_given_scaled_gradients_and_skips_by_itself(zoo):
+    steps = zoo.steps("gpt_fused_scaler")
+    assert steps["found_inf"].tolist() == steps["skipped"].tolist() == [False, True, False]
+    given = zoo.rows("gpt_fused_scaler", kind="weight_grad_step", step=0)
+    assert set(given["scale"]) == {1024.0}
+    local = zoo.rows("gpt_fused_scaler", kind="weight_grad", step=0)
+    largest = [rows.set_index(["module", "name"])["amax"].to_dict() for rows in (given, local)]
+    assert largest[0] == largest[1]
+
+
+def test_gradient_norms_are_unscaled(zoo):
+    steps = zoo.steps("gpt_fp16_scaler")
+    assert 0.1 < steps.loc[0, "grad_norm"] < 100
+    assert math.isnan(steps.loc[2, "grad_norm"])
+
+
+def test_a_hand_written_scale_is_inferred(zoo):
+    steps = zoo.steps("hand_scaled")
+    assert set(steps["loss_scale"]) == {65536.0}
+    rows = zoo.rows("hand_scaled", step=1)
+    by_kind = dict(iter(rows.groupby("kind", observed=True)))
+    assert set(by_kind["weight_grad"]["scale"]) == set(by_kind["loss"]["scale"]) == {65536.0}
+    assert by_kind["weight_grad_step"]["scale"].isna().all()
+    ratio = (
+        by_kind["weight_grad"].set_index(["module", "name"])["amax"]
+        / by_kind["weight_grad_step"].set_index(["module", "name"])["amax"]
+    )
+    assert np.allclose(ratio, 65536.0)
+    assert [e["change"] for e in zoo.events("hand_scaled", "scaler")] == ["inferred"]
+
+
+@pytest.mark.parametrize("name", ["weighted_loss", "gpt_accumulate", "gan", "distillation", "evaluations"])
+def test_other_factors_are_not_taken_for_a_scale(zoo, name):
+    assert zoo.steps(name)["loss_scale"].isna().all()
+    assert zoo.events(name, "scaler") == []
+
+
+def test_two_optimizers_take_turns(zoo):
+    steps = zoo.steps("gan")
+    assert steps["optimizer"].tolist() == ["Adam#0", "Adam#1"] * 3
+    assert steps["micro_steps"].tolist() == [2, 1] * 3
+    losses = np.reshape(zoo.plain["gan"]["losses"], (3, 3))
+    assert steps["loss"].tolist() == pytest.approx(np.stack([losses[:, 0] + losses[:, 1], losses[:, 2]], 1).ravel())
+    own = zoo.rows("gan", step=1, kind="weight_grad", root="Generator#0")
+    assert steps.loc[1, "grad_norm"] == pytest.approx(math.sqrt(own["sum_sq"].sum()))  # not the discriminator's
+    assert set(zoo.rows("gan", step=1, kind="weight")["root"]) == {"Generator#0"}
+    assert set(zoo.rows("gan", step=0, kind="weight")["root"]) == {"Discriminator#0"}
+
+
+def test_a_closure_runs_inside_the_step_it_belongs_to(zoo):
+    """Gradients left over from the step before are not what the optimizer is given."""
+    steps = zoo.steps("closure_adam")
+    assert steps["micro_steps"].tolist() == [1, 1, 1]
+    assert steps["loss"].tolist() == pytest.approx(zoo.plain["closure_adam"]["losses"])
+    for step in range(3):
+        given = zoo.rows("closure_adam", step=step, kind="weight_grad_step")
+        assert math.sqrt(given["sum_sq"].sum()) == pytest.approx(0.01, rel=1e-3)
+        assert len(zoo.rows("closure_adam", step=step, kind="update")) == 4
+    assert (zoo.steps("lbfgs")["micro_steps"] >= 1).all()
+    assert len(zoo.steps("lbfgs")) == 3
+
+
+def test_the_lost_update_fraction_is_small_in_fp32_and_zero_weight_changes_at_lr_zero_are_not_lost(zoo):
+    assert zoo.steps("gpt")["lost_update_fraction"].max() < 0.05
+    first = zoo.rows("warm_up", step=0, kind="update")
+    assert (first["unchanged"] == 0).all() and (first["zero"] == first["numel"]).all()

@@ -1,0 +1,79 @@
+"""The tensors in what modules take and return."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, UserDict
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from precdoctor.recording import leaves
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    states: tuple
+    loss: torch.Tensor | None = None
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+X = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (X, [""]),
+        ((X, (X, X)), ["0", "1.0", "1.1"]),
+        ([X, None, 3, "text", {"a": X}], ["0", "4.a"]),
+        (OrderedDict(logits=X, hidden_states=(X, X)), ["logits", "hidden_states.0", "hidden_states.1"]),
+        (UserDict(a=X), ["a"]),
+        (Output(X, (X,)), ["logits", "states.0"]),
+        (Pair(X, [X]), ["left", "right.0"]),
+        ({"a": {"b": {"c": {"d": X}}}}, []),  # too deep
+        (Output, []),
+        (None, []),
+    ],
+)
+def test_names_of_leaves(value, names):
+    assert [name for name, _ in leaves.tensors(value)] == names
+
+
+def test_a_cache_is_cut_off():
+    assert len(list(leaves.tensors([X] * 1000))) == 64
+
+
+def test_only_numbers_that_can_be_read():
+    values = {"f": X, "i": torch.ones(2, dtype=torch.int64), "c": torch.ones(2, dtype=torch.complex64), "b": X > 0}
+    assert [name for name, _ in leaves.floating(values)] == ["f", "c"]
+    seen = []
+    torch.func.vmap(lambda x: (seen.extend(leaves.floating(x)), x)[1])(torch.ones(3, 2))
+    assert seen == []
+
+
+def test_plain_tensors():
+    assert leaves.plain(X) is X
+    assert leaves.plain(torch.nn.Parameter(X)).shape == (2,)
+    assert leaves.plain(torch.ones(0)) is None
+    assert leaves.plain(torch.ones(2, device="meta")) is None
+    assert leaves.plain(torch.ones(2, dtype=torch.int32)) is None
+    assert leaves.plain(torch.tensor([1 + 2j])).tolist() == [[1.0, 2.0]]
+    with FakeTensorMode():
+        assert leaves.plain(torch.ones(2)) is None
+    nested = torch.nested.nested_tensor([X, torch.ones(3)], layout=torch.jagged)
+    assert leaves.plain(nested) is None
+    sparse = torch.sparse_coo_tensor([[0, 0, 1]], [1.0, 2.0, 4.0], (3,), check_invariants=False)
+    assert sorted(leaves.plain(sparse).tolist()) == [3.0, 4.0]
+
+
+def test_low_precision_types_are_numbers():
+    for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float64):
+        assert leaves.plain(torch.ones(2).to(dtype)) is not None

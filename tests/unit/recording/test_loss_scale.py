@@ -1,0 +1,112 @@
+"""Hand-written loss scales: found where there is one, and only there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precdoctor.recording.backward import constant_factor
+from precdoctor.recording.batch import StepBatch, StepFacts
+from precdoctor.recording.rows import LossScales, infer_loss_scale
+
+POWERS = st.integers(4, 24).map(lambda k: 2.0**k)
+ORDINARY = st.floats(1e-3, 1e3, allow_nan=False).filter(lambda x: x > 0)
+
+
+def around(value: float, spread: float):
+    return st.lists(st.floats(value * (1 - spread), value * (1 + spread)), min_size=2, max_size=20)
+
+
+@given(POWERS | st.sampled_from([100.0, 1000.0, 12345.0]), st.data())
+def test_a_factor_that_the_gradients_were_divided_by(scale, data):
+    ratios = data.draw(around(scale, 1e-4))
+    assert infer_loss_scale([scale], ratios, clipped=False) == scale
+    assert infer_loss_scale([scale] * 4, ratios, clipped=False) == scale
+
+
+@given(POWERS, st.floats(1.0, 1e4), st.data())
+def test_clipping_divides_once_more(scale, clip, data):
+    ratios = data.draw(around(scale * clip, 1e-4))
+    assert infer_loss_scale([scale], ratios, clipped=True) == scale
+
+
+@given(POWERS.filter(lambda x: x >= 64))
+def test_division_alone_shows_it_when_it_is_an_exact_power_of_two(scale):
+    assert infer_loss_scale([], [scale] * 3, clipped=False) == scale
+    assert infer_loss_scale([], [scale] * 3, clipped=True) is None  # a clip could have done that
+    assert infer_loss_scale([], [scale], clipped=False) is None  # one parameter proves little
+
+
+@given(ORDINARY, st.data())
+def test_a_weight_on_the_loss_is_no_scale(weight, data):
+    """Nobody divided the gradients by it."""
+    assert infer_loss_scale([weight], data.draw(around(1.0, 1e-6)), clipped=False) is None
+
+
+@given(st.floats(1.0, 1e6), ORDINARY.filter(lambda x: x < 16 or not float(x).is_integer()), st.data())
+def test_a_weight_on_a_loss_whose_gradients_are_clipped_is_no_scale(clip, weight, data):
+    assert infer_loss_scale([weight], data.draw(around(clip, 1e-6)), clipped=True) is None
+
+
+@given(st.lists(st.floats(0.05, 20.0), min_size=3, max_size=30))
+def test_averaging_over_ranks_is_no_scale(ratios):
+    assert infer_loss_scale([], ratios, clipped=False) is None
+    assert infer_loss_scale([0.25], ratios, clipped=False) is None
+
+
+@given(POWERS.filter(lambda x: x >= 256), st.lists(st.floats(0.5, 4.0), min_size=3, max_size=30))
+def test_a_scale_is_seen_through_averaging_over_ranks(scale, changes):
+    assert infer_loss_scale([scale], [scale * c for c in changes], clipped=False) == scale
+
+
+def test_factors_that_differ_between_micro_steps_are_weights():
+    assert infer_loss_scale([64.0, 128.0], [], clipped=False) is None
+    assert infer_loss_scale([65536.0] * 2, [], clipped=False) == 65536.0
+    assert infer_loss_scale([1000.0], [], clipped=False) is None
+    assert infer_loss_scale([], [], clipped=False) is None
+
+
+def step(sampled: bool, factors: list[float], **more) -> StepBatch:
+    return StepBatch(StepFacts(0, sampled=sampled, complete=True, root_factors=factors, **more), [], {})
+
+
+def gradients(ratio: float) -> list[dict]:
+    site = {"root": "Net#0", "module": "fc"}
+    return [
+        {**site, "kind": kind, "name": name, "amax": amax}
+        for name in ("weight", "bias")
+        for kind, amax in (("weight_grad", ratio), ("weight_grad_step", 1.0))
+    ]
+
+
+def test_steps_between_sampled_ones_go_by_what_those_have_shown():
+    scales = LossScales()
+    assert scales.of(step(False, [1024.0]), []) == (None, False)
+    assert scales.of(step(True, [1024.0]), gradients(1024.0)) == (1024.0, True)
+    assert scales.of(step(False, [512.0]), []) == (512.0, True)  # a hand-written backoff
+    assert scales.of(step(False, []), []) == (1024.0, True)
+    assert scales.of(step(True, [32.0]), gradients(1.0)) == (None, False)
+    assert scales.of(step(False, [32.0]), []) == (None, False)
+
+
+def test_a_grad_scaler_is_believed():
+    assert LossScales().of(step(True, [2.0], loss_scale=8.0), gradients(4.0)) == (8.0, False)
+
+
+@pytest.mark.parametrize(
+    ("expression", "factor"),
+    [
+        (lambda x: x * 65536, 65536.0),
+        (lambda x: 65536 * x, 65536.0),
+        (lambda x: x * torch.tensor(128.0), 128.0),
+        (lambda x: x / 4, None),
+        (lambda x: x * x.exp(), None),
+        (lambda x: x + 1, None),
+        (lambda x: x.detach(), None),
+    ],
+)
+def test_the_factor_at_the_root_of_a_graph(expression, factor):
+    loss = torch.nn.Parameter(torch.ones(3)).sum()
+    assert constant_factor(expression(loss)) == factor
