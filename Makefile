@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit gpu docs samples clean
+.PHONY: help demo test lint unit gpu bench docs samples clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +41,15 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 unit: $(VENV)/.installed-dev  ## the tests alone; make unit ARGS="-k gate" picks some
 	$(PYTEST) -n 2 --dist loadfile -m "not gpu" $(ARGS)
 
-gpu: $(VENV)/.installed-dev  ## the tests that need a CUDA device
-	$(PYTEST) -m gpu tests $(ARGS)
+gpu:  ## what only a CUDA device can show: its tests, and a table under benchmarks/results/ (PYTHON=...)
+	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
+	mkdir -p benchmarks/results
+	(PYTHONPATH=. $(PYTHON) benchmarks/gpu.py && PYTHONPATH=. $(PYTHON) benchmarks/overhead.py --device cuda --size medium) \
+	  | tee benchmarks/results/gpu-$$(date -u +%Y%m%d).md
+
+bench: $(VENV)/.installed-dev  ## what recording costs on this CPU, as ratios; a table under benchmarks/results/
+	mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/overhead.py --device cpu | tee benchmarks/results/cpu.md
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
 	$(BIN)/python docs/generate.py

@@ -1,9 +1,9 @@
 """What only a GPU can show: kernel bandwidth against a plain copy. Run by `make gpu`, with benchmarks/overhead.py.
 
-    python benchmarks/gpu.py
+python benchmarks/gpu.py
 """
 
-import datetime
+import time
 
 import torch
 
@@ -27,7 +27,7 @@ def seconds(body, repeat=20):
 def main():
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu.py needs a CUDA device; there is none here")
-    print(f"{datetime.date.today()}  {torch.cuda.get_device_name()}  torch {torch.__version__}")
+    print(f"{time.strftime("%Y-%m-%d")}  {torch.cuda.get_device_name()}  torch {torch.__version__}")
     print("| tensor | copy, GB/s | statistics, GB/s | share |\n|---|---|---|---|")
     for mebibytes in (1, 16, 64, 256):
         x = torch.randn(mebibytes << 19, device="cuda").bfloat16()

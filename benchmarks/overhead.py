@@ -7,7 +7,6 @@ process time is used, which other programs do not disturb. Write the table to a 
 """
 
 import argparse
-import datetime
 import os
 import platform
 import statistics
@@ -101,9 +100,11 @@ def main():
         from precdoctor.recording.kernels import native
 
         recorder = hooks.install()
-        device = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or platform.machine()
+        device = (
+            torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or platform.machine()
+        )
         kernel = "torch" if arguments.device == "cuda" else ("C" if native.library() else "torch, blocked")
-        print(f"{datetime.date.today()}  {device}  torch {torch.__version__}  kernel: {kernel}  GPT {arguments.size}")
+        print(f"{time.strftime("%Y-%m-%d")}  {device}  torch {torch.__version__}  kernel: {kernel}  GPT {arguments.size}")
         print("| precision | plain step, ms | recorded / plain | spread |\n|---|---|---|---|")
         for name, dtype in (("FP32", None), ("BF16 autocast", torch.bfloat16)):
             pairs = steps(recorder, arguments, dtype)

@@ -26,7 +26,8 @@ class Attention(nn.Module):
         scores = q @ k.transpose(-2, -1)  # the division by sqrt(head size) is missing
         mask = torch.ones(time, time, dtype=torch.bool, device=x.device).triu(1)
         weights = self.softmax(scores.masked_fill(mask, float("-inf")))
-        return self.proj((weights @ v).transpose(1, 2).reshape(batch, time, width))
+        mixed: torch.Tensor = self.proj((weights @ v).transpose(1, 2).reshape(batch, time, width))
+        return mixed
 
 
 class Block(nn.Module):
@@ -41,13 +42,16 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x = x + self.mlp(self.norm2(x))
+        return x
 
 
 class GPT(nn.Module):
     """Decoder-only transformer."""
 
-    def __init__(self, vocabulary: int = 64, width: int = 48, heads: int = 1, layers: int = 2, context: int = 16) -> None:
+    def __init__(
+        self, vocabulary: int = 64, width: int = 48, heads: int = 1, layers: int = 2, context: int = 16
+    ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(context, width)
@@ -59,7 +63,8 @@ class GPT(nn.Module):
         x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
 
 
 def batch(generator: torch.Generator, device: str) -> tuple[torch.Tensor, torch.Tensor]:

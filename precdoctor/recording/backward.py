@@ -12,6 +12,7 @@ from torch import Tensor
 
 from precdoctor.recording import attach
 from precdoctor.recording.batch import defer
+from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder, guarded
 
@@ -23,8 +24,9 @@ _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_ligh
 class Backward:
     """Patches ``torch.autograd.backward`` (``Tensor.backward`` calls it by attribute) and hooks leaf gradients."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps) -> None:
         self._recorder = recorder
+        self._manual = manual
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
         self._hooked: dict[int, weakref.ref[Tensor]] = {}
@@ -70,6 +72,7 @@ class Backward:
     def _ended(self) -> None:
         self._recorder.in_backward = False
         self._recorder.end_micro_step()
+        self._manual.backward_ended()
 
     def hook_parameters(self) -> None:
         """Put a post-accumulate hook on every parameter of every root that has none yet.
@@ -93,7 +96,7 @@ class Backward:
         parameter.register_post_accumulate_grad_hook(self._gradient_hook())
 
     def _gradient_hook(self) -> Callable[[Tensor], None]:
-        recorder = self._recorder
+        recorder, manual = self._recorder, self._manual
 
         @guarded(recorder)
         def precdoctor_weight_grad(parameter: Tensor) -> None:
@@ -105,6 +108,8 @@ class Backward:
             root = recorder.names.roots.get(place.root)
             if root is not None:
                 root.trained = True
+            if not manual.has_optimizer:
+                manual.gradient_arrived(parameter)
             if recorder.live and recorder.in_backward and recorder.wants(place):
                 recorder.measure(recorder.site(place, "weight_grad", name, grad), grad, restart=True)
 

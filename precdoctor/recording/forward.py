@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import leaves
+from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.slots import Entry, Site
@@ -63,8 +64,9 @@ class _Frame:
 class Forward:
     """The two global hooks and what they share."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps) -> None:
         self._recorder = recorder
+        self._manual = manual
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._seen = _Seen(recorder)
@@ -120,6 +122,8 @@ class Forward:
             return
         recompute = _in_recompute() != -1
         inside = above if above is not None and above.place is not None else None
+        if inside is None and not recompute and not self._manual.has_optimizer:
+            self._manual.end_step_if_updated()
         parent, caller = (None, None) if inside is None else (inside.place, inside.module)
         place = recorder.names.place(module, parent, caller)
         mode = self._root_mode(module, place, recompute) if inside is None else _inner_mode(inside.mode)

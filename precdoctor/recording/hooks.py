@@ -7,6 +7,7 @@ from pathlib import Path
 
 from precdoctor.recording.backward import Backward
 from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
+from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.optimizers import Optimizers
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.recorder import Recorder
@@ -27,9 +28,11 @@ def install() -> Recorder:
         if not keyword_arguments_are_visible():  # calls a module, so it comes before our hooks
             recorder.warnings.append("keyword arguments of modules are not visible in this torch")
         try:
-            Forward(recorder).install()
-            Backward(recorder).install()
-            Optimizers(recorder).install()
+            manual = ManualSteps(recorder)
+            Forward(recorder, manual).install()
+            Backward(recorder, manual).install()
+            Optimizers(recorder, manual).install()
+            recorder.end_open_step = manual.end_step_if_updated
         except Exception:
             recorder.state = "off"  # half of the hooks are worse than none
             raise

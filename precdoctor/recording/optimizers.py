@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.batch import defer
+from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scalers import Scalers
@@ -41,8 +42,9 @@ class Attempt:
 class Optimizers:
     """Global optimizer hooks and the patches around them."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps) -> None:
         self._recorder = recorder
+        self._manual = manual
         self._attempt: Attempt | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
@@ -105,6 +107,7 @@ class Optimizers:
         if self._attempt is not None:  # its step raised and never ended
             self._close(self._attempt)
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
+        self._manual.has_optimizer = True
         facts = self._recorder.current
         facts.optimizer = attempt.name
         facts.lrs = [defer(group["lr"]) for group in optimizer.param_groups if "lr" in group]
@@ -178,7 +181,7 @@ class Optimizers:
         recorder = self._recorder
         for parameter, place, name, _ in self._parameters(optimizer):
             if parameter.requires_grad:
-                recorder.measure(recorder.site(place, "weight", name, parameter), parameter)
+                recorder.measure(recorder.site(place, "weight", name, parameter), parameter, restart=True)
         for root in recorder.names.roots.values():
             module = root.module()
             if module is not None:

@@ -46,6 +46,8 @@ class Recorder:
         self.warnings: list[str] = []
         #: Called in a forked child, for what hooks remember of the parent's run.
         self.when_forked: list[Callable[[], None]] = []
+        #: Called before the log is closed: a step that nobody announces may have ended.
+        self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
         self._paused: Drain | None = None
         self._reset()
@@ -112,6 +114,7 @@ class Recorder:
                 return
             if self.state == "armed":
                 try:
+                    self.end_open_step()
                     if self._step_has_begun():
                         self._hand_over(complete=False)
                     if self.facts is not None:

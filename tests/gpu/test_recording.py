@@ -47,11 +47,10 @@ print(digest.hexdigest())
 def train(folder: Path, mode: str, *extra: str, record: bool) -> str:
     script = folder / "train.py"
     script.write_text(TRAIN)
-    prefix = [sys.executable, "-m", "precdoctor", "record", "--strict", "-o", str(folder / "run"), "--"] if record else []
+    recorder = [sys.executable, "-m", "precdoctor", "record", "--strict", "-o", str(folder / "run"), "--"]
+    command = [*(recorder if record else []), sys.executable, str(script), mode, *extra]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    done = subprocess.run(
-        [*prefix, sys.executable, str(script), mode, *extra], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -63,7 +62,8 @@ def test_recording_changes_nothing_and_sees_everything(tmp_path, mode):
     steps, tensors = run.steps(), run.tensors(columns=["step", "kind", "amax"])
     assert list(steps["step"]) == list(range(8))
     assert steps["loss"].notna().all()
-    assert {"output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update", "loss"} <= set(tensors["kind"])
+    everything = {"output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update", "loss"}
+    assert everything <= set(tensors["kind"])
     if mode in ("fp16", "fused"):
         assert (steps["loss_scale"] == 65536.0).all()
     facts = json.loads((tmp_path / "run" / "rank-00000" / "rank.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -70,7 +71,20 @@ class Zoo:
 
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
-    directory = tmp_path_factory.mktemp("zoo")
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one zoo for all workers
+    directory, results = base / "zoo", base / "zoo" / "results.json"
+    with (base / "zoo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            directory.mkdir()
+            results.write_text(json.dumps(train(directory)))
+    assert results.exists(), "training the zoo failed in another worker"
+    return Zoo(directory, *json.loads(results.read_text()))
+
+
+def train(directory: Path) -> list[dict[str, dict[str, Any]]]:
+    """The zoo without and with the recorder, at the same time; the specimens' JSON lines by name."""
     for part in ("runs", "oracle"):
         (directory / part).mkdir()
     recording = {
@@ -79,14 +93,14 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
         "ZOO_RUNS": str(directory / "runs"),
         "ZOO_ORACLE": str(directory / "oracle"),
     }
+    command = [sys.executable, "-m", "tests.support.zoo"]
+    environments = (
+        environment(PYTHONPATH=str(ROOT)),
+        environment(PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}", **recording),
+    )
     children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.zoo"], env=env, cwd=ROOT, text=True, stdout=-1, stderr=-1
-        )
-        for env in (
-            environment(PYTHONPATH=str(ROOT)),
-            environment(PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}", **recording),
-        )
+        subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for env in environments
     ]
     results = []
     for child in children:
@@ -94,4 +108,4 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
         assert child.returncode == 0, err[-4000:]
         assert "precdoctor:" not in err, err
         results.append({line["name"]: line for line in map(json.loads, out.splitlines())})
-    return Zoo(directory, *results)
+    return results

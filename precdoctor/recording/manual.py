@@ -1,0 +1,74 @@
+"""Scripts that train without an optimizer: ``p.data.add_(p.grad, alpha=-lr)`` after each backward pass.
+
+Nothing announces their steps. A step has ended when, at the next forward pass, the weights are no longer what they were
+after the backward pass (CPU), or their gradients are gone (elsewhere, where comparing values would wait for the
+device). All this stands aside for good as soon as an optimizer makes a step.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import kernels
+from precdoctor.recording.recorder import Recorder
+
+#: Larger parameters are not copied to be compared.
+_MAX_COPY = 1 << 20
+
+
+class ManualSteps:
+    """Watches one parameter between a backward pass and the next forward pass."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._forget()
+        recorder.when_forked.append(self._forget)
+
+    def _forget(self) -> None:
+        self._watched: weakref.ref[Tensor] | None = None
+        self._copy: Tensor | None = None
+        #: An optimizer steps in this process: attempts are the steps, and there is nothing to guess.
+        self.has_optimizer = False
+
+    def gradient_arrived(self, parameter: Tensor) -> None:
+        """A parameter has got its gradient: the smallest one of the step is watched."""
+        watched = self._watched() if self._watched is not None else None
+        if watched is None or parameter.numel() < watched.numel():
+            self._watched = weakref.ref(parameter)
+
+    def backward_ended(self) -> None:
+        """Note the watched parameter as it is before anyone updates it; the weights this step's forward used."""
+        parameter = self._watched() if self._watched is not None else None
+        if self.has_optimizer or parameter is None:
+            return
+        small = parameter.device.type == "cpu" and parameter.numel() <= _MAX_COPY
+        with kernels.apart_from_user_modes():
+            self._copy = parameter.detach().clone() if small else None
+        if self._recorder.live:
+            self._record_weights()
+
+    def _record_weights(self) -> None:
+        recorder = self._recorder
+        for root in recorder.names.roots.values():
+            module = root.module()
+            for parameter in module.parameters() if module is not None and root.trained else ():
+                found = recorder.names.parameter(parameter)
+                if found is not None and parameter.is_floating_point() and recorder.wants(found[0]):
+                    recorder.measure(recorder.site(found[0], "weight", found[1], parameter), parameter, restart=True)
+
+    def end_step_if_updated(self) -> None:
+        """Called as a forward pass begins and at the end of the run: end the step if the weights were updated since."""
+        parameter = self._watched() if self._watched is not None else None
+        if self.has_optimizer or parameter is None or not self._recorder.micro_step:
+            return
+        if self._copy is None:
+            updated = parameter.grad is None
+        else:
+            with kernels.apart_from_user_modes():
+                updated = not torch.equal(self._copy, parameter.detach())
+        if updated:
+            self._watched = self._copy = None
+            self._recorder.end_step()
