@@ -104,3 +104,16 @@ def test_the_lost_update_fraction_is_small_in_fp32_and_zero_weight_changes_at_lr
     assert zoo.steps("gpt")["lost_update_fraction"].max() < 0.05
     first = zoo.rows("warm_up", step=0, kind="update")
     assert (first["unchanged"] == 0).all() and (first["zero"] == first["numel"]).all()
+
+
+def test_steps_without_an_optimizer_end_when_the_weights_were_updated(zoo):
+    steps = zoo.steps("no_optimizer")
+    assert steps["loss"].tolist() == pytest.approx(zoo.plain["no_optimizer"]["losses"], rel=1e-6)
+    assert steps["micro_steps"].tolist() == [2, 2, 2, 2]
+    assert steps["complete"].all()
+    assert set(steps["optimizer"]) == {""}
+    rows = zoo.rows("no_optimizer")
+    weights = rows[(rows["kind"] == "weight") & (rows["name"] == "weight") & (rows["module"] == "0")]
+    assert weights["step"].tolist() == [0, 1, 2, 3]
+    assert weights["numel"].tolist() == [128] * 4
+    assert weights["fingerprint"].nunique() == 4

@@ -141,3 +141,22 @@ def late_adapter() -> Trained:
     model.base = Adapter(model.base)
     trainable = [p for p in model.parameters() if p.requires_grad]
     return Trained(losses + fit(model, torch.optim.AdamW(trainable, 1e-2), loss, steps=3), [model])
+
+
+@specimen
+def no_optimizer() -> Trained:
+    """Weights updated by hand, gradients accumulated over two passes, the gradients cleared before the forward pass."""
+    torch.manual_seed(7)
+    model, losses = _small(), []
+    for _ in range(4):
+        model.zero_grad()
+        total = 0.0
+        for _ in range(2):
+            loss = _loss(model) / 2
+            loss.backward()
+            total += loss.item()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+        losses.append(total)
+    return Trained(losses, [model])
