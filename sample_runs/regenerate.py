@@ -1,6 +1,6 @@
 """Records every sample run again and writes down what diagnose says about it: `make samples`.
 
-Each folder holds `train.py`, an ordinary script; `run/`, the log recorded from it; `diagnosis.json` and `diagnosis.txt`.
+Each folder holds `train.py`, an ordinary script; `run/`, the log recorded from it; and what diagnose says about it.
 The logs are committed, so that reports can be looked at without torch; a test holds them to their diagnoses.
 """
 

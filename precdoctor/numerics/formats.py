@@ -1,80 +1,353 @@
-"""The number formats training runs are made of, one literal each.
+"""The number formats training runs are made of, one literal each, to be read beside the standard it comes from.
 
-Sources: IEEE 754-2019 section 3 (binary16/32/64); "A Study of BFLOAT16 for Deep Learning Training", arXiv:1905.12322;
-OCP 8-bit Floating Point Specification (OFP8) revision 1.0, tables 1 and 2 (E4M3 and E5M2).
+A code is sign, exponent, mantissa, from the top bit down. With exponent field ``E`` and mantissa field ``M`` of ``m``
+bits, its magnitude is ``M * 2**(1 - bias - m)`` when ``E`` is 0 and ``(2**m + M) * 2**(E - bias - m)`` otherwise. An
+integer is the format without an exponent: all of its codes are of the first kind, one apart.
+
+Sources: [IEEE] IEEE 754-2019, section 3; [BF16] "A Study of BFLOAT16 for Deep Learning Training", arXiv:1905.12322;
+[TF32] NVIDIA A100 Tensor Core GPU Architecture (2020); [OFP8] OCP 8-bit Floating Point Specification 1.0, tables 1 and
+2; [FNUZ] "8-bit Numerical Formats for Deep Neural Networks", arXiv:2206.02915; [MX] OCP Microscaling Formats (MX)
+Specification 1.0, section 5.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass
 
 from precdoctor.errors import UsageError
 
 
-@dataclass(frozen=True)
-class Format:
-    """A binary floating-point format, described by the five numbers that matter to a training run.
+class Kind(enum.Enum):
+    """What the codes of a format stand for."""
 
-    Every value is exact in float64. All formats listed here have subnormals, and hardware honours them.
+    FLOAT = "float"
+    #: Two's complement; quantisers multiply by a scale first.
+    INTEGER = "integer"
+    #: Powers of two that scale a block: no sign, no zero.
+    SCALE = "scale"
+
+
+class NaN(enum.Enum):
+    """Which codes are NaN."""
+
+    NONE = "none"
+    IEEE = "all ones in the exponent, mantissa not zero"
+    ALL_ONES = "all ones below the sign"
+    NEGATIVE_ZERO = "the code that would be negative zero"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A binary number format, described by what matters to a training run. Every value is exact in float64.
+
+    All floating-point formats listed here have subnormals, and hardware honours them.
     """
 
     name: str
-    #: What torch calls it, without the ``torch.`` prefix; this is the spelling used in the log.
+    #: What the log, torch or else ml_dtypes call it, without the module's prefix.
     dtype: str
+    kind: Kind = Kind.FLOAT
     exponent_bits: int
     #: Stored mantissa bits, the implicit leading one not counted.
     mantissa_bits: int
     bias: int
     #: Largest finite value.
     max: float
-    #: An overflowing cast gives Inf (true) or, for E4M3FN, NaN or the maximum (false).
+    #: An overflowing cast gives Inf (true), or else NaN where there is one, or else the maximum.
     has_infinity: bool
+    nan: NaN
+    #: Tensors can be stored in it; false for what exists inside a matrix unit only.
+    stored: bool = True
+    source: str
+
+    @property
+    def sign_bits(self) -> int:
+        """1, or 0 for a scale."""
+        return 0 if self.kind is Kind.SCALE else 1
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code (19 for TF32, which occupies 32 in memory)."""
+        return self.sign_bits + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def has_subnormals(self) -> bool:
+        """Whether some numbers have fewer significant bits than the others."""
+        return self.kind is Kind.FLOAT
+
+    @property
+    def min(self) -> float:
+        """Most negative finite value; a scale's smallest value."""
+        if self.kind is Kind.SCALE:
+            return self.min_subnormal
+        return -self.max - 1.0 if self.kind is Kind.INTEGER else -self.max
 
     @property
     def min_normal(self) -> float:
-        """Smallest positive normal number, ``2**(1 - bias)``."""
-        return math.ldexp(1.0, 1 - self.bias)
+        """Smallest positive normal number, ``2**(1 - bias)``.
+
+        A scale's exponent field 0 is normal too, so there it is ``2**-bias``. An integer has no normal numbers: this is
+        then the first number above its range.
+        """
+        return math.ldexp(1.0, (0 if self.kind is Kind.SCALE else 1) - self.bias)
 
     @property
     def min_subnormal(self) -> float:
-        """Smallest positive number, ``2**(1 - bias - mantissa_bits)``."""
-        return math.ldexp(1.0, 1 - self.bias - self.mantissa_bits)
+        """Smallest positive number, ``2**(1 - bias - mantissa_bits)``; for a scale, ``2**-bias``."""
+        return self.min_normal if self.kind is Kind.SCALE else math.ldexp(1.0, 1 - self.bias - self.mantissa_bits)
 
     @property
     def flush_limit(self) -> float:
         """Magnitudes up to and including this one round to zero (nearest, ties to even): half of ``min_subnormal``.
 
-        For FP64 this is itself below the smallest float64 and reads 0.0.
+        For FP64 this is itself below the smallest float64 and reads 0.0. A scale has no zero: there it is 0.0 too.
         """
-        return self.min_subnormal / 2.0
+        return 0.0 if self.kind is Kind.SCALE else self.min_subnormal / 2.0
+
+    @property
+    def max_exponent(self) -> int:
+        """Exponent of the largest finite value: ``floor(log2(max))``; "emax" in [MX]."""
+        return math.frexp(self.max)[1] - 1
+
+    @property
+    def max_code(self) -> int:
+        """Code of the largest finite value; ``code & max`` of smaller ones count up to it without a gap."""
+        everything = 1 << (self.exponent_bits + self.mantissa_bits)
+        if self.nan is NaN.IEEE:
+            return everything - (1 << self.mantissa_bits) - 1
+        return everything - (2 if self.nan is NaN.ALL_ONES else 1)
 
     @property
     def overflow_limit(self) -> float:
-        """Magnitudes at or above this one leave the format under round-to-nearest.
+        """Positive values above this one leave the format under round-to-nearest; see ``tie_overflows`` for it itself.
 
-        It is the midpoint between ``max`` and the value that would come next; the tie goes to the even neighbour, which
-        is the one outside, except in E4M3FN, whose 448 ends in an even mantissa: there 464 itself still rounds to 448.
+        The midpoint between ``max`` and the value that would come next.
         """
-        ulp = math.ldexp(1.0, math.frexp(self.max)[1] - 1 - self.mantissa_bits)
+        ulp = self.min_subnormal if self.kind is Kind.INTEGER else math.ldexp(1.0, self.max_exponent - self.mantissa_bits)
         return self.max + ulp / 2.0
+
+    @property
+    def tie_overflows(self) -> bool:
+        """Whether ``overflow_limit`` itself leaves: the tie goes to the even neighbour.
+
+        That is the one outside, except in E4M3FN, whose 448 ends in an even mantissa: there 464 still rounds to 448.
+        """
+        return self.kind is Kind.SCALE or self.max_code % 2 == 1
+
+    @property
+    def ulp_at_one(self) -> float:
+        """Distance from 1 to the next larger number ("machine epsilon")."""
+        return 1.0 if self.kind is Kind.INTEGER else math.ldexp(1.0, -self.mantissa_bits)
+
+    @property
+    def binades(self) -> float:
+        """``log2`` of the largest over the smallest positive number, subnormals included."""
+        return math.log2(self.max) - math.log2(self.min_subnormal)
+
+    @property
+    def decades(self) -> float:
+        """``log10`` of the largest over the smallest positive *normal* number (for an integer: over 1)."""
+        return math.log10(self.max) - (0.0 if self.kind is Kind.INTEGER else math.log10(self.min_normal))
 
     def headroom(self, amax: float) -> float:
         """Binades between ``amax`` (a magnitude > 0) and the largest finite value: ``log2(max / amax)``."""
         return math.log2(self.max) - math.log2(amax)
 
 
-FP64 = Format("FP64", "float64", 11, 52, 1023, float.fromhex("0x1.fffffffffffffp+1023"), has_infinity=True)
-FP32 = Format("FP32", "float32", 8, 23, 127, float.fromhex("0x1.fffffep+127"), has_infinity=True)
-FP16 = Format("FP16", "float16", 5, 10, 15, 65504.0, has_infinity=True)
-BF16 = Format("BF16", "bfloat16", 8, 7, 127, float.fromhex("0x1.fep+127"), has_infinity=True)
-E4M3FN = Format("E4M3FN", "float8_e4m3fn", 4, 3, 7, 448.0, has_infinity=False)
-E4M3FNUZ = Format("E4M3FNUZ", "float8_e4m3fnuz", 4, 3, 8, 240.0, has_infinity=False)
-E5M2 = Format("E5M2", "float8_e5m2", 5, 2, 15, 57344.0, has_infinity=True)
-E5M2FNUZ = Format("E5M2FNUZ", "float8_e5m2fnuz", 5, 2, 16, 57344.0, has_infinity=False)
+FP64 = Format(
+    name="FP64",
+    dtype="float64",
+    exponent_bits=11,
+    mantissa_bits=52,
+    bias=1023,
+    max=float.fromhex("0x1.fffffffffffffp+1023"),
+    has_infinity=True,
+    nan=NaN.IEEE,
+    source="IEEE 754-2019 binary64",
+)
+FP32 = Format(
+    name="FP32",
+    dtype="float32",
+    exponent_bits=8,
+    mantissa_bits=23,
+    bias=127,
+    max=float.fromhex("0x1.fffffep+127"),
+    has_infinity=True,
+    nan=NaN.IEEE,
+    source="IEEE 754-2019 binary32",
+)
+TF32 = Format(
+    name="TF32",
+    dtype="tfloat32",
+    exponent_bits=8,
+    mantissa_bits=10,
+    bias=127,
+    max=float.fromhex("0x1.ffcp+127"),
+    has_infinity=True,
+    nan=NaN.IEEE,
+    stored=False,
+    source="NVIDIA A100 Tensor Core GPU Architecture (2020)",
+)
+BF16 = Format(
+    name="BF16",
+    dtype="bfloat16",
+    exponent_bits=8,
+    mantissa_bits=7,
+    bias=127,
+    max=float.fromhex("0x1.fep+127"),
+    has_infinity=True,
+    nan=NaN.IEEE,
+    source="arXiv:1905.12322",
+)
+FP16 = Format(
+    name="FP16",
+    dtype="float16",
+    exponent_bits=5,
+    mantissa_bits=10,
+    bias=15,
+    max=65504.0,
+    has_infinity=True,
+    nan=NaN.IEEE,
+    source="IEEE 754-2019 binary16",
+)
+E5M2 = Format(
+    name="E5M2",
+    dtype="float8_e5m2",
+    exponent_bits=5,
+    mantissa_bits=2,
+    bias=15,
+    max=57344.0,
+    has_infinity=True,
+    nan=NaN.IEEE,
+    source="OCP OFP8 1.0, table 2",
+)
+E5M2FNUZ = Format(
+    name="E5M2FNUZ",
+    dtype="float8_e5m2fnuz",
+    exponent_bits=5,
+    mantissa_bits=2,
+    bias=16,
+    max=57344.0,
+    has_infinity=False,
+    nan=NaN.NEGATIVE_ZERO,
+    source="arXiv:2206.02915",
+)
+E4M3FN = Format(
+    name="E4M3FN",
+    dtype="float8_e4m3fn",
+    exponent_bits=4,
+    mantissa_bits=3,
+    bias=7,
+    max=448.0,
+    has_infinity=False,
+    nan=NaN.ALL_ONES,
+    source="OCP OFP8 1.0, table 1",
+)
+E4M3FNUZ = Format(
+    name="E4M3FNUZ",
+    dtype="float8_e4m3fnuz",
+    exponent_bits=4,
+    mantissa_bits=3,
+    bias=8,
+    max=240.0,
+    has_infinity=False,
+    nan=NaN.NEGATIVE_ZERO,
+    source="arXiv:2206.02915",
+)
+E4M3_IEEE = Format(
+    name="E4M3_IEEE",
+    dtype="float8_e4m3",  # ml_dtypes' spelling; to most people "e4m3" is E4M3FN
+    exponent_bits=4,
+    mantissa_bits=3,
+    bias=7,
+    max=240.0,
+    has_infinity=True,
+    nan=NaN.IEEE,
+    source="IEEE 754-2019 rules with 4 exponent bits",
+)
+E3M2 = Format(
+    name="E3M2",
+    dtype="float6_e3m2fn",
+    exponent_bits=3,
+    mantissa_bits=2,
+    bias=3,
+    max=28.0,
+    has_infinity=False,
+    nan=NaN.NONE,
+    source="OCP MX 1.0, section 5.3.2",
+)
+E2M3 = Format(
+    name="E2M3",
+    dtype="float6_e2m3fn",
+    exponent_bits=2,
+    mantissa_bits=3,
+    bias=1,
+    max=7.5,
+    has_infinity=False,
+    nan=NaN.NONE,
+    source="OCP MX 1.0, section 5.3.2",
+)
+E2M1 = Format(
+    name="E2M1",
+    dtype="float4_e2m1fn",
+    exponent_bits=2,
+    mantissa_bits=1,
+    bias=1,
+    max=6.0,
+    has_infinity=False,
+    nan=NaN.NONE,
+    source="OCP MX 1.0, section 5.3.3",
+)
+INT8 = Format(
+    name="INT8",
+    dtype="int8",
+    kind=Kind.INTEGER,
+    exponent_bits=0,
+    mantissa_bits=7,
+    bias=-6,
+    max=127.0,
+    has_infinity=False,
+    nan=NaN.NONE,
+    source="two's complement; the INT8 of OCP MX 1.0 has an implied scale of 2^-6",
+)
+INT4 = Format(
+    name="INT4",
+    dtype="int4",
+    kind=Kind.INTEGER,
+    exponent_bits=0,
+    mantissa_bits=3,
+    bias=-2,
+    max=7.0,
+    has_infinity=False,
+    nan=NaN.NONE,
+    source="two's complement",
+)
+E8M0 = Format(
+    name="E8M0",
+    dtype="float8_e8m0fnu",
+    kind=Kind.SCALE,
+    exponent_bits=8,
+    mantissa_bits=0,
+    bias=127,
+    max=float.fromhex("0x1p+127"),
+    has_infinity=False,
+    nan=NaN.ALL_ONES,
+    source="OCP MX 1.0, section 5.4.1",
+)
 
-#: Every scalar format by name, widest first.
-FORMATS: dict[str, Format] = {f.name: f for f in (FP64, FP32, BF16, FP16, E5M2, E5M2FNUZ, E4M3FN, E4M3FNUZ)}
+#: Every format a tensor's elements can have, by name, widest first.
+FORMATS: dict[str, Format] = {
+    f.name: f
+    for f in (
+        *(FP64, FP32, TF32, BF16, FP16),
+        *(E5M2, E5M2FNUZ, E4M3FN, E4M3FNUZ, E4M3_IEEE),
+        *(E3M2, E2M3, E2M1, INT8, INT4),
+    )
+}
+#: Formats that hold the scale of a block, never an element.
+SCALE_FORMATS: dict[str, Format] = {E8M0.name: E8M0}
 _BY_DTYPE = {f.dtype: f for f in FORMATS.values()}
 
 
@@ -82,7 +355,7 @@ def format_of_dtype(dtype: str) -> Format:
     """The format behind a dtype as the log spells it (``float16``, ``bfloat16``, ``float8_e4m3fn`` ...).
 
     Raises:
-        UsageError: the dtype is not a floating-point type precdoctor knows.
+        UsageError: the dtype is not an element type precdoctor knows.
     """
     try:
         return _BY_DTYPE[dtype.removeprefix("torch.")]

@@ -48,6 +48,16 @@ def bin_of(magnitude: float) -> int:
     return min(max(k, EXP_MIN), EXP_MAX)
 
 
+def bins_of(magnitudes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """:func:`bin_of` for an array of any shape; signs are ignored, zeros get the lowest bin.
+
+    NaN and Inf must have been taken out.
+    """
+    mantissa, exponent = np.frexp(np.abs(magnitudes))
+    bins = np.where(mantissa == 0.5, exponent - 2, exponent - 1).astype(np.int64)
+    return np.where(magnitudes == 0.0, EXP_MIN, np.clip(bins, EXP_MIN, EXP_MAX))
+
+
 @dataclass(frozen=True, eq=False)
 class ExponentHistogram:
     """Counts of finite non-zero magnitudes by binary exponent.
@@ -66,6 +76,15 @@ class ExponentHistogram:
         if lo is None or counts is None or len(counts) == 0:
             return cls(0, np.zeros(0, dtype=np.int64))
         return cls(int(lo), np.asarray(counts, dtype=np.int64))
+
+    @classmethod
+    def of_values(cls, values: npt.ArrayLike) -> ExponentHistogram:
+        """Counted from an array of any shape, dtypes that float64 holds exactly; zero, NaN and Inf are left out."""
+        x = np.abs(np.asarray(values, dtype=np.float64)).ravel()
+        bins = bins_of(x[(x > 0.0) & (x < math.inf)])
+        if bins.size == 0:
+            return cls(0, np.zeros(0, dtype=np.int64))
+        return cls(int(bins.min()), np.bincount(bins - bins.min()).astype(np.int64))
 
     @property
     def total(self) -> int:
@@ -103,6 +122,44 @@ class ExponentHistogram:
         out[a.lo - lo : a.lo - lo + a.counts.size] += a.counts
         out[b.lo - lo : b.lo - lo + b.counts.size] += b.counts
         return ExponentHistogram(lo, out)
+
+    def shift(self, scale: float) -> ExponentHistogram:
+        """The histogram of the same elements times ``scale``, a power of two: exact, ties included.
+
+        What leaves ``[EXP_MIN, EXP_MAX]`` is kept in the end bins.
+
+        Raises:
+            ValueError: ``scale`` is not a finite power of two; or an end bin, whose members may lie anywhere beyond,
+                would have to move inwards.
+        """
+        if not 0.0 < scale < math.inf or math.frexp(scale)[0] != 0.5:
+            raise ValueError(f"a histogram is shifted by a finite power of two, got {scale!r}")
+        by = math.frexp(scale)[1] - 1
+        t = self.trimmed()
+        if by == 0 or t.counts.size == 0:
+            return t
+        bins = np.arange(t.lo, t.lo + t.counts.size)
+        inwards = EXP_MIN if by > 0 else EXP_MAX
+        if t.counts[bins == inwards].any():
+            raise ValueError("the histogram holds magnitudes beyond its end bin, whose scaled exponents are not known")
+        moved = np.clip(bins + by, EXP_MIN, EXP_MAX)
+        lo = int(moved[0])
+        counts = np.zeros(int(moved[-1]) - lo + 1, dtype=np.int64)
+        np.add.at(counts, moved - lo, t.counts)
+        return ExponentHistogram(lo, counts)
+
+    def __getitem__(self, bins: slice) -> ExponentHistogram:
+        """``histogram[a:b]``: the elements of bins ``a`` to ``b - 1``; either end may be left out.
+
+        Raises:
+            TypeError: not a slice, or one with a step.
+        """
+        if not isinstance(bins, slice) or bins.step is not None:
+            raise TypeError("a histogram is cut with histogram[a:b]; the ends are bins")
+        end = self.lo + self.counts.size
+        first = self.lo if bins.start is None else min(max(bins.start, self.lo), end)
+        last = end if bins.stop is None else min(max(bins.stop, first), end)
+        return ExponentHistogram(first, self.counts[first - self.lo : last - self.lo]).trimmed()
 
     def at_most(self, limit: float) -> Interval:
         """How many magnitudes are ``<= limit``: exact when ``limit`` is a power of two, else the open bin is the interval.

@@ -53,6 +53,10 @@ class StepFacts:
     lrs: list[Deferred] = field(default_factory=list)
     #: Sampled steps take the norm from the weight gradients' rows; the others carry it here.
     grad_norm: Deferred = None
+    #: Largest magnitude among those gradients; not finite exactly if one of them is not.
+    grad_amax: Deferred = None
+    #: They still carried the loss scale.
+    grad_norm_scaled: bool = False
     #: Root, module and name of the optimizer's parameters; null when not every gradient of theirs has a row.
     gradients_of: frozenset[tuple[str, str, str]] | None = None
     clip_norm: float | None = None

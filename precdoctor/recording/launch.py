@@ -129,7 +129,7 @@ def _run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime)
         "cwd": None if options.redact_names else str(Path.cwd()),
         "started": now.isoformat(),
         "host": {
-            "platform": platform.platform(),
+            "platform": platform.system() if options.redact_names else platform.platform(),
             "machine": platform.machine(),
             "cpus": os.cpu_count(),
             "name": None if options.redact_names else platform.node(),

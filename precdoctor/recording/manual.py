@@ -56,7 +56,7 @@ class ManualSteps:
             module = root.module()
             for parameter in module.parameters() if module is not None and root.trained else ():
                 found = recorder.names.parameter(parameter)
-                if found is not None and parameter.is_floating_point() and recorder.wants(found[0]):
+                if found is not None and parameter.requires_grad and recorder.wants(found[0]):
                     recorder.measure(recorder.site(found[0], "weight", found[1], parameter), parameter, restart=True)
 
     def end_step_if_updated(self) -> None:

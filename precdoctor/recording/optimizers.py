@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scalers import Scalers
+from precdoctor.recording.sentinel import gradient_sentinel
 from precdoctor.recording.updates import intended_update, intention_of
 
 
@@ -114,7 +115,16 @@ class Optimizers:
         if self._recorder.live:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
+        if facts.gradients_of is None:
+            self._look_at_gradients(p for group in optimizer.param_groups for p in group["params"])
         return attempt
+
+    def _look_at_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Where not every gradient has a row: as the optimizer, or before it clipping, is given them."""
+        facts = self._recorder.current
+        if facts.grad_norm is None and (found := gradient_sentinel(parameters)) is not None:
+            facts.grad_norm, facts.grad_amax = map(defer, found)
+            facts.grad_norm_scaled = self.scalers.still_scaled() is True
 
     def _close(self, attempt: Attempt) -> None:
         self._attempt = None
@@ -263,8 +273,12 @@ class Optimizers:
         recorder = self._recorder
 
         @guarded(recorder)
-        def note(limit: Any) -> None:
-            if recorder.state == "armed" and not _on_device(limit):
+        def note(limit: Any, parameters: list[Tensor]) -> None:
+            if recorder.state != "armed":
+                return
+            if not recorder.live or recorder.options.include or recorder.options.exclude:
+                self._look_at_gradients(parameters)
+            if not _on_device(limit):
                 recorder.current.clip_norm = float(limit)
                 recorder.current.clipped_before_unscale = self.scalers.still_scaled()
 
@@ -272,7 +286,8 @@ class Optimizers:
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
             if limit is not None:
-                note(limit)
+                parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+                note(limit, parameters)
             return original(parameters, *args, **kwargs)
 
         return clip

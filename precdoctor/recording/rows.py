@@ -216,7 +216,7 @@ def step_row(batch: StepBatch, rows: list[Row], rank: int, scale: float | None) 
         "skipped": bool(found_inf) if found_inf is not None else facts.not_reached,
         "autocast_dtype": facts.autocast_dtype,
         "lost_update_fraction": _lost_updates(rows),
-        "non_finite": _non_finite(rows, losses),
+        "non_finite": _non_finite(rows, losses) + _bad_sentinel(batch),
         "sampled": facts.sampled,
         "recorder_ns": facts.recorder_ns,
         "device_ns": None,
@@ -233,8 +233,10 @@ def _grad_norm(batch: StepBatch, rows: list[Row], scale: float | None) -> float 
     """From the rows of the optimizer's own parameters; null when some are missing."""
     own = batch.facts.gradients_of
     if own is None:
-        norm = read(batch.facts.grad_norm)
-        return None if norm is None else norm / (scale or 1.0)
+        norm, amax = read(batch.facts.grad_norm), read(batch.facts.grad_amax)
+        if norm is None or amax is None:
+            return None
+        return norm / ((scale or 1.0) if batch.facts.grad_norm_scaled else 1.0) if math.isfinite(amax) else math.nan
     gradients = [r for r in rows if r["kind"] == "weight_grad" and (r["root"], r["module"], r["name"]) in own]
     if any(map(is_bad, gradients)):
         return math.nan
@@ -251,6 +253,12 @@ def _lost_updates(rows: list[Row]) -> float | None:
 def is_bad(row: Row) -> bool:
     """Whether the tensor holds a NaN or an Inf."""
     return bool(row["nan"] or row["pos_inf"] or row["neg_inf"])
+
+
+def _bad_sentinel(batch: StepBatch) -> int:
+    """1 if an unsampled step's gradients are not finite: which of them is not known."""
+    amax = read(batch.facts.grad_amax)
+    return int(amax is not None and not math.isfinite(amax))
 
 
 def _non_finite(rows: list[Row], losses: list[float]) -> int:

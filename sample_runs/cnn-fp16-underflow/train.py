@@ -1,4 +1,4 @@
-"""A CNN in FP16 autocast without a loss scaler: nothing is NaN, but most gradients are rounded to zero on the way back."""
+"""A CNN in FP16 autocast without a loss scaler: no NaN anywhere, but most gradients are rounded to zero on the way."""
 
 import torch
 from torch import nn

@@ -63,6 +63,12 @@ def test_rows_of_sampled_steps_are_those_of_the_full_record(zoo, sampled):
         }
 
 
-def test_a_norm_of_some_gradients_is_not_the_norm(sampled):
-    for run in sampled[1].values():
-        assert run.steps()["grad_norm"].isna().all()
+def test_gradient_norms_are_those_of_all_gradients_all_the_same(zoo, sampled):
+    for name, run in sampled[1].items():
+        norms = zoo.steps(name)["grad_norm"].tolist()
+        assert run.steps()["grad_norm"].tolist() == pytest.approx(norms, rel=1e-5, nan_ok=True), name
+
+
+def test_a_bad_gradient_shows_between_samples(zoo, sampled):
+    run = sampled[1]["gpt_fp16_scaler"]
+    assert (run.steps()["non_finite"] > 0).tolist() == (zoo.steps("gpt_fp16_scaler")["non_finite"] > 0).tolist()

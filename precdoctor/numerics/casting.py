@@ -1,0 +1,169 @@
+"""Casts of one number, exact and written to be read; :mod:`precdoctor.numerics.casting_array` does the same to arrays.
+
+Everything rests on one property of these formats: with the sign set aside, codes are in the order of their values, so
+the neighbour of a number is the code next to it, rounding up is adding one, and "even" is the last bit of the code.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from precdoctor.numerics.formats import Format, Kind, NaN
+
+
+class Rounding(enum.Enum):
+    """What becomes of a number between two codes."""
+
+    #: IEEE 754-2019, 4.3.1 roundTiesToEven.
+    NEAREST = "nearest"
+    #: IEEE 754-2019, 4.3.2 roundTowardZero; a finite number then never overflows.
+    TOWARD_ZERO = "toward-zero"
+    #: Away from zero with a probability equal to the distance travelled from the lower neighbour: unbiased.
+    STOCHASTIC = "stochastic"
+
+
+def decode(code: int, fmt: Format) -> float:
+    """The value of a code.
+
+    Raises:
+        ValueError: the code has more bits than the format.
+    """
+    if not 0 <= code < 1 << fmt.bits:
+        raise ValueError(f"{fmt.name} has codes from 0 to {(1 << fmt.bits) - 1}, got {code}")
+    if fmt.kind is Kind.INTEGER:
+        return float(code - (1 << fmt.bits) if code >> (fmt.bits - 1) else code)
+    negative = bool(fmt.sign_bits) and code >> (fmt.bits - 1) == 1
+    magnitude_code = code & ((1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1)
+    if negative and magnitude_code == 0 and fmt.nan is NaN.NEGATIVE_ZERO:
+        return math.nan
+    if magnitude_code > fmt.max_code:
+        return math.copysign(math.inf, -negative or 1) if is_infinity(magnitude_code, fmt) else math.nan
+    magnitude = decode_magnitude(magnitude_code, fmt)
+    return -magnitude if negative else magnitude
+
+
+def decode_magnitude(code: int, fmt: Format) -> float:
+    """The value of a code without its sign, up to ``fmt.max_code``: the formula at the head of ``formats.py``."""
+    if fmt.kind is Kind.SCALE:
+        return math.ldexp(1.0, code - fmt.bias)
+    exponent, mantissa = code >> fmt.mantissa_bits, code & ((1 << fmt.mantissa_bits) - 1)
+    if exponent == 0:
+        return math.ldexp(mantissa, 1 - fmt.bias - fmt.mantissa_bits)
+    return math.ldexp((1 << fmt.mantissa_bits) + mantissa, exponent - fmt.bias - fmt.mantissa_bits)
+
+
+def is_infinity(magnitude_code: int, fmt: Format) -> bool:
+    """Whether a code without its sign is Inf: the first one after the largest finite value, where there is one."""
+    return fmt.has_infinity and magnitude_code == fmt.max_code + 1
+
+
+def encode(
+    value: float,
+    fmt: Format,
+    *,
+    rounding: Rounding = Rounding.NEAREST,
+    saturate: bool = False,
+    flush_subnormals: bool = False,
+    generator: np.random.Generator | None = None,
+) -> int:
+    """The code ``value`` is cast to.
+
+    Beyond the range: the maximum with ``saturate`` (Inf too, as in OCP OFP8 1.0 section 5.2.1 SAT mode); otherwise Inf,
+    or NaN in a format without Inf. Formats with neither always saturate. A scale has no sign and no zero: zero becomes
+    its smallest value, as an all-zero block may have any scale; a negative number becomes NaN; and a tie between two
+    powers of two goes up, there being no mantissa that could be even.
+
+    Args:
+        value: any float64.
+        fmt: what to cast to.
+        rounding: what happens between two codes.
+        saturate: clip instead of overflowing.
+        flush_subnormals: results that are subnormal become zero (some hardware's flush-to-zero; none of the formats'
+            standards asks for it).
+        generator: where stochastic rounding takes its one random number from.
+
+    Raises:
+        ValueError: NaN in a format that has none; stochastic rounding without a generator.
+    """
+    if math.isnan(value) or (fmt.kind is Kind.SCALE and value < 0.0):
+        return nan_code(fmt)
+    negative = math.copysign(1.0, value) < 0.0 and fmt.kind is not Kind.SCALE
+    limit = fmt.max_code + (1 if negative and fmt.kind is Kind.INTEGER else 0)  # -128 is there, 128 is not
+    code = limit + 1 if math.isinf(value) else _round_magnitude(abs(value), fmt, rounding, generator)
+    if code > limit:
+        if saturate or fmt.nan is NaN.NONE or (rounding is Rounding.TOWARD_ZERO and math.isfinite(value)):
+            code = limit
+        elif fmt.has_infinity:
+            code = fmt.max_code + 1
+        else:
+            return nan_code(fmt)
+    if flush_subnormals and fmt.has_subnormals and code < 1 << fmt.mantissa_bits:
+        code = 0
+    return _with_sign(code, fmt, negative=negative)
+
+
+def cast(
+    value: float,
+    fmt: Format,
+    *,
+    rounding: Rounding = Rounding.NEAREST,
+    saturate: bool = False,
+    flush_subnormals: bool = False,
+    generator: np.random.Generator | None = None,
+) -> float:
+    """``value`` as the format holds it; arguments and errors as for :func:`encode`."""
+    code = encode(
+        value, fmt, rounding=rounding, saturate=saturate, flush_subnormals=flush_subnormals, generator=generator
+    )
+    return decode(code, fmt)
+
+
+def nan_code(fmt: Format) -> int:
+    """The code a NaN is cast to: quiet and positive, where there is a choice.
+
+    Raises:
+        ValueError: the format has no NaN.
+    """
+    if fmt.nan is NaN.NONE:
+        raise ValueError(f"{fmt.name} has no NaN")
+    if fmt.nan is NaN.NEGATIVE_ZERO:
+        return 1 << (fmt.bits - 1)
+    if fmt.nan is NaN.ALL_ONES:
+        return fmt.max_code + 1
+    return fmt.max_code + 1 + (1 << (fmt.mantissa_bits - 1))  # IEEE 754-2019, 6.2.1: the first mantissa bit says quiet
+
+
+def _round_magnitude(magnitude: float, fmt: Format, rounding: Rounding, generator: np.random.Generator | None) -> int:
+    """The code without its sign, as if codes went on above the largest one."""
+    if fmt.kind is Kind.SCALE:
+        magnitude = max(magnitude, fmt.min_subnormal)
+    lowest = 1 - fmt.bias  # exponent of all subnormals and of the first normals
+    exponent = math.frexp(magnitude)[1] - 1
+    if fmt.kind is not Kind.SCALE:
+        exponent = max(exponent, lowest)
+    steps = Fraction(magnitude) / Fraction(2) ** (exponent - fmt.mantissa_bits)
+    below = math.floor(steps)
+    rest = steps - below
+    code = below + ((exponent - lowest) << fmt.mantissa_bits)
+    if rounding is Rounding.NEAREST:
+        tie_goes_up = fmt.kind is Kind.SCALE or code % 2 == 1
+        return code + (rest > Fraction(1, 2) or (rest == Fraction(1, 2) and tie_goes_up))
+    if rounding is Rounding.TOWARD_ZERO:
+        return code
+    if generator is None:
+        raise ValueError("stochastic rounding needs a generator")
+    return code + (Fraction(float(generator.random())) < rest)
+
+
+def _with_sign(magnitude_code: int, fmt: Format, *, negative: bool) -> int:
+    if not negative:
+        return magnitude_code
+    if fmt.kind is Kind.INTEGER:
+        return -magnitude_code & ((1 << fmt.bits) - 1)
+    if magnitude_code == 0 and fmt.nan is NaN.NEGATIVE_ZERO:
+        return 0  # "UZ": zero has no sign
+    return magnitude_code | 1 << (fmt.bits - 1)

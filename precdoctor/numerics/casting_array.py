@@ -1,0 +1,148 @@
+"""Casts of whole arrays: the twin of :mod:`precdoctor.numerics.casting`, and tested against it code by code."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.numerics.casting import Rounding, decode, nan_code
+from precdoctor.numerics.formats import Format, Kind, NaN
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.uint64]
+
+
+def encode_array(
+    values: npt.ArrayLike,
+    fmt: Format,
+    *,
+    rounding: Rounding = Rounding.NEAREST,
+    saturate: bool = False,
+    flush_subnormals: bool = False,
+    generator: np.random.Generator | None = None,
+) -> Codes:
+    """The codes ``values`` are cast to; meaning of the arguments as for :func:`precdoctor.numerics.casting.encode`.
+
+    Args:
+        values: any shape; every dtype that float64 holds exactly.
+        generator: draws one number per element, in logical order.
+
+    Returns:
+        uint64, the shape of ``values``.
+
+    Raises:
+        ValueError: a NaN and a format that has none; stochastic rounding without a generator.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    negative = np.signbit(x) & (fmt.kind is not Kind.SCALE)
+    nan = np.isnan(x) | ((x < 0.0) & (fmt.kind is Kind.SCALE))
+    limit = fmt.max_code + (negative & (fmt.kind is Kind.INTEGER)).astype(np.int64)
+    infinite = np.isinf(x)
+    code = _round_magnitudes(np.where(infinite | nan, 0.0, np.abs(x)), fmt, rounding, generator)
+    beyond = infinite | (code > limit)
+    clipped = saturate or fmt.nan is NaN.NONE
+    stays = beyond if clipped else beyond & ~infinite & (rounding is Rounding.TOWARD_ZERO)
+    code = np.where(stays, limit, code)
+    if fmt.has_infinity:
+        code = np.where(beyond & ~stays, fmt.max_code + 1, code)
+    else:
+        nan |= beyond & ~stays
+    if flush_subnormals and fmt.has_subnormals:
+        code = np.where(code < 1 << fmt.mantissa_bits, 0, code)
+    out = _with_signs(code.astype(np.uint64), fmt, negative)
+    if nan.any():
+        out = np.where(nan, np.uint64(nan_code(fmt)), out)
+    return out
+
+
+def decode_array(codes: npt.ArrayLike, fmt: Format) -> Floats:
+    """The values of codes, any shape, as float64.
+
+    Raises:
+        ValueError: a code has more bits than the format.
+    """
+    code = np.asarray(codes, dtype=np.uint64)
+    if fmt.bits < 64 and code.size and int(code.max()) >> fmt.bits:
+        raise ValueError(f"{fmt.name} has codes from 0 to {(1 << fmt.bits) - 1}, got {int(code.max())}")
+    if fmt.bits <= 16:
+        return _table(fmt)[code]
+    m = np.uint64(fmt.mantissa_bits)
+    below_sign = np.uint64((1 << (fmt.bits - 1)) - 1)
+    magnitude = code & below_sign
+    exponent = (magnitude >> m).astype(np.int64)
+    mantissa = magnitude & np.uint64((1 << fmt.mantissa_bits) - 1)
+    steps = np.where(exponent > 0, mantissa + np.uint64(1 << fmt.mantissa_bits), mantissa).astype(np.float64)
+    with np.errstate(over="ignore"):  # codes of Inf and NaN, replaced below
+        value = np.ldexp(steps, np.maximum(exponent, 1) - fmt.bias - fmt.mantissa_bits)
+    value = np.where(magnitude > fmt.max_code, np.where(magnitude == fmt.max_code + 1, np.inf, np.nan), value)
+    return np.where(code > below_sign, -value, value)
+
+
+def cast_array(
+    values: npt.ArrayLike,
+    fmt: Format,
+    *,
+    rounding: Rounding = Rounding.NEAREST,
+    saturate: bool = False,
+    flush_subnormals: bool = False,
+    generator: np.random.Generator | None = None,
+) -> Floats:
+    """``values`` as the format holds them, float64 of the same shape; arguments and errors as :func:`encode_array`."""
+    codes = encode_array(
+        values, fmt, rounding=rounding, saturate=saturate, flush_subnormals=flush_subnormals, generator=generator
+    )
+    return decode_array(codes, fmt)
+
+
+def all_codes(fmt: Format) -> Codes:
+    """Every code in order.
+
+    Raises:
+        ValueError: the format has more than 16 bits.
+    """
+    if fmt.bits > 16:
+        raise ValueError(f"{fmt.name} has 2^{fmt.bits} codes")
+    return np.arange(1 << fmt.bits, dtype=np.uint64)
+
+
+_TABLES: dict[Format, Floats] = {}
+
+
+def _table(fmt: Format) -> Floats:
+    """The value of every code of a format of at most 16 bits."""
+    if fmt not in _TABLES:
+        _TABLES[fmt] = np.array([decode(code, fmt) for code in range(1 << fmt.bits)])
+    return _TABLES[fmt]
+
+
+def _round_magnitudes(
+    magnitude: Floats, fmt: Format, rounding: Rounding, generator: np.random.Generator | None
+) -> npt.NDArray[np.int64]:
+    """Codes without their signs, as if they went on above the largest one."""
+    if fmt.kind is Kind.SCALE:
+        magnitude = np.maximum(magnitude, fmt.min_subnormal)
+    lowest = 1 - fmt.bias
+    exponent = np.frexp(magnitude)[1].astype(np.int64) - 1
+    if fmt.kind is not Kind.SCALE:
+        exponent = np.maximum(exponent, lowest)
+    # Powers of two scale exactly here: a subnormal is only ever scaled up, and no format is finer than float64.
+    steps = np.ldexp(magnitude, fmt.mantissa_bits - exponent)
+    below = np.floor(steps)
+    rest = steps - below
+    code = below.astype(np.int64) + ((exponent - lowest) << fmt.mantissa_bits)
+    if rounding is Rounding.NEAREST:
+        tie_goes_up = (code % 2 == 1) | (fmt.kind is Kind.SCALE)
+        return code + ((rest > 0.5) | ((rest == 0.5) & tie_goes_up))
+    if rounding is Rounding.TOWARD_ZERO:
+        return code
+    if generator is None:
+        raise ValueError("stochastic rounding needs a generator")
+    return code + (generator.random(magnitude.shape) < rest)
+
+
+def _with_signs(magnitude: Codes, fmt: Format, negative: npt.NDArray[np.bool_]) -> Codes:
+    if fmt.kind is Kind.INTEGER:
+        return np.where(negative, (~magnitude + np.uint64(1)) & np.uint64((1 << fmt.bits) - 1), magnitude)
+    if fmt.nan is NaN.NEGATIVE_ZERO:
+        negative = negative & (magnitude > 0)
+    return np.where(negative, magnitude | np.uint64(1 << (fmt.bits - 1)), magnitude)

@@ -1,0 +1,34 @@
+"""What is looked at on every step, sampled or not: the gradients the optimizer is about to use, as two numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import kernels, leaves
+
+
+def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """L2 norm and amax over the gradients of some parameters, without waiting for a device.
+
+    Args:
+        parameters: those of one optimizer, with their gradients still as the backward pass left them.
+
+    Returns:
+        Two scalars on the first gradient's device, FP32 or wider; amax is finite exactly if every gradient is. Null
+        where there is no gradient.
+    """
+    dense = (leaves.plain(p.grad) for p in parameters if p.grad is not None)
+    gradients = [g.detach() for g in dense if g is not None]
+    if not gradients:
+        return None
+    home = gradients[0].device
+    exact = torch.float64 if home.type in {"cpu", "cuda"} else torch.float32
+    with kernels.apart_from_user_modes():
+        wide = [g if g.dtype in {torch.float32, torch.float64} else g.to(torch.float32) for g in gradients]
+        squares = torch.stack([n.to(home, exact) for n in torch._foreach_norm(wide, 2.0)])
+        largest = torch.stack([n.to(home, exact) for n in torch._foreach_norm(wide, math.inf)])
+        return torch.linalg.vector_norm(squares), largest.max()
