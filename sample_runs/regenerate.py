@@ -1,7 +1,9 @@
-"""Records every sample run again and writes down what diagnose says about it: `make samples`.
+"""Records the sample runs and the rules' recorded samples again: `make samples`.
 
-Each folder holds `train.py`, an ordinary script; `run/`, the log recorded from it; and what diagnose says about it.
-The logs are committed, so that reports can be looked at without torch; a test holds them to their diagnoses.
+`sample_runs/<name>/` holds `train.py`, an ordinary script; `run/`, the log recorded from it; `diagnosis.json` and
+`diagnosis.txt`, what precdoctor says about it. `tests/rules/<CODE>/{firing,healthy}/<name>/` holds `train.py` and `run/`;
+what must be found in a firing one stands in its `expected.json`, written by hand and never from here. The logs are
+committed, so that reports and rules can be looked at without torch; tests hold them to what is written beside them.
 """
 
 import os
@@ -9,30 +11,39 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+SAMPLE_RUNS = Path(__file__).resolve().parent
+RULES = SAMPLE_RUNS.parent / "tests" / "rules"
 #: Recorder options that keep a log small enough to commit.
-EVERY = {"gpt-bf16-healthy": "4", "cnn-fp16-underflow": "4"}
+EVERY = {"gpt-bf16-healthy": "4", "cnn-fp16-underflow": "4", "fresh-scaler": "8"}
 
 
 def main() -> None:
     """Records the samples named on the command line, or all of them."""
-    names = sys.argv[1:] or sorted(p.parent.name for p in HERE.glob("*/train.py"))
+    folders = {p.parent.name: p.parent for p in (*SAMPLE_RUNS.glob("*/train.py"), *RULES.glob("PD*/*/*/train.py"))}
+    unknown = set(sys.argv[1:]) - set(folders)
+    if unknown:
+        raise SystemExit(f"no such sample: {', '.join(sorted(unknown))}; there are {', '.join(sorted(folders))}")
+    for name in sys.argv[1:] or sorted(folders, key=lambda n: folders[n]):
+        print(f"recording {name}", flush=True)
+        record(folders[name])
+
+
+def record(folder: Path) -> None:
+    """Runs the folder's script under the recorder; a sample run is diagnosed as well."""
+    options = ("--every", EVERY.get(folder.name, "1"), "--redact-names", "-o", "run", "--force")
+    precdoctor(folder, "record", *options, "--", "python", "train.py")
+    (folder / "run" / "attach.jsonl").unlink()  # speaks of this machine's processes only
+    if folder.parent == SAMPLE_RUNS:
+        precdoctor(folder, "diagnose", "run", "--output-format", "json", "-o", "diagnosis.json", "--force")
+        precdoctor(folder, "diagnose", "run", "-o", "diagnosis.txt", "--force")
+
+
+def precdoctor(folder: Path, *arguments: str) -> None:
+    """Runs a command in ``folder``, its text as wide and as plain on every machine."""
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment.pop("FORCE_COLOR", None)
-    for name in names:
-        folder = HERE / name
-        print(f"recording {name}", flush=True)
-
-        def precdoctor(*arguments: str, folder: Path = folder) -> None:
-            command = [sys.executable, "-m", "precdoctor", *arguments]
-            subprocess.run(command, cwd=folder, env=environment, check=True)
-
-        options = ("--every", EVERY.get(name, "1"), "--redact-names", "-o", "run", "--force")
-        precdoctor("record", *options, "--", "python", "train.py")
-        (folder / "run" / "attach.jsonl").unlink()  # speaks of this machine's processes only
-        precdoctor("diagnose", "run", "--output-format", "json", "-o", "diagnosis.json", "--force")
-        precdoctor("diagnose", "run", "-o", "diagnosis.txt", "--force")
+    subprocess.run([sys.executable, "-m", "precdoctor", *arguments], cwd=folder, env=environment, check=True)
 
 
 if __name__ == "__main__":

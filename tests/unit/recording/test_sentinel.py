@@ -48,9 +48,8 @@ def test_without_gradients_there_is_nothing():
 
 
 def test_sparse_gradients_count_by_their_values():
-    parameter = nn.Parameter(torch.zeros(5, 2), check_invariants=True)
-    parameter.grad = torch.sparse_coo_tensor(
-        [[1, 1]], torch.tensor([[3.0, 0.0], [0.0, 4.0]]), (5, 2), check_invariants=True
-    )
+    parameter = nn.Parameter(torch.zeros(5, 2))
+    values = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    parameter.grad = torch.sparse_coo_tensor([[1, 1]], values, (5, 2), check_invariants=True)
     norm, amax = gradient_sentinel([parameter])
     assert (float(norm), float(amax)) == (5.0, 4.0)
