@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from precdoctor.diagnosis.finding import Prescription, Severity
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.rows import FORWARD_KINDS
@@ -16,6 +18,7 @@ from precdoctor.diagnosis.telling import (
     where_words,
 )
 from precdoctor.diagnosis.view import RunView
+from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
@@ -81,12 +84,15 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
 def _prescribe(view: RunView, incident: Incident) -> Prescription:
     after = preceding(incident)
     if incident.cause.name == "log-of-nonpositive" and after is not None:
-        smallest = after.amin_nonzero or 2.0**-126
+        smallest = FP32.min_normal  # below it 1/p, the gradient, leaves FP32's range
         return Prescription(
-            title=f"clamp what goes into log: {after.zero:,} elements are exactly 0",
+            title=f"clamp what goes into log at {smallest:.3g}: {after.zero:,} elements are exactly 0",
             change={"clamp_min": {"from": 0.0, "to": smallest}},
-            predicted={"zeros_into_log": {"from": after.zero, "to": 0}},
-            snippet=f"log_p = p.float().clamp_min({smallest!r}).log()  # or cross_entropy on the logits\n",
+            predicted={"zeros_into_log": {"from": after.zero, "to": 0}, "smallest_log": round(math.log(smallest), 1)},
+            snippet=(
+                "import torch\n\n"
+                "log_p = p.float().clamp_min(torch.finfo(torch.float32).tiny).log()  # or cross_entropy on the logits\n"
+            ),
         )
     if incident.cause.name == "exp-overflow" and after is not None:
         return Prescription(

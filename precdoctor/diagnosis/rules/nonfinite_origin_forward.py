@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Prescription, Severity
 from precdoctor.diagnosis.incident import Incident
@@ -130,6 +132,14 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
             return Prescription(title, change, predicted, snippets.bfloat16_autocast(view.device))
         title = f"run `{origin.module or origin.root}` in FP32 (inputs reach {after.amax:.4g})"
         return Prescription(title, change, predicted, snippets.run_in_float32(origin.module, view.device))
+    if incident.cause.name == "exp-overflow" and narrow is not None and after is not None and after.amax:
+        largest = math.floor(math.log(narrow.max))
+        return Prescription(
+            title=f"clamp what goes into exp at {largest}: it reached {after.amax:.4g}",
+            change={"module": origin.module, "clamp_max": largest},
+            predicted={"largest_exponent": {"from": after.amax, "to": largest}, "inf": {"from": row.inf, "to": 0}},
+            snippet=f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {narrow.name}\n",
+        )
     reach = f" (its input reached {after.amax:.4g})" if after is not None and after.amax is not None else ""
     return Prescription(
         title=f"stop at `{origin.module or origin.root}` on the first bad value and look at what goes in{reach}",
