@@ -54,7 +54,7 @@ bench: $(VENV)/.installed-dev  ## what recording costs on this CPU, as ratios; a
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
 	$(BIN)/python docs/generate.py
 
-samples: $(VENV)/.installed-dev  ## record sample_runs/ again, with their diagnoses
+samples: $(VENV)/.installed-dev  ## record sample_runs/ and the rules' recorded samples again
 	$(BIN)/python sample_runs/regenerate.py
 	$(BIN)/python docs/generate.py
 

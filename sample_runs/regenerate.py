@@ -1,9 +1,9 @@
 """Records the sample runs and the rules' recorded samples again: `make samples`.
 
 `sample_runs/<name>/` holds `train.py`, an ordinary script; `run/`, the log recorded from it; `diagnosis.json` and
-`diagnosis.txt`, what precdoctor says about it. `tests/rules/<CODE>/{firing,healthy}/<name>/` holds `train.py` and `run/`;
-what must be found in a firing one stands in its `expected.json`, written by hand and never from here. The logs are
-committed, so that reports and rules can be looked at without torch; tests hold them to what is written beside them.
+`diagnosis.txt`, what precdoctor says about it. `tests/rules/<CODE>/{firing,healthy}/<name>/` holds `train.py` and
+`run/`; what must be found in a firing one stands in its `expected.json`, which is written by hand, never from here. The
+logs are committed, so that reports and rules can be looked at without torch; tests hold them to what lies beside them.
 """
 
 import os

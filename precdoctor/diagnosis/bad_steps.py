@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -34,7 +35,7 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
     for process, steps in view.timeline.items():
         mine = kinds.setdefault(process, {})
         for facts in steps:
-            if facts.step not in mine and (facts.non_finite or facts.loss_is_bad):
+            if facts.step not in mine and not is_well(view, process, facts):
                 mine[facts.step] = _announced_kinds(view, process, facts)
         for step in [s for s, k in mine.items() if _handled(view.step_facts(process, s), k)]:
             del mine[step]
@@ -43,12 +44,33 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
     return {p: {s: frozenset(k) for s, k in sorted(m.items())} for p, m in kinds.items()}
 
 
+def is_well(view: RunView, process: Process, facts: StepFacts) -> bool:
+    """Whether all that was counted as non-finite at the step are masks kept as parameters."""
+    masks = view.remember("weight-masks", lambda: _weight_masks(view))
+    return not facts.loss_is_bad and facts.non_finite <= masks[process, facts.step]
+
+
+def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
+    """Per process and step the weights that hold nothing but ``-inf`` beside what is finite."""
+    masks: Counter[tuple[Process, int]] = Counter()
+    for frame in view.scan(["kind", *BAD_COUNTS], ("weight",), bad=True):
+        mine = frame.loc[_is_mask(frame), ["rank", "attempt", "step"]]
+        masks.update(
+            (Process(int(rank), int(attempt)), int(step))
+            for rank, attempt, step in mine.itertuples(index=False, name=None)
+        )
+    return masks
+
+
+def _is_mask(frame: pd.DataFrame) -> pd.Series[bool]:
+    return (frame["kind"] == "weight") & (frame["nan"] == 0) & (frame["pos_inf"] == 0)
+
+
 def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
     """From the tensors table; a weight that holds nothing but ``-inf`` is a mask kept as a parameter."""
     kinds: dict[Process, dict[int, frozenset[str]]] = {}
     for frame in view.scan(["kind", *BAD_COUNTS], TRIGGER_KINDS, bad=True):
-        mask = (frame["kind"] == "weight") & (frame["nan"] == 0) & (frame["pos_inf"] == 0)
-        chosen = frame.loc[~mask, ["rank", "attempt", "step", "kind"]].drop_duplicates()
+        chosen = frame.loc[~_is_mask(frame), ["rank", "attempt", "step", "kind"]].drop_duplicates()
         for rank, attempt, step, kind in chosen.itertuples(index=False, name=None):
             mine = kinds.setdefault(Process(int(rank), int(attempt)), {})
             mine[int(step)] = mine.get(int(step), frozenset()) | {str(kind)}
@@ -91,7 +113,7 @@ def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[
     A step the scaler skipped may have been sick in its forward pass, and stands in only where there is no other.
     """
     sampled = [f for f in view.timeline.get(process, ()) if f.sampled and f.complete and f.step not in exclude]
-    healthy = [f.step for f in sampled if not f.loss_is_bad and not f.non_finite]
+    healthy = [f.step for f in sampled if is_well(view, process, f)]
     healthy = healthy or [f.step for f in sampled if not f.loss_is_bad and f.skipped]
     chosen = [s for s in healthy if s < step][-REFERENCE_STEPS:] or [s for s in healthy if s > step][:REFERENCE_STEPS]
     seen: dict[Key, list[Sighting]] = {}

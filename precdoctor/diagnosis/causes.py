@@ -109,17 +109,31 @@ def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) 
 
 
 def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause:
-    """Functional code between two tensors: only the extremes of what went in are known."""
+    """Functional code between two tensors: only their shapes and the extremes of what went in are known."""
     amax = after.amax or 0.0
+    terms = _summed(after.shape, row.shape)
     looks_like_probabilities = after.zero > 0 and amax <= 1.0
     if row.inf and not row.nan and looks_like_probabilities:
         return Cause("log-of-nonpositive", 0.6, f"{after.zero:,} exact zeros among values up to {amax:.4g} went in")
-    if row.pos_inf and math.log(largest) < amax < math.sqrt(largest):
+    if row.inf and terms > 1 and amax < math.log(largest) and amax * terms >= largest:
+        why = f"sums of {terms:,} values up to {amax:.4g} can reach {amax * terms:.3g} > {largest:g}"
+        return Cause("reduction-overflow", 0.6, why)
+    # Where a sum could have done it as well, none of the two is named.
+    if row.pos_inf and math.log(largest) < amax < math.sqrt(largest) and amax * terms < largest:
         why = (
             f"values up to {amax:.4g} went in: exp overflows {row.dtype} above {math.log(largest):.2f}, squares do not"
         )
         return Cause("exp-overflow", 0.6, why)
     return UNKNOWN
+
+
+def _summed(before: Sequence[int], after: Sequence[int]) -> int:
+    """How many elements a reduction over one dimension puts together, if the shapes look like one; else 1."""
+    if len(before) == len(after):
+        changed = [(b, a) for b, a in zip(before, after, strict=True) if b != a]
+        return changed[0][0] if len(changed) == 1 and changed[0][1] == 1 else 1
+    dropped = [i for i in range(len(before)) if [*before[:i], *before[i + 1 :]] == list(after)]
+    return max((before[i] for i in dropped), default=1)
 
 
 def backward_cause(origin: Origin, rows: Sequence[TensorRow], loss_scale: float | None) -> Cause:

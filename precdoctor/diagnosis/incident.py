@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from precdoctor.diagnosis.bad_steps import GRADIENTS, incident_steps, reference_of
+from precdoctor.diagnosis.bad_steps import GRADIENTS, incident_steps, is_well, reference_of
 from precdoctor.diagnosis.causes import UNKNOWN, Cause, backward_cause, forward_cause
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious
@@ -116,7 +116,7 @@ def _with_course(
         for s in order
         if s < incident.step
         and s not in bad_steps
-        and not getattr(view.step_facts(incident.process, s), "non_finite", 0)
+        and (not (f := view.step_facts(incident.process, s)) or is_well(view, incident.process, f))
     ]
     if clean and (incident.unrecorded is not None or incident.how == "between"):
         clean.pop()  # its update, and so a checkpoint written after it, may be what went wrong

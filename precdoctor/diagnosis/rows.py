@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.errors import UsageError
-from precdoctor.numerics.formats import Format, format_of_dtype
+from precdoctor.numerics.formats import Format, Kind, format_of_dtype
 from precdoctor.numerics.histogram import ExponentHistogram
 
 FORWARD_KINDS = ("batch", "input", "output")
@@ -51,11 +51,12 @@ def text(value: Any) -> str:
 
 
 def known_format(dtype: str) -> Format | None:
-    """The number format of a logged dtype; None for one precdoctor does not know (integers, sub-byte types)."""
+    """The floating-point format of a logged dtype; None for any other: range and headroom of integers mean nothing."""
     try:
-        return format_of_dtype(dtype)
+        fmt = format_of_dtype(dtype)
     except UsageError:
         return None
+    return fmt if fmt.kind is Kind.FLOAT else None
 
 
 @dataclass(frozen=True)

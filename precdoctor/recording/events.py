@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -57,13 +58,17 @@ class EventLog:
             events.append(_event("clip", number, data))
         if step["non_finite"] and self._nonfinite < _MAX_NONFINITE_EVENTS:
             self._nonfinite += 1
-            events.append(self._nonfinite_event(batch, rows))
+            events.append(self._nonfinite_event(batch, rows, step))
         return self.rows(events)
 
-    def _nonfinite_event(self, batch: StepBatch, rows: list[Row]) -> dict[str, Any]:
+    def _nonfinite_event(self, batch: StepBatch, rows: list[Row], step: Row) -> dict[str, Any]:
         bad = [r for r in rows if r["kind"] in TRIGGER_KINDS and is_bad(r)]
         named = [f"{r['root']}/{r['module']}:{r['kind']}:{r['name']}" for r in bad[:_TENSORS_NAMED]]
-        data = {"kinds": sorted({r["kind"] for r in bad}) or ["loss"], "tensors": named, "count": len(bad)}
+        kinds = {r["kind"] for r in bad}
+        if step["loss"] is not None and not math.isfinite(step["loss"]):
+            kinds.add("loss")
+        # Between sampled steps there are no rows: what is not the loss is the gradients' sentinel.
+        data = {"kinds": sorted(kinds) or ["weight_grad"], "tensors": named, "count": len(bad)}
         file, line = batch.facts.backward_file, batch.facts.backward_line
         return {**_event("nonfinite", batch.facts.step, data), "file": file, "line": line}
 

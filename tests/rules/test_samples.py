@@ -18,6 +18,8 @@ from tests.support.training import Training
 
 FIRING = [pytest.param(code, sample, id=f"{code}-{name}") for code, name, sample in samples.firing()]
 HEALTHY = [pytest.param(code, make, id=f"{code}-{name}") for code, name, make in samples.healthy()]
+RECORDED_FIRING = [pytest.param(code, p, id=f"{code}-{p.name}") for code, p in samples.recorded("firing")]
+RECORDED_HEALTHY = [pytest.param(code, p, id=f"{code}-{p.name}") for code, p in samples.recorded("healthy")]
 PATH_KEYS = {"module", "kind", "name", "dtype", "order", "amax", "headroom_binades", "nan", "inf"}
 RANGE_KEYS = {"dtype", "amax", "amin_nonzero", "exp_lo", "exp_hist"}
 
@@ -79,24 +81,37 @@ def test_stays_quiet(code: str, make: Callable[[], Training], tmp_path: Path) ->
     assert outcome.reason
 
 
-@pytest.mark.parametrize(("code", "run"), samples.recorded("firing"))
-def test_recorded_run_fires(code: str, run: Path) -> None:
-    findings = diagnose(open_run(run)).findings
-    assert code in {f.code for f in findings}
-    for finding in findings:
-        _check_form(finding, bare="path" not in finding.evidence)
+@pytest.mark.parametrize(("code", "folder"), RECORDED_FIRING)
+def test_recorded_run_fires(code: str, folder: Path) -> None:
+    diagnosis = diagnose(open_run(folder / "run"))
+
+    [finding] = [f for f in diagnosis.findings if f.severity is not Severity.INFO]
+    assert finding.code == code
+    expected = json.loads((folder / "expected.json").read_text())
+    place = finding.location
+    seen = {"step": place.step, "root": place.root, "module": place.module or "", "kind": place.kind}
+    seen |= {"cause": finding.cause, "severity": finding.severity.value}
+    assert {key: seen[key] for key in expected} == expected
+    assert {"kind", "cause", "severity"} <= expected.keys()
+    _check_form(finding, bare="path" not in finding.evidence)
 
 
-@pytest.mark.parametrize(("code", "run"), samples.recorded("healthy"))
-def test_recorded_run_stays_quiet(code: str, run: Path) -> None:
-    findings = diagnose(open_run(run)).findings
-    assert [f for f in findings if f.severity is not Severity.INFO] == []
+@pytest.mark.parametrize(("code", "folder"), RECORDED_HEALTHY)
+def test_recorded_run_stays_quiet(code: str, folder: Path) -> None:
+    diagnosis = diagnose(open_run(folder / "run"))
+
+    assert [f for f in diagnosis.findings if f.severity is not Severity.INFO] == []
+    assert diagnosis.verdict == "clean"
+    # Something was there to be looked at: a sample its rule does not apply to tempts nobody.
+    assert {r.code: r.status for r in diagnosis.rules}[code] is Status.PASSED
 
 
 def test_every_rule_has_firing_and_healthy_samples() -> None:
     known = {r.code for r in RULES}
     assert {code for code, _, _ in samples.firing()} == known
     assert {code for code, _, _ in samples.healthy()} == known
+    assert {code for code, _ in samples.recorded("firing")} == known
+    assert {code for code, _ in samples.recorded("healthy")} == known
 
 
 @pytest.mark.parametrize("code", [c for c in samples.codes() if c in ("PD101", "PD102", "PD103", "PD104", "PD105")])

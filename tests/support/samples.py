@@ -1,7 +1,9 @@
 """What a rule's sample is, and where the samples are.
 
 ``tests/rules/<CODE>/samples.py`` holds ``FIRING`` (name -> :class:`Sample`) and ``HEALTHY`` (name -> function making a
-training), both made of synthetic rows. Recorded runs lie beside it in ``firing/<name>/`` and ``healthy/<name>/``.
+training), both made of synthetic rows. Beside it, ``firing/<name>/`` and ``healthy/<name>/`` hold scripts as people
+write them: ``train.py``, the log recorded from it in ``run/``, and for a firing one ``expected.json``: what its only
+finding must say of itself. What depends on how a machine rounds is left out. ``make samples`` records the logs again.
 """
 
 from __future__ import annotations
@@ -58,5 +60,5 @@ def healthy() -> Iterator[tuple[str, str, Callable[[], Training]]]:
 
 
 def recorded(which: str) -> list[tuple[str, Path]]:
-    """(code, run directory) of every recorded sample in ``firing`` or ``healthy``."""
-    return sorted((p.parents[2].name, p.parent) for p in RULES_DIRECTORY.glob(f"PD*/{which}/*/run.json"))
+    """(code, sample folder) of every recorded sample in ``firing`` or ``healthy``."""
+    return sorted((p.parents[2].name, p.parent) for p in RULES_DIRECTORY.glob(f"PD*/{which}/*/train.py"))

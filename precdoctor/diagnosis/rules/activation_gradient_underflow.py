@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -126,7 +127,12 @@ def check(view: RunView, options: Options) -> Checked:
 def _examined_steps(view: RunView, limit: int) -> list[int]:
     """At most ``limit`` sampled steps, evenly spread, those that were skipped or went wrong left out."""
     healthy = sorted(
-        {s.step for steps in view.timeline.values() for s in steps if s.sampled and not s.skipped and not s.non_finite}
+        {
+            facts.step
+            for process, steps in view.timeline.items()
+            for facts in steps
+            if facts.sampled and not facts.skipped and is_well(view, process, facts)
+        }
     )
     return healthy[:: max(1, math.ceil(len(healthy) / limit))]
 

@@ -20,8 +20,8 @@ torch.manual_seed(0)
 model = SumPool()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
 for step in range(STEPS):
-    size = 64 * 2**step
-    nodes = 16 + torch.rand(2, size, 8)
+    size = 640 * 2**step
+    nodes = torch.rand(2, size, 8)
     with torch.no_grad():
         degrees = nodes.mean(dim=(1, 2)).unsqueeze(1)
     with torch.autocast("cpu", dtype=torch.float16):

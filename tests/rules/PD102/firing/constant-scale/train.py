@@ -20,5 +20,5 @@ for step in range(STEPS):
     optimizer.step()
     optimizer.zero_grad()
     if step % 2 == 1:
-        scale *= 64
+        scale *= 128
     print(f"step {step}: loss {loss.item():.4f}")

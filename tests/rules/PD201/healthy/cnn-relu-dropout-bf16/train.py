@@ -1,4 +1,4 @@
-"""A CNN in BF16 autocast with ReLU, maximum pooling, dropout and padding: most gradients are 0, and none was rounded."""
+"""A CNN in BF16 autocast with ReLU, maximum pooling, dropout and padding: most gradients are 0, none was rounded."""
 
 import torch
 import torch.nn.functional as F

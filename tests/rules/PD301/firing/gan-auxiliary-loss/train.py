@@ -1,4 +1,4 @@
-"""A GAN in FP16 under one GradScaler; the weight of an auxiliary loss, 1e-2 at first, goes to 1e8 by a slip of the pen."""
+"""A GAN in FP16 under one GradScaler: the weight of an auxiliary loss goes from 1e-2 to 1e8 by a slip of the pen."""
 
 import torch
 import torch.nn.functional as F
@@ -6,9 +6,18 @@ from torch import nn
 
 ROUNDS = 20
 
+
+class Generator(nn.Sequential):
+    pass
+
+
+class Critic(nn.Sequential):
+    pass
+
+
 torch.manual_seed(0)
-generator = nn.Sequential(nn.Linear(4, 16), nn.LeakyReLU(0.2), nn.Linear(16, 6))
-critic = nn.Sequential(nn.Linear(6, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+generator = Generator(nn.Linear(4, 16), nn.LeakyReLU(0.2), nn.Linear(16, 6))
+critic = Critic(nn.Linear(6, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
 for_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
 for_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)

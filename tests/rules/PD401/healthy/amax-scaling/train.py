@@ -1,4 +1,4 @@
-"""FP8 activations and weights, each scaled by its own amax: per tensor, and per tile of 128, one element of each at 448."""
+"""FP8 weights and activations scaled by their own amax, per tensor and per tile of 128: one element of each at 448."""
 
 import torch
 from torch import nn
