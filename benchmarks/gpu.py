@@ -27,7 +27,7 @@ def seconds(body, repeat=20):
 def main():
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu.py needs a CUDA device; there is none here")
-    print(f"{time.strftime("%Y-%m-%d")}  {torch.cuda.get_device_name()}  torch {torch.__version__}")
+    print(f"{time.strftime('%Y-%m-%d')}  {torch.cuda.get_device_name()}  torch {torch.__version__}")
     print("| tensor | copy, GB/s | statistics, GB/s | share |\n|---|---|---|---|")
     for mebibytes in (1, 16, 64, 256):
         x = torch.randn(mebibytes << 19, device="cuda").bfloat16()

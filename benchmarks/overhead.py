@@ -104,7 +104,9 @@ def main():
             torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or platform.machine()
         )
         kernel = "torch" if arguments.device == "cuda" else ("C" if native.library() else "torch, blocked")
-        print(f"{time.strftime("%Y-%m-%d")}  {device}  torch {torch.__version__}  kernel: {kernel}  GPT {arguments.size}")
+        print(
+            f"{time.strftime('%Y-%m-%d')}  {device}  torch {torch.__version__}  kernel: {kernel}  GPT {arguments.size}"
+        )
         print("| precision | plain step, ms | recorded / plain | spread |\n|---|---|---|---|")
         for name, dtype in (("FP32", None), ("BF16 autocast", torch.bfloat16)):
             pairs = steps(recorder, arguments, dtype)
