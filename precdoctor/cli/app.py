@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import precdoctor
-from precdoctor.cli import demo, diagnose, explain, gate, log, record, show
+from precdoctor.cli import demo, diagnose, explain, formats, gate, log, record, show
 
 _EXAMPLES = """\b
 Examples:
@@ -42,5 +42,6 @@ diagnose.register(app)
 gate.register(app)
 show.register(app)
 explain.register(app)
+formats.register(app)
 log.register(app)
 demo.register(app)

@@ -1,14 +1,16 @@
 """Block formats: elements in a narrow format, with a scale that a block of them shares.
 
-Sources: [MX] OCP Microscaling Formats (MX) Specification 1.0, sections 5.1 and 6.3; [NVFP4] "Pretraining Large Language
-Models with NVFP4", arXiv:2509.25149, section 2; [tiles] "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2.
+Sources: [MX] OCP Microscaling Formats (MX) Specification 1.0, sections 5.1 and 6.3; [NVFP4] "Pretraining Large
+Language Models with NVFP4", arXiv:2509.25149; [tiles] "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.
 """
 
 from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -79,8 +81,7 @@ TILE_128X128 = BlockFormat(
 
 #: Every block format by name.
 BLOCK_FORMATS: dict[str, BlockFormat] = {
-    f.name: f
-    for f in (MXFP8_E4M3, MXFP8_E5M2, MXFP6_E3M2, MXFP6_E2M3, MXFP4, NVFP4, TILE_1X128, TILE_128X128)
+    f.name: f for f in (MXFP8_E4M3, MXFP8_E5M2, MXFP6_E3M2, MXFP6_E2M3, MXFP4, NVFP4, TILE_1X128, TILE_128X128)
 }
 
 
@@ -130,7 +131,8 @@ def tensor_divisor(amax: float, fmt: BlockFormat) -> float:
     """The scale of the whole tensor: what makes the largest block scale the scale format's maximum. 1 without one."""
     if fmt.tensor_scale is None or amax == 0.0:
         return 1.0
-    return float(cast_array(amax / (fmt.element.max * fmt.scale.max), fmt.tensor_scale))
+    ideal = amax / (fmt.element.max * fmt.scale.max)
+    return max(float(cast_array(ideal, fmt.tensor_scale)), fmt.tensor_scale.min_subnormal)
 
 
 def block_divisors(amax: Floats, fmt: BlockFormat, rule: ScaleRule) -> Floats:
@@ -167,6 +169,15 @@ class BlockHistogram:
 
     #: Entries of ``below`` in full; the last one is open-ended.
     LIMIT = 64
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], size: int) -> BlockHistogram | None:
+        """From a ``tensors`` row's ``block<size>_hist``, ``_amax_lo`` and ``_amax_hist``; None if not recorded."""
+        below = row.get(f"block{size}_hist")
+        if below is None or isinstance(below, float):  # pandas puts NaN for a missing list
+            return None
+        amax = row.get(f"block{size}_amax_lo"), row.get(f"block{size}_amax_hist")
+        return cls(size, tuple(int(n) for n in below), ExponentHistogram.of(*amax))
 
     @classmethod
     def of_values(cls, matrix: Floats, size: int) -> BlockHistogram:

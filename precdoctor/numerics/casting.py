@@ -141,6 +141,8 @@ def _round_magnitude(magnitude: float, fmt: Format, rounding: Rounding, generato
     """The code without its sign, as if codes went on above the largest one."""
     if fmt.kind is Kind.SCALE:
         magnitude = max(magnitude, fmt.min_subnormal)
+    if magnitude == 0.0:
+        return 0
     lowest = 1 - fmt.bias  # exponent of all subnormals and of the first normals
     exponent = math.frexp(magnitude)[1] - 1
     if fmt.kind is not Kind.SCALE:

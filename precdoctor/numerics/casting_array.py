@@ -122,22 +122,24 @@ def _round_magnitudes(
     if fmt.kind is Kind.SCALE:
         magnitude = np.maximum(magnitude, fmt.min_subnormal)
     lowest = 1 - fmt.bias
-    exponent = np.frexp(magnitude)[1].astype(np.int64) - 1
+    exponent = np.where(magnitude > 0.0, np.frexp(magnitude)[1].astype(np.int64) - 1, lowest)
     if fmt.kind is not Kind.SCALE:
         exponent = np.maximum(exponent, lowest)
     # Powers of two scale exactly here: a subnormal is only ever scaled up, and no format is finer than float64.
     steps = np.ldexp(magnitude, fmt.mantissa_bits - exponent)
     below = np.floor(steps)
     rest = steps - below
-    code = below.astype(np.int64) + ((exponent - lowest) << fmt.mantissa_bits)
+    code: npt.NDArray[np.int64] = below.astype(np.int64) + ((exponent - lowest) << fmt.mantissa_bits)
+    if rounding is Rounding.TOWARD_ZERO:
+        return code
     if rounding is Rounding.NEAREST:
         tie_goes_up = (code % 2 == 1) | (fmt.kind is Kind.SCALE)
-        return code + ((rest > 0.5) | ((rest == 0.5) & tie_goes_up))
-    if rounding is Rounding.TOWARD_ZERO:
+        code += (rest > 0.5) | ((rest == 0.5) & tie_goes_up)
         return code
     if generator is None:
         raise ValueError("stochastic rounding needs a generator")
-    return code + (generator.random(magnitude.shape) < rest)
+    code += generator.random(magnitude.shape) < rest
+    return code
 
 
 def _with_signs(magnitude: Codes, fmt: Format, negative: npt.NDArray[np.bool_]) -> Codes:

@@ -125,7 +125,9 @@ class Format:
 
         The midpoint between ``max`` and the value that would come next.
         """
-        ulp = self.min_subnormal if self.kind is Kind.INTEGER else math.ldexp(1.0, self.max_exponent - self.mantissa_bits)
+        ulp = (
+            self.min_subnormal if self.kind is Kind.INTEGER else math.ldexp(1.0, self.max_exponent - self.mantissa_bits)
+        )
         return self.max + ulp / 2.0
 
     @property

@@ -36,7 +36,7 @@ class Interval:
 
 
 def bin_of(magnitude: float) -> int:
-    """The bin of one finite positive magnitude: the ``k`` with ``2**k < magnitude <= 2**(k+1)``, clamped to the end bins.
+    """The bin of one finite positive magnitude: ``k`` with ``2**k < magnitude <= 2**(k+1)``, clamped to the end bins.
 
     Raises:
         ValueError: the magnitude is zero, negative or not finite.
@@ -154,7 +154,7 @@ class ExponentHistogram:
         Raises:
             TypeError: not a slice, or one with a step.
         """
-        if not isinstance(bins, slice) or bins.step is not None:
+        if getattr(bins, "step", 1) is not None:
             raise TypeError("a histogram is cut with histogram[a:b]; the ends are bins")
         end = self.lo + self.counts.size
         first = self.lo if bins.start is None else min(max(bins.start, self.lo), end)
@@ -162,7 +162,7 @@ class ExponentHistogram:
         return ExponentHistogram(first, self.counts[first - self.lo : last - self.lo]).trimmed()
 
     def at_most(self, limit: float) -> Interval:
-        """How many magnitudes are ``<= limit``: exact when ``limit`` is a power of two, else the open bin is the interval.
+        """How many magnitudes are ``<= limit``: exact at a power of two, else the open bin is the interval.
 
         Raises:
             ValueError: ``limit`` is NaN.

@@ -10,20 +10,32 @@ from precdoctor.numerics.blocks import BLOCK_FORMATS, BlockFormat
 from precdoctor.numerics.formats import FORMATS, SCALE_FORMATS, Format
 
 #: Other spellings, lower case and without separators. "e4m3" without more is OCP's, as in every training framework.
-_ALIASES = {
-    **{"double": "FP64", "f64": "FP64", "binary64": "FP64"},
-    **{"float": "FP32", "single": "FP32", "f32": "FP32", "binary32": "FP32"},
-    **{"tensorfloat32": "TF32"},
-    **{"half": "FP16", "f16": "FP16", "binary16": "FP16"},
-    **{"brainfloat": "BF16", "brainfloat16": "BF16"},
-    **{"e4m3": "E4M3FN", "fp8e4m3": "E4M3FN", "f8e4m3": "E4M3FN", "e4m3240": "E4M3_IEEE"},
-    **{"fp6e3m2": "E3M2", "fp6e2m3": "E2M3", "fp4": "E2M1", "fp4e2m1": "E2M1", "float4e2m1": "E2M1"},
-    **{"float4e2m1fnx2": "E2M1", "float6e3m2": "E3M2", "float6e2m3": "E2M3", "ue8m0": "E8M0", "fp8e8m0": "E8M0"},
-    **{"i8": "INT8", "s8": "INT8", "i4": "INT4", "s4": "INT4"},
-    **{"mxfp8": "MXFP8_E4M3", "mxfp4e2m1": "MXFP4", "nvfp4e2m1": "NVFP4", "tile128": "TILE_1X128", "1x128": "TILE_1X128"},
-    **{"128x128": "TILE_128X128", "deepseek": "TILE_1X128"},
+_SPELLINGS = {
+    "FP64": ("double", "f64", "binary64"),
+    "FP32": ("float", "single", "f32", "binary32"),
+    "TF32": ("tensorfloat32",),
+    "BF16": ("brainfloat", "brainfloat16"),
+    "FP16": ("half", "f16", "binary16"),
+    "E4M3FN": ("e4m3", "fp8e4m3", "f8e4m3"),
+    "E3M2": ("fp6e3m2", "float6e3m2"),
+    "E2M3": ("fp6e2m3", "float6e2m3"),
+    "E2M1": ("fp4", "fp4e2m1", "float4e2m1", "float4e2m1fnx2"),
+    "INT8": ("i8", "s8"),
+    "INT4": ("i4", "s4"),
+    "E8M0": ("ue8m0", "fp8e8m0"),
+    "MXFP8_E4M3": ("mxfp8",),
+    "MXFP4": ("mxfp4e2m1",),
+    "NVFP4": ("nvfp4e2m1",),
+    "TILE_1X128": ("tile128", "1x128", "deepseek"),
+    "TILE_128X128": ("128x128",),
 }
-_SEVERAL = {"fp8": ("E4M3FN", "E5M2"), "float8": ("E4M3FN", "E5M2"), "fp6": ("E3M2", "E2M3"), "mxfp6": ("MXFP6_E3M2", "MXFP6_E2M3")}
+#: Spellings that mean one of two.
+_SEVERAL = {
+    "fp8": ("E4M3FN", "E5M2"),
+    "float8": ("E4M3FN", "E5M2"),
+    "fp6": ("E3M2", "E2M3"),
+    "mxfp6": ("MXFP6_E3M2", "MXFP6_E2M3"),
+}
 _PREFIX = re.compile(r"^(torch|numpy|np|jnp|jax\.numpy|ml_dtypes|tl)\.")
 
 
@@ -39,7 +51,7 @@ def _known() -> dict[str, Format | BlockFormat]:
         if fmt.bits == 8 and fmt.sign_bits and fmt.exponent_bits:
             spelled.setdefault(f"fp8{_plain(fmt.name)}", fmt)
             spelled.setdefault(f"f8{_plain(fmt.name)}", fmt)
-    return spelled | {alias: named[name] for alias, name in _ALIASES.items()}
+    return spelled | {spelling: named[name] for name, spellings in _SPELLINGS.items() for spelling in spellings}
 
 
 _KNOWN = _known()
@@ -61,7 +73,9 @@ def find_format(name: str) -> Format | BlockFormat:
     near = get_close_matches(plain, [*_KNOWN, *_SEVERAL], n=1, cutoff=0.5)
     nearest = _KNOWN[near[0]].name if near and near[0] in _KNOWN else "E4M3FN" if near else ""
     hint = f"did you mean {nearest!r}? " if nearest else ""
-    raise UsageError(f"no number format is called {name!r}; {hint}known: {', '.join([*FORMATS, *SCALE_FORMATS, *BLOCK_FORMATS])}")
+    raise UsageError(
+        f"no number format is called {name!r}; {hint}known: {', '.join([*FORMATS, *SCALE_FORMATS, *BLOCK_FORMATS])}"
+    )
 
 
 def find_element_format(name: str) -> Format:

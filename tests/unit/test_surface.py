@@ -31,6 +31,7 @@ FLAGS = {
     },
     "show": {"--top", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
+    "formats": {"--output-format", "-h", "--help"},
     "log": {"-h", "--help"},
     "log verify": {"-h", "--help"},
     "demo": {"-o", "--output", "--force", "-h", "--help"},

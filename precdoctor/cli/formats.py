@@ -1,0 +1,122 @@
+"""``precdoctor formats``: the number formats, one of them, or one number in all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from precdoctor.cli.common import destination
+from precdoctor.cli.values import choice
+from precdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from precdoctor.numerics.blocks import BlockFormat
+    from precdoctor.numerics.formats import Format
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor formats
+  precdoctor formats e4m3
+  precdoctor formats 1e-5
+  precdoctor formats nvfp4 --output-format json"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    # -0.1 is a number here, not an option
+    app.command("formats", epilog=_EXAMPLES, context_settings={"ignore_unknown_options": True})(formats)
+
+
+def formats(
+    what: Annotated[
+        str | None, typer.Argument(help="A format or a number; default: list the formats.", metavar="[NAME|VALUE]")
+    ] = None,
+    output_format: Annotated[str, typer.Option(help="full or json.", metavar="FORMAT")] = "full",
+) -> int:
+    """Show the number formats.
+
+    With the name of one, all about it and, up to 8 bits, its code points. With a number, what becomes of it in every
+    format: bits, error, neighbours, and the smallest update that sticks.
+    """
+    try:
+        as_json = choice("full", "json")(output_format) == "json"
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    value = None if what is None else _number(what)
+    if what is not None and what.startswith("--"):
+        raise UsageError(f"no such option: {what}; see precdoctor formats --help")
+    with destination(None, force=False) as stream:
+        if as_json:
+            from precdoctor.diagnosis.finding import jsonable
+            from precdoctor.reporting.json_report import dumps
+
+            stream.write(dumps({"schema_version": 1, **jsonable(_document(what, value))}))
+            return 0
+        from precdoctor.numerics.blocks import BLOCK_FORMATS, BlockFormat
+        from precdoctor.numerics.formats import FORMATS, SCALE_FORMATS
+        from precdoctor.numerics.names import find_format
+        from precdoctor.reporting import formats_view
+        from precdoctor.reporting.console import make_console
+
+        console = make_console(stream)
+        if what is None:
+            formats_view.print_formats([*FORMATS.values(), *SCALE_FORMATS.values()], [*BLOCK_FORMATS.values()], console)
+        elif value is not None:
+            formats_view.print_number(value, _views(value), console)
+        elif isinstance(fmt := find_format(what), BlockFormat):
+            formats_view.print_block_format(fmt, console)
+        else:
+            formats_view.print_format(fmt, console)
+    return 0
+
+
+def _number(text: str) -> float | None:
+    """A decimal or hexadecimal number, NaN and Inf included; None for what is none."""
+    try:
+        return float.fromhex(text) if "0x" in text.lower() else float(text)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _views(value: float) -> list[Any]:
+    from precdoctor.numerics.bitview import bit_view
+    from precdoctor.numerics.formats import FORMATS, SCALE_FORMATS
+
+    return [bit_view(value, fmt) for fmt in (*FORMATS.values(), *SCALE_FORMATS.values())]
+
+
+def _document(what: str | None, value: float | None) -> dict[str, Any]:
+    from precdoctor.numerics.blocks import BLOCK_FORMATS
+    from precdoctor.numerics.formats import FORMATS, SCALE_FORMATS
+    from precdoctor.numerics.names import find_format
+
+    if what is None:
+        return {
+            "formats": [_described(f) for f in (*FORMATS.values(), *SCALE_FORMATS.values())],
+            "block_formats": [_described(f) for f in BLOCK_FORMATS.values()],
+        }
+    if value is not None:
+        return {"value": value, "formats": _views(value)}
+    return {"format": _described(find_format(what), codes=True)}
+
+
+def _described(fmt: Format | BlockFormat, *, codes: bool = False) -> dict[str, Any]:
+    """Fields and derived numbers of a format, and the value of every code if there are at most 256."""
+    from precdoctor.diagnosis.finding import jsonable
+    from precdoctor.numerics.blocks import BlockFormat
+    from precdoctor.numerics.casting import decode
+
+    described: dict[str, Any] = jsonable(fmt)
+    if isinstance(fmt, BlockFormat):
+        parts = {"element": fmt.element.name, "scale": fmt.scale.name}
+        tensor = {"tensor_scale": fmt.tensor_scale.name if fmt.tensor_scale else None}
+        return described | parts | tensor | {"bits_per_element": fmt.bits_per_element}
+    derived = [
+        *("bits", "sign_bits", "min", "min_normal", "min_subnormal", "flush_limit", "overflow_limit", "tie_overflows"),
+        *("binades", "decades", "ulp_at_one"),
+    ]
+    described |= {name: getattr(fmt, name) for name in derived}
+    if codes and fmt.bits <= 8:
+        described["code_points"] = [decode(code, fmt) for code in range(1 << fmt.bits)]
+    return described

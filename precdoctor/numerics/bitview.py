@@ -1,0 +1,143 @@
+"""One number in one format: its bits, what is left of it, its neighbours, and the smallest update that sticks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from precdoctor.numerics.casting import cast, decode, decode_magnitude, encode
+from precdoctor.numerics.formats import Format, Kind, NaN
+
+
+@dataclass(frozen=True)
+class Update:
+    """The smallest change of a stored number, in one direction, that round-to-nearest-even does not round away.
+
+    Attributes:
+        size: half the distance to the neighbour in that direction (which at a power of two is not the same in both).
+        inclusive: a change of exactly ``size``, a tie, sticks; false: it takes more, the number's own code being even.
+    """
+
+    size: float
+    inclusive: bool
+
+
+@dataclass(frozen=True)
+class BitView:
+    """What a format makes of a number under round to nearest, not saturating.
+
+    Attributes:
+        format: name of the format.
+        value: the number.
+        stored: what it becomes; None for NaN in a format that has none.
+        code: its code; None likewise.
+        sign: its sign bit, as text; empty where there is none.
+        exponent: its exponent bits, empty for an integer.
+        mantissa: its mantissa bits; for an integer all bits but the sign.
+        outcome: ``exact``, ``rounded``, ``subnormal`` (and rounded), ``flushed``, ``saturated``, ``overflow`` or
+            ``not representable``.
+        relative_error: ``|stored - value| / |value|``; None where either is not finite or the value is zero.
+        below: the next smaller number; None at the end, or where ``stored`` is not finite.
+        above: the next larger one.
+        down: the smallest update downwards that sticks; None at the lower end.
+        up: ... and upwards.
+    """
+
+    format: str
+    value: float
+    stored: float | None
+    code: int | None
+    sign: str
+    exponent: str
+    mantissa: str
+    outcome: str
+    relative_error: float | None
+    below: float | None
+    above: float | None
+    down: Update | None
+    up: Update | None
+
+
+def bit_view(value: float, fmt: Format) -> BitView:
+    """``value`` in ``fmt``; NaN, Inf and either zero are values like any other."""
+    if math.isnan(value) and fmt.nan is NaN.NONE:
+        return BitView(fmt.name, value, None, None, "", "", "", "not representable", None, None, None, None, None)
+    code = encode(value, fmt)
+    stored = decode(code, fmt)
+    bits = f"{code:0{fmt.bits}b}"
+    split = fmt.sign_bits + fmt.exponent_bits
+    finite = math.isfinite(value) and math.isfinite(stored)
+    below, above = neighbours(stored, fmt) if finite else (None, None)
+    return BitView(
+        format=fmt.name,
+        value=value,
+        stored=stored,
+        code=code,
+        sign=bits[: fmt.sign_bits],
+        exponent=bits[fmt.sign_bits : split],
+        mantissa=bits[split:],
+        outcome=_outcome(value, stored, fmt),
+        relative_error=abs(stored - value) / abs(value) if finite and value != 0.0 else None,
+        below=below,
+        above=above,
+        down=_update(stored, below, code, fmt) if finite else None,
+        up=_update(stored, above, code, fmt) if finite else None,
+    )
+
+
+def neighbours(stored: float, fmt: Format) -> tuple[float | None, float | None]:
+    """The next smaller and the next larger finite number of a format; None beyond its ends. Both zeros count as one.
+
+    Raises:
+        ValueError: ``stored`` is not a finite number of the format.
+    """
+    if not math.isfinite(stored) or cast(stored, fmt) != stored:
+        raise ValueError(f"{stored!r} is not a finite number of {fmt.name}")
+    if fmt.kind is Kind.INTEGER:
+        return (stored - 1.0 if stored > fmt.min else None), (stored + 1.0 if stored < fmt.max else None)
+    # Codes without their sign follow the magnitudes, so signed codes follow the values.
+    position = encode(abs(stored), fmt)
+    position = -position if stored < 0.0 else position
+    lowest = -fmt.max_code if fmt.sign_bits else 0
+
+    def at(p: int) -> float | None:
+        return math.copysign(decode_magnitude(abs(p), fmt), p) if lowest <= p <= fmt.max_code else None
+
+    return at(position - 1), at(position + 1)
+
+
+def smallest_updates(weight: float, fmt: Format) -> tuple[Update | None, Update | None]:
+    """The smallest updates of a stored weight that stick, downwards and upwards; None at the ends of the format.
+
+    Raises:
+        ValueError: ``weight`` is not a finite number of the format.
+    """
+    below, above = neighbours(weight, fmt)
+    code = encode(weight, fmt)
+    return _update(weight, below, code, fmt), _update(weight, above, code, fmt)
+
+
+def _update(stored: float, neighbour: float | None, code: int, fmt: Format) -> Update | None:
+    if neighbour is None:
+        return None
+    tie_leaves = neighbour > stored if fmt.kind is Kind.SCALE else code % 2 == 1  # ties of scales go up
+    return Update(abs(neighbour - stored) / 2.0, tie_leaves)
+
+
+def _outcome(value: float, stored: float, fmt: Format) -> str:
+    if math.isnan(value) or stored == value:
+        return "exact"
+    if not math.isfinite(stored):
+        return "not representable" if fmt.kind is Kind.SCALE else "overflow"
+    if stored == 0.0:
+        return "flushed"
+    if abs(value) > abs(stored) and stored in {fmt.max, fmt.min} and _beyond(value, fmt):
+        return "saturated"
+    if fmt.has_subnormals and abs(stored) < fmt.min_normal:
+        return "subnormal"
+    return "rounded"
+
+
+def _beyond(value: float, fmt: Format) -> bool:
+    limit = fmt.overflow_limit + (1.0 if value < 0.0 and fmt.kind is Kind.INTEGER else 0.0)
+    return abs(value) > limit or (abs(value) == limit and fmt.tie_overflows and value > 0.0) or math.isinf(value)

@@ -1,0 +1,254 @@
+"""What casting a tensor to a block format would do, told from its block-relative histograms.
+
+A block's scale follows from its own amax, so where an element ends up depends on how many binades it lies below that
+amax, and that is what the log counts. What it does not hold is the mantissa of the amax (known within its binade) and
+which relative histogram belongs to which block. Bounds allow for all of them; the estimate takes mantissas as evenly
+spread over the binade and blocks of all sizes as equally shaped.
+
+The blocks of the log run along the last dimension, so predictions speak for contractions along that dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from precdoctor.errors import UsageError
+from precdoctor.numerics.blocks import BlockFormat, BlockHistogram, ScaleRule, block_divisors, tensor_divisor
+from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.cells import (
+    Cells,
+    Estimate,
+    Limits,
+    Statement,
+    count,
+    from_error,
+    guess,
+    spread,
+    squared_errors,
+)
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.prediction import Prediction
+
+#: Mantissas of a block's amax that the estimate goes through.
+_MANTISSAS = 16
+#: ... and the magnitudes per binade at each.
+_POINTS = 32
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """What is known about the blocks' scales before any element is looked at.
+
+    Attributes:
+        irregular: blocks whose scale may lie outside the normal range of its format, by bin of their amax.
+        flushed: the share of blocks whose scale becomes zero, as counts: surely, possibly.
+        peak: smallest and largest value a regular block's amax can have in the unit of the elements.
+        reach: a regular element ``r`` binades down lies in ``(reach[0] * 2**-r, reach[1] * 2**-r]``, never above peak.
+    """
+
+    irregular: tuple[tuple[int, int], ...]
+    flushed: tuple[int, int]
+    peak: tuple[float, float]
+    reach: tuple[float, float]
+
+    @property
+    def irregular_blocks(self) -> int:
+        return sum(blocks for _, blocks in self.irregular)
+
+
+def predict_blocks(
+    histogram: BlockHistogram,
+    fmt: BlockFormat,
+    *,
+    amax: float | None = None,
+    rule: ScaleRule | None = None,
+    source: Format | None = None,
+    flush_subnormals: bool = False,
+) -> Prediction:
+    """What casting to ``fmt`` block by block, round to nearest even, elements clipped at the maximum, would do.
+
+    Flushed and saturated speak of elements; the share of blocks whose *scale* underflows is ``scales_flushed``.
+
+    Args:
+        histogram: of blocks of the format's size.
+        fmt: a block format whose blocks are one row high.
+        amax: of the whole tensor; needed where there is a tensor scale, and then must not be None.
+        rule: another scale rule than the format's own (``FLOOR``, ``UP``: power-of-two scales; ``AMAX``).
+        source: the format the elements are in; None when not known.
+        flush_subnormals: take results below the smallest normal number as zero.
+
+    Raises:
+        UsageError: the log does not record such blocks.
+        ValueError: a tensor scale without ``amax``, or an amax that is not finite and positive.
+    """
+    if fmt.block != (1, histogram.size):
+        rows, columns = fmt.block
+        raise UsageError(
+            f"{fmt.name} has blocks of {rows}x{columns}; the histogram is of 1x{histogram.size}: not recorded"
+        )
+    chosen = rule or fmt.rule
+    if fmt.tensor_scale is not None and histogram.amax.total and not (amax and 0.0 < amax < math.inf):
+        raise ValueError(f"{fmt.name} has a tensor scale, which needs the tensor's amax; got {amax!r}")
+    scales = _scales(histogram, fmt, chosen, amax or math.inf)
+    limits = Limits.of(fmt.element, flush_subnormals=flush_subnormals)
+    cells = _bounds(histogram, scales)
+    (likely, points, weights), units = _guess(histogram, fmt, chosen, source)
+    slack = float(min(scales.irregular_blocks * histogram.size, cells.total))
+    n = max(cells.total, 1.0)
+
+    def fraction(statement: Statement, at_least: float = 0.0) -> Estimate:
+        low, high = count(statement, cells)
+        low, high = max(low - slack, at_least, 0.0), min(high + slack, cells.total)
+        return Estimate.of(low / n, high / n, guess(statement, points, weights) / n)
+
+    error, sqnr = from_error(
+        *_squared_relative_error(histogram, scales, fmt.element, limits, slack),
+        _estimated_error((likely, points, weights), units, fmt.element, limits),
+    )
+    blocks = max(histogram.amax.total, 1)
+    sure, possible = scales.flushed
+    return Prediction(
+        format=fmt.name,
+        scaling=f"{fmt.block[0]}x{fmt.block[1]}",
+        scale=None,
+        scale_rule=chosen.value,
+        flush_subnormals=flush_subnormals,
+        elements=int(cells.total),
+        flushed=fraction(limits.flushed, at_least=sure),
+        subnormal=fraction(limits.subnormal),
+        saturated=fraction(limits.saturated),
+        headroom_binades=_headroom(scales, fmt.element, empty=cells.total == 0.0),
+        relative_error=error,
+        sqnr_db=sqnr,
+        scales_flushed=Estimate.of(sure / blocks, possible / blocks, (sure + possible) / 2.0 / blocks),
+    )
+
+
+def _scales(histogram: BlockHistogram, fmt: BlockFormat, rule: ScaleRule, amax: float) -> _Scales:
+    """Sorts the blocks by what can be said of their scale; see the derivations beside each rule."""
+    element, scale = fmt.element, fmt.scale
+    top = math.ldexp(1.0, element.max_exponent)
+    # A block's amax is f * 2**k with 1 < f <= 2, and X the ideal divisor over 2**(k - emax).
+    if rule is ScaleRule.FLOOR:  # X is 1; at f = 2 exactly it is 2
+        peak, reach = (top, 2.0 * top), (top / 2.0, 2.0 * top)
+    elif rule is ScaleRule.UP:  # X is 1 while f * 2**emax <= max, then 2
+        peak, reach = (element.max / 2.0, element.max), (top / 2.0, 2.0 * top)
+    else:  # X is f * 2**emax / max, give or take half an ulp of the scale's format
+        off = math.ldexp(1.0, -scale.mantissa_bits - 1) * (1.0 + 1e-6)
+        peak = element.max / (1.0 + off), element.max / (1.0 - off)
+        reach = peak[0] / 2.0, peak[1] * 2.0
+    tensor = tensor_divisor(amax, fmt) if histogram.amax.total else 1.0
+    irregular, sure, possible = [], 0, 0
+    bins = histogram.amax.trimmed()
+    for offset, blocks in enumerate(bins.counts.tolist()):
+        k = bins.lo + offset
+        low, high = math.ldexp(1.0, k) / tensor, min(math.ldexp(2.0, k), amax) / tensor
+        if rule is ScaleRule.AMAX:
+            low, high = low / element.max, high / element.max
+        else:
+            low, high = low / top / 2.0, high / top
+        slop = 1.0 + 1e-12
+        if blocks and (low < scale.min_normal * slop or high > scale.overflow_limit):
+            irregular.append((k, blocks))
+            sure += blocks if high * slop <= scale.flush_limit else 0
+            possible += blocks if low <= scale.flush_limit * slop else 0
+    return _Scales(tuple(irregular), (sure, possible), peak, reach)
+
+
+def _bounds(histogram: BlockHistogram, scales: _Scales) -> Cells:
+    """Where the elements of regular blocks can be; the last entry of the histogram is open downwards."""
+    counts = np.array(histogram.below, dtype=np.float64)
+    r = np.arange(counts.size)
+    lo = np.where(r == BlockHistogram.LIMIT - 1, 0.0, np.ldexp(scales.reach[0], -r))
+    hi = np.minimum(np.ldexp(scales.reach[1], -r), scales.peak[1])
+    used = counts > 0
+    none = np.zeros(int(used.sum()))
+    return Cells(lo[used], hi[used], counts[used], none.astype(np.bool_), none)
+
+
+def _guess(
+    histogram: BlockHistogram, fmt: BlockFormat, rule: ScaleRule, source: Format | None
+) -> tuple[tuple[Cells, Floats, Floats], Floats]:
+    """Likely places: the amax of each block at a mantissa, the other elements spread below it.
+
+    Returns:
+        Cells with their points and weights, shape ``(cells, points)``; and the divisor each cell goes with, relative to
+        the binade of its block's amax, shape ``(cells,)``.
+    """
+    nothing = np.zeros(0)
+    parts = [Cells(nothing, nothing, nothing, nothing.astype(np.bool_), nothing)]
+    units = [nothing]
+    counts = np.array(histogram.below, dtype=np.float64)
+    blocks = float(histogram.amax.total)
+    r = np.flatnonzero(counts)
+    for i in range(_MANTISSAS if r.size else 0):
+        f = 2.0 ** ((i + 0.5) / _MANTISSAS)
+        factor = math.ldexp(1.0, fmt.element.max_exponent) / _likely_divisor(f, i, fmt, rule)
+        others = counts[r] / _MANTISSAS
+        others[0] = max(counts[r[0]] - blocks, 0.0) / _MANTISSAS  # every block's amax is in entry 0
+        lo, hi = np.ldexp(factor, -r), np.minimum(np.ldexp(2.0 * factor, -r), f * factor)
+        bits = source.mantissa_bits if source is not None and rule is not ScaleRule.AMAX else None
+        grid = np.ldexp(factor, -r - bits) if bits is not None else np.zeros(r.shape)
+        # From the smallest up, as points_of wants its neighbours; then the amax alone.
+        unknown = np.zeros(r.shape, dtype=np.bool_)
+        units.append(np.full(r.size + 1, 1.0 / factor))
+        parts.append(Cells(lo[::-1], hi[::-1], others[::-1], unknown, grid[::-1]))
+        peak = np.array([f * factor])
+        parts.append(replace(Cells.at(peak), counts=np.array([blocks / _MANTISSAS])))
+    return spread(parts, _POINTS), np.concatenate(units)
+
+
+def _likely_divisor(f: float, i: int, fmt: BlockFormat, rule: ScaleRule) -> float:
+    """The divisor of a block whose amax is ``f`` times a power of two, over ``2**(k - emax)``."""
+    if rule is not ScaleRule.AMAX:
+        divisor = float(block_divisors(np.array([f]), fmt, rule)[0])
+        return divisor * math.ldexp(1.0, fmt.element.max_exponent)
+    ideal = f * math.ldexp(1.0, fmt.element.max_exponent) / fmt.element.max
+    # How a scale rounds depends on the tensor's scale too: any mantissa goes with any amax.
+    mantissa = 2.0 ** (((5 * i) % _MANTISSAS + 0.5) / _MANTISSAS)
+    steps = math.ldexp(mantissa, fmt.scale.mantissa_bits)
+    return ideal * round(steps) / steps
+
+
+def _squared_relative_error(
+    histogram: BlockHistogram, scales: _Scales, element: Format, limits: Limits, slack: float
+) -> tuple[float, float]:
+    """Bounds of error energy over signal energy, whatever elements share whichever block.
+
+    A regular element errs by a relative half ulp, by what clipping takes, or by at most ``flush`` in the subnormal
+    range; the latter adds up to ``size * flush**2`` per block, whose signal is at least its amax squared. Irregular
+    blocks may lose all they hold.
+    """
+    if not histogram.amax.total:
+        return 0.0, 0.0
+    relative = max(math.ldexp(1.0, -element.mantissa_bits - 1), 1.0 - element.max / scales.peak[1])
+    regular = relative**2 + histogram.size * (limits.flush / scales.peak[0]) ** 2
+    lost = 0.0
+    if slack:
+        bins = histogram.amax.trimmed()
+        least = math.fsum(b * 4.0 ** (k - bins.lo) for k, b in enumerate(bins.counts.tolist(), bins.lo))
+        lost = math.fsum(b * histogram.size * 4.0 ** (k + 1 - bins.lo) for k, b in scales.irregular) / least
+    return 0.0, min(regular + lost, 1.0)
+
+
+def _estimated_error(guessed: tuple[Cells, Floats, Floats], units: Floats, element: Format, limits: Limits) -> float:
+    """Error energy over signal energy, each cell in the unit of its block."""
+    cells, points, weights = guessed
+    weights = weights * units[:, None] ** 2
+    energy = float((weights * points**2).sum())
+    if energy == 0.0:
+        return 0.0
+    return min(float((weights * squared_errors(points, cells, element, limits, aligned=True)).sum()) / energy, 1.0)
+
+
+def _headroom(scales: _Scales, element: Format, *, empty: bool) -> Estimate:
+    """Of the blocks' amax below the maximum, over all regular blocks; irregular ones may have any."""
+    if empty:
+        return Estimate(math.inf, math.inf, math.inf)
+    low, high = (math.log2(element.max / peak) for peak in reversed(scales.peak))
+    if scales.irregular_blocks:
+        return Estimate(-math.inf, math.inf, (low + high) / 2.0)
+    return Estimate(low, high, (low + high) / 2.0)

@@ -1,0 +1,308 @@
+"""What casting a tensor would do to it, told from one row of statistics: any format, any scale, no tensor needed.
+
+Every quantity comes as an interval that contains the truth, and a point estimate. Where the row proves the answer, the
+two ends meet: flushed under round-to-nearest at power-of-two scales, saturated where amax stays below the limit.
+Elements are multiplied by the scale without rounding: exact for FP32 and narrower, where the product fits a float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.cells import (
+    Cells,
+    Estimate,
+    Limits,
+    Statement,
+    count,
+    decibels,
+    error_bounds,
+    from_error,
+    guess,
+    spread,
+    squared_errors,
+)
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, bin_of
+
+_LARGEST = float(np.finfo(np.float64).max)
+#: ``sum_sq`` was added up in floating point; this much of it is not relied upon.
+_SUM_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class TensorStatistics:
+    """The part of a log row that predictions need; all of it over finite elements.
+
+    Attributes:
+        histogram: exponents of the non-zero elements.
+        amax: largest magnitude; None when not known, or when there is no non-zero element.
+        amin_nonzero: smallest non-zero magnitude; None likewise.
+        sum_sq: sum of squares; None when not known.
+        source: the format the elements are in; None when not known (then nothing is assumed about it).
+
+    Raises:
+        ValueError: amax or amin_nonzero do not lie in the last or first bin: the row contradicts itself.
+    """
+
+    histogram: ExponentHistogram
+    amax: float | None = None
+    amin_nonzero: float | None = None
+    sum_sq: float | None = None
+    source: Format | None = None
+
+    def __post_init__(self) -> None:
+        bins = self.histogram.trimmed()
+        for name, value, k in (
+            ("amax", self.amax, bins.lo + bins.counts.size - 1),
+            ("amin_nonzero", self.amin_nonzero, bins.lo),
+        ):
+            if value is None or (name == "amax" and value == 0.0 and bins.total == 0):
+                continue
+            if not 0.0 < value < math.inf or bins.total == 0 or bin_of(value) != k:
+                raise ValueError(f"{name} {value!r} contradicts the histogram")
+
+    @classmethod
+    def of_values(cls, values: npt.ArrayLike, source: Format | None = None) -> TensorStatistics:
+        """Measured from an array of any shape; NaN, Inf and zero are left out."""
+        x = np.abs(np.asarray(values, dtype=np.float64)).ravel()
+        x = x[(x > 0.0) & (x < math.inf)]
+        histogram = ExponentHistogram.of_values(x)
+        if x.size == 0:
+            return cls(histogram, source=source)
+        with np.errstate(over="ignore", under="ignore"):
+            sum_sq = float(np.square(x).sum())
+        return cls(histogram, float(x.max()), float(x.min()), sum_sq, source)
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], source: Format | None = None) -> TensorStatistics:
+        """From the columns ``exp_lo, exp_hist, amax, amin_nonzero, sum_sq`` of a ``tensors`` row.
+
+        Raises:
+            ValueError: they contradict each other.
+        """
+        histogram = ExponentHistogram.of(row.get("exp_lo"), row.get("exp_hist"))
+        numbers = [row.get(name) for name in ("amax", "amin_nonzero", "sum_sq")]
+        amax, amin, sum_sq = (None if v is None or math.isnan(v) else float(v) for v in numbers)
+        return cls(histogram, amax, amin, sum_sq, source)
+
+    def merge(self, other: TensorStatistics) -> TensorStatistics:
+        """Both together: counts add, amax maxes. What one does not know, or where they differ in source, is unknown."""
+        if other.histogram.total == 0:
+            return self
+        if self.histogram.total == 0:
+            return other
+        sums = None if self.sum_sq is None or other.sum_sq is None else self.sum_sq + other.sum_sq
+        return TensorStatistics(
+            self.histogram.merge(other.histogram),
+            None if self.amax is None or other.amax is None else max(self.amax, other.amax),
+            None if self.amin_nonzero is None or other.amin_nonzero is None
+            else min(self.amin_nonzero, other.amin_nonzero),
+            sums,
+            self.source if self.source == other.source else None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a cast does; fractions are of the elements that are finite and not zero.
+
+    Attributes:
+        format: name of the format.
+        scaling: ``"tensor"``, or the block shape, such as ``"1x32"``.
+        scale: the multiplier in front of the cast; None where each block has its own.
+        scale_rule: how block scales are chosen (``floor``, ``up``, ``amax``); None without blocks.
+        flush_subnormals: whether subnormal results were taken as flushed.
+        elements: how many elements the fractions refer to.
+        flushed: fraction that becomes zero.
+        subnormal: fraction that becomes subnormal, keeping fewer bits.
+        saturated: fraction beyond the largest value that still rounds to the maximum: clipped, or turned to Inf or NaN.
+        headroom_binades: ``log2(max / (amax * scale))``; negative when the tensor does not fit.
+        relative_error: L2 norm of the error over that of the tensor.
+        sqnr_db: the same in decibels, ``-20 log10``; -inf when something becomes Inf.
+        scales_flushed: fraction of the blocks whose scale itself becomes zero (NVFP4); None without block scales.
+    """
+
+    format: str
+    scaling: str
+    scale: float | None
+    scale_rule: str | None
+    flush_subnormals: bool
+    elements: int
+    flushed: Estimate
+    subnormal: Estimate
+    saturated: Estimate
+    headroom_binades: Estimate
+    relative_error: Estimate
+    sqnr_db: Estimate
+    scales_flushed: Estimate | None = None
+
+
+def amax_scale(amax: float | None, fmt: Format, *, margin: int = 0, power_of_two: bool = False) -> float:
+    """The multiplier that brings ``amax`` to the format's maximum: ``max / amax / 2**margin``.
+
+    A tensor without a non-zero element says nothing about a scale: 1.0.
+
+    Args:
+        amax: largest magnitude; None and 0 mean there is none.
+        fmt: the format to fill.
+        margin: binades to stay below.
+        power_of_two: the power of two at or below it instead.
+
+    Raises:
+        ValueError: amax is NaN, infinite or negative.
+    """
+    if amax is None or amax == 0.0:
+        return 1.0
+    if not 0.0 < amax < math.inf:
+        raise ValueError(f"a scale needs a finite amax, got {amax!r}")
+    filling = fmt.max / amax if fmt.max / amax < math.inf else _LARGEST
+    scale = math.ldexp(filling, min(-margin, 1023 - math.frexp(filling)[1]))
+    return math.ldexp(1.0, math.frexp(scale)[1] - 1) if power_of_two else scale
+
+
+def predict(
+    statistics: TensorStatistics,
+    fmt: Format,
+    *,
+    scale: float = 1.0,
+    flush_subnormals: bool = False,
+    saturate: bool | None = None,
+) -> Prediction:
+    """What casting ``tensor * scale`` to ``fmt``, round to nearest even, would do; errors are taken after scaling back.
+
+    A tensor without a finite non-zero element is cast exactly: fractions 0, error 0, SQNR and headroom infinite.
+
+    Args:
+        statistics: of the tensor as it lies in memory.
+        fmt: an element format.
+        scale: the multiplier in front of the cast.
+        flush_subnormals: take results below the smallest normal number as zero; off, as on the hardware there is.
+        saturate: out-of-range elements are clipped rather than turned into Inf; default: as the format has no Inf.
+
+    Raises:
+        ValueError: ``scale`` is not a finite positive number.
+    """
+    if not 0.0 < scale < math.inf:
+        raise ValueError(f"a scale is a finite positive number, got {scale!r}")
+    clips = not fmt.has_infinity if saturate is None else saturate
+    limits = Limits.of(fmt, flush_subnormals=flush_subnormals)
+    with np.errstate(over="ignore", under="ignore"):
+        guess_of = spread(_parts(statistics, scale))
+        cells, points, weights = guess_of
+
+        def fraction(statement: Statement) -> Estimate:
+            low, high = count(statement, cells)
+            n = max(cells.total, 1.0)
+            return Estimate.of(low / n, high / n, guess(statement, points, weights) / n)
+
+        flushed, subnormal, saturated = map(fraction, (limits.flushed, limits.subnormal, limits.saturated))
+        error, sqnr = from_error(*_squared_relative_error(statistics, scale, guess_of, fmt, limits))
+    if not clips and saturated.high > 0.0:
+        error, sqnr = _with_infinities(error, saturated, cells.total)
+    return Prediction(
+        format=fmt.name,
+        scaling="tensor",
+        scale=scale,
+        scale_rule=None,
+        flush_subnormals=flush_subnormals,
+        elements=int(cells.total),
+        flushed=flushed,
+        subnormal=subnormal,
+        saturated=saturated,
+        headroom_binades=_headroom(statistics, scale, fmt),
+        relative_error=error,
+        sqnr_db=sqnr,
+    )
+
+
+def _parts(statistics: TensorStatistics, scale: float) -> list[Cells]:
+    """The histogram's bins as cells, times ``scale``; the smallest and the largest element as cells of their own."""
+    histogram = statistics.histogram.trimmed()
+    used = np.flatnonzero(histogram.counts)
+    k, n = histogram.lo + used, histogram.counts[used].astype(np.float64)
+    lo = np.where(k > EXP_MIN, np.ldexp(1.0, k), 0.0)
+    hi = np.where(k < EXP_MAX, np.ldexp(1.0, k + 1), _LARGEST)
+    closed = np.zeros(k.shape, dtype=np.bool_)
+    grid = np.zeros(k.shape)
+    if statistics.source is not None:
+        grid = np.maximum(np.ldexp(1.0, k - statistics.source.mantissa_bits), statistics.source.min_subnormal)
+    known = []
+    if statistics.amax and k.size:
+        hi[-1] = statistics.amax
+        n[-1] -= 1.0
+        known.append((statistics.amax, grid[-1]))
+    if statistics.amin_nonzero and k.size:
+        lo[0], closed[0] = statistics.amin_nonzero, True
+        if n[0] > 0.0:  # else it is the same element
+            n[0] -= 1.0
+            known.append((statistics.amin_nonzero, grid[0]))
+    closed |= lo * scale == 0.0  # too small for float64, and so possibly zero itself
+    left = n > 0.0
+    bins = Cells((lo * scale)[left], (hi * scale)[left], n[left], closed[left], (grid * scale)[left])
+    return [bins, *(replace(Cells.at(np.array([v * scale])), grid=np.array([g * scale])) for v, g in known)]
+
+
+def _squared_relative_error(
+    statistics: TensorStatistics, scale: float, guess_of: tuple[Cells, Floats, Floats], fmt: Format, limits: Limits
+) -> tuple[float, float, float]:
+    """Energy of the error over energy of the tensor under a saturating cast: low, high, estimate.
+
+    No element's error exceeds the element itself (zero and the maximum are both to be had), so none exceeds 1.
+    """
+    cells, points, weights = guess_of
+    if cells.total == 0.0:
+        return 0.0, 0.0, 0.0
+    cells = replace(cells, lo=np.minimum(cells.lo, _LARGEST), hi=np.minimum(cells.hi, _LARGEST))
+    sure_flushed = limits.flushed(cells)[0]
+    if sure_flushed.all():
+        return 1.0, 1.0, 1.0
+    # All energies are taken relative to the top bin, so that no square leaves float64's range.
+    top = math.frexp(float(cells.hi.max()))[1]
+    unit = math.ldexp(1.0, min(max(top, -1000), 1000))
+    n, aligned = cells.counts, math.frexp(scale)[0] == 0.5
+    lowest, highest = n * (cells.lo / unit) ** 2, n * (cells.hi / unit) ** 2
+    least, most = float(lowest.sum()), float(highest.sum())
+    likely = float((weights * (points / unit) ** 2).sum())
+    energy = (statistics.sum_sq or 0.0) * (scale / unit) ** 2
+    if 0.0 < energy < math.inf:
+        tight = max(least, energy * (1.0 - _SUM_TOLERANCE)), min(most, energy * (1.0 + _SUM_TOLERANCE))
+        if tight[0] <= tight[1]:
+            (least, most), likely = tight, energy
+    err_low, err_high = error_bounds(cells, fmt, limits, aligned=aligned)
+    low = max(float((n * (err_low / unit) ** 2).sum()), least - float(highest[~sure_flushed].sum()))
+    high = min(float((n * (err_high / unit) ** 2).sum()), most)
+    expected = squared_errors(points, cells, fmt, limits, aligned=aligned, unit=unit)
+    estimate = float((weights * expected).sum()) / likely if likely > 0.0 else 1.0
+    least *= 1.0 - 1e-9  # the sums above are rounded
+    return max(low, 0.0) / most * (1.0 - 1e-9), min(high / least, 1.0) if least > 0.0 else 1.0, min(estimate, 1.0)
+
+
+def _with_infinities(error: Estimate, saturated: Estimate, elements: float) -> tuple[Estimate, Estimate]:
+    """The error when what does not fit becomes Inf: one such element, and it is infinite."""
+    error = Estimate(
+        low=math.inf if saturated.low > 0.0 else error.low,
+        high=math.inf,
+        estimate=math.inf if saturated.estimate * elements >= 0.5 else error.estimate,
+    )
+    return error, Estimate(decibels(error.high), decibels(error.low), decibels(error.estimate))
+
+
+def _headroom(statistics: TensorStatistics, scale: float, fmt: Format) -> Estimate:
+    histogram = statistics.histogram.trimmed()
+    if histogram.total == 0:
+        return Estimate(math.inf, math.inf, math.inf)
+    ceiling = math.log2(fmt.max) - math.log2(scale)
+    if statistics.amax:
+        exact = ceiling - math.log2(statistics.amax)
+        return Estimate(exact, exact, exact)
+    k = histogram.lo + histogram.counts.size - 1
+    low = -math.inf if k == EXP_MAX else ceiling - (k + 1)
+    return Estimate(low, math.inf if k == EXP_MIN else ceiling - k, ceiling - k - 0.5)
