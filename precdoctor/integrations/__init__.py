@@ -1,1 +1,1 @@
-"""Frameworks around training scripts, and the script the demo runs. With `recording`, the only room that knows torch."""
+"""Frameworks around training scripts, and the script the demo runs. Like `recording`, it may import torch."""
