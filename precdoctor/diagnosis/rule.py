@@ -94,10 +94,6 @@ class Rule:
     check: Callable[[RunView, Options], Checked]
     step_columns: tuple[str, ...] = ()
 
-    def defaults(self) -> dict[str, float]:
-        """Every option at its default."""
-        return {o.name: o.default for o in self.options}
-
     def markdown(self) -> str:
         """The whole page."""
         rows = [f"| `{o.name}` | {o.default:g} | {o.unit} | {o.doc} {o.source} |" for o in self.options]

@@ -143,10 +143,6 @@ def _value(key: str, value: Any) -> str:
     return number(value)
 
 
-def _is_scalar(value: Any) -> bool:
-    return value is not None and not isinstance(value, (Mapping, list, tuple))
-
-
 def _range(evidence: Any, console: Console) -> RenderableType | None:
     """The bar, and under it what its two parts are."""
     if not isinstance(evidence, Mapping):
