@@ -35,17 +35,18 @@ def opened(run: Path | None) -> Run:
 
 @contextlib.contextmanager
 def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
-    """Stdout, or a new file that is announced when it is complete.
+    """Stdout, or a new file that is announced when it is complete. An empty one counts as new: CI runners make them.
 
     Raises:
-        RunExistsError: the file is there and ``force`` is not given.
+        RunExistsError: the file holds something and ``force`` is not given.
         UsageError: the file cannot be written.
     """
     if file is None:
         yield sys.stdout
         return
     try:
-        with file.open("w" if force else "x", encoding="utf-8") as stream:
+        blank = file.is_file() and file.stat().st_size == 0
+        with file.open("w" if force or blank else "x", encoding="utf-8", errors="backslashreplace") as stream:
             yield stream
     except FileExistsError:
         raise RunExistsError(f"{file} is already there; give another name, or --force to replace it") from None

@@ -31,14 +31,16 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "strict": values.parse_switch,
     },
     "diagnose": {
-        "output-format": values.choice("full", "concise", "json"),
+        "output-format": values.choice(*values.OUTPUT_FORMATS),
+        "also": values.parse_list,
         "select": values.parse_list,
         "ignore": values.parse_list,
         "fail-on": values.choice("error", "warning"),
     },
     "gate": {
         "baseline": values.parse_path,
-        "output-format": values.choice("full", "concise", "json"),
+        "output-format": values.choice(*values.OUTPUT_FORMATS),
+        "also": values.parse_list,
         "select": values.parse_list,
         "ignore": values.parse_list,
         "fail-on": values.choice("error", "warning"),

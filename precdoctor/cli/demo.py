@@ -35,11 +35,11 @@ def demo(
 
     Takes a few seconds, on a GPU when there is one. The script it runs is an ordinary one; its path is printed.
     """
-    from precdoctor.cli.diagnose import write
     from precdoctor.diagnosis import diagnose
-    from precdoctor.diagnosis.verdict import exit_code
     from precdoctor.recording.launch import launch
     from precdoctor.recording.options import RecordOptions
+    from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.terminal import print_full
     from precdoctor.runlog import open_run
 
     if find_spec("torch") is None:
@@ -50,6 +50,5 @@ def demo(
     status = launch([sys.executable, str(script)], directory, RecordOptions(), force=force)
     if status != 0:
         return status
-    diagnosis = diagnose(open_run(directory))
-    write(diagnosis, exit_code(diagnosis, None), "full", sys.stdout)
+    print_full(diagnose(open_run(directory)), make_console())
     return 0

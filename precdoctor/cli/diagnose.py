@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from precdoctor.cli.common import destination, opened, rule_options
+from precdoctor.cli.common import opened, rule_options
 from precdoctor.cli.config import Settings
-
-if TYPE_CHECKING:
-    from precdoctor.diagnosis import Diagnosis
+from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 
 _EXAMPLES = """\b
 Examples:
@@ -27,13 +25,12 @@ def register(app: typer.Typer) -> None:
 
 def diagnose(
     run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
-    output_format: Annotated[
-        str | None, typer.Option(help="full, concise or json; default: full.", metavar="FORMAT")
-    ] = None,
+    output_format: Annotated[str | None, typer.Option(help=FORMAT_HELP, metavar="FORMAT")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file if there is one.")] = False,
+    also: Annotated[list[str] | None, typer.Option(help=ALSO_HELP, metavar="FORMAT=FILE")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace output files that are there.")] = False,
     select: Annotated[
         list[str] | None,
         typer.Option(help="Only these rules (code, name, or PD2 for a family); may be repeated.", metavar="CODE"),
@@ -53,6 +50,7 @@ def diagnose(
     """
     from precdoctor.diagnosis import diagnose as judge
     from precdoctor.diagnosis.verdict import exit_code
+    from precdoctor.reporting.outputs import Report
 
     settings = Settings()
     level = settings.get("diagnose", "fail-on", fail_on)
@@ -64,19 +62,6 @@ def diagnose(
         options=rule_options(settings),
     )
     status = exit_code(diagnosis, level)
-    with destination(output, force=force) as stream:
-        write(diagnosis, status, shape, stream)
+    report = Report(diagnosis, status, level)
+    deliver(report, shape, output, settings.get("diagnose", "also", also) or (), force=force)
     return status
-
-
-def write(diagnosis: Diagnosis, status: int, shape: str, stream: IO[str]) -> None:
-    """The diagnosis in one of the output formats; the exit status never depends on which."""
-    if shape == "json":
-        from precdoctor.reporting.json_report import document, dumps
-
-        stream.write(dumps(document(diagnosis, status)))
-        return
-    from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.terminal import print_concise, print_full
-
-    (print_concise if shape == "concise" else print_full)(diagnosis, make_console(stream))

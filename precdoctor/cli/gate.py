@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from precdoctor.cli.common import destination
 from precdoctor.cli.config import Settings
+from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 
 _EXAMPLES = """\b
 Examples:
   precdoctor gate runs/pull-request
   precdoctor gate runs/pull-request --baseline runs/main
-  precdoctor gate runs/a runs/b --fail-on warning --output-format json"""
+  precdoctor gate runs/a --output-format github --also junit=gate.xml"""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,13 +25,12 @@ def register(app: typer.Typer) -> None:
 def gate(
     runs: Annotated[list[Path], typer.Argument(help="Run directories to judge.", metavar="RUN...")],
     baseline: Annotated[Path | None, typer.Option(help="A healthy run to hold them against.", metavar="RUN")] = None,
-    output_format: Annotated[
-        str | None, typer.Option(help="full, concise or json; default: full.", metavar="FORMAT")
-    ] = None,
+    output_format: Annotated[str | None, typer.Option(help=FORMAT_HELP, metavar="FORMAT")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file if there is one.")] = False,
+    also: Annotated[list[str] | None, typer.Option(help=ALSO_HELP, metavar="FORMAT=FILE")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace output files that are there.")] = False,
     select: Annotated[
         list[str] | None,
         typer.Option(help="Only these rules (code, name, or PD2 for a family); may be repeated.", metavar="CODE"),
@@ -50,12 +49,13 @@ def gate(
     --baseline, what got worse since then: expected, found and limit.
     """
     from precdoctor.comparison.gate import gate as judge
+    from precdoctor.reporting.outputs import Report
     from precdoctor.runlog import open_run
 
     settings = Settings()
     base = settings.get("gate", "baseline", baseline)
     shape = settings.get("gate", "output-format", output_format) or "full"
-    report = judge(
+    verdict = judge(
         [open_run(run) for run in runs],
         baseline=open_run(base) if base is not None else None,
         fail_on=settings.get("gate", "fail-on", fail_on) or "error",
@@ -63,14 +63,6 @@ def gate(
         ignore=settings.get("gate", "ignore", ignore) or (),
         options=settings.rules,
     )
-    with destination(output, force=force) as stream:
-        if shape == "json":
-            from precdoctor.reporting.json_report import dumps, gate_document
-
-            stream.write(dumps(gate_document(report)))
-        else:
-            from precdoctor.reporting.console import make_console
-            from precdoctor.reporting.gate_view import print_gate
-
-            print_gate(report, make_console(stream), concise=shape == "concise")
-    return report.exit_code
+    report = Report(verdict.diagnosis, verdict.exit_code, verdict.fail_on, verdict)
+    deliver(report, shape, output, settings.get("gate", "also", also) or (), force=force)
+    return verdict.exit_code

@@ -10,6 +10,9 @@ from typing import Any
 
 Parser = Callable[[Any], Any]
 
+#: What reports come in; `precdoctor.reporting.outputs` writes them, and loads what help should not wait for.
+OUTPUT_FORMATS = ("full", "concise", "json", "markdown", "junit", "github", "gitlab", "sarif")
+
 _UNITS = {
     "": 1, "B": 1,
     "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,

@@ -142,6 +142,7 @@ def describe(view: RunView) -> dict[str, Any]:
     return {
         "path": str(view.run.path),
         "command": view.run.info.get("command"),
+        "cwd": view.run.info.get("cwd"),
         "ranks": len({p.rank for p in view.processes}),
         "attempts": len(view.processes),
         "first_step": int(steps["step"].min()),

@@ -197,11 +197,11 @@ def _float(value: Any, digits: int | None = None) -> float | None:
 def _prescription(prescription: Prescription) -> RenderableType:
     """The change, and what it is predicted to do."""
     title = Text(clean(prescription.title), "pd.good")
-    predicted = _predicted(prescription.predicted)
+    predicted = predicted_effect(prescription.predicted)
     return Group(title, Text.assemble(("predicted: ", "pd.label"), predicted)) if predicted else title
 
 
-def _predicted(predicted: Mapping[str, Any]) -> str:
+def predicted_effect(predicted: Mapping[str, Any]) -> str:
     """``flushed fraction 0.41 to 0.003, overflow 0``."""
     out = []
     for key, value in jsonable(dict(predicted)).items():

@@ -24,9 +24,11 @@ FLAGS = {
         "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names", "--strict", "--no-strict",
         "-h", "--help",
     },
-    "diagnose": {"--output-format", "-o", "--output", "--force", "--select", "--ignore", "--fail-on", "-h", "--help"},
+    "diagnose": {
+        "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
+    },
     "gate": {
-        "--baseline", "--output-format", "-o", "--output", "--force", "--select", "--ignore", "--fail-on",
+        "--baseline", "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on",
         "-h", "--help",
     },
     "show": {"--top", "--output-format", "-h", "--help"},

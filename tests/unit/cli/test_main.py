@@ -13,6 +13,7 @@ import pytest
 
 from precdoctor import __version__
 from precdoctor.cli import BROKEN_PIPE, INTERRUPTED, main
+from precdoctor.cli.values import OUTPUT_FORMATS
 from precdoctor.reporting.json_report import schema
 from tests.support.hostile import NAMES
 from tests.support.runs import write_run
@@ -182,6 +183,41 @@ def test_the_gate_says_expected_found_and_limit(bad_run, good_run, capsys):
         else:
             assert out.startswith("FAILED: ") and "expected finite, found" in out and ", limit 0" in out
     assert statuses == {1}
+
+
+@pytest.mark.parametrize("shape", OUTPUT_FORMATS)
+def test_the_exit_status_is_the_same_in_every_format(shape, bad_run, good_run, capsys):
+    for command in (["gate"], ["diagnose", "--fail-on", "error"]):
+        assert main([*command, str(bad_run), "--output-format", shape]) == 1
+        assert main([*command, str(good_run), "--output-format", shape]) == 0
+    assert capsys.readouterr().out
+
+
+def test_several_formats_at_once(bad_run, tmp_path, capsys):
+    summary = tmp_path / "summary.md"
+    summary.touch()  # a CI runner makes it before the job
+    junit = tmp_path / "gate.xml"
+    also = ["--also", f"markdown={summary}", "--also", f"junit={junit}"]
+    assert main(["gate", str(bad_run), *also, "--output-format", "github"]) == 1
+    out = capsys.readouterr()
+    assert out.out.startswith("::error ") and out.err.count("Wrote ") == 2
+    assert summary.read_text().startswith("## precdoctor failed") and "<testsuites" in junit.read_text()
+    assert main(["gate", str(bad_run), "--also", f"junit={junit}"]) == 2
+    assert "already there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ("junit", "--also takes FORMAT=FILE"),
+        ("jnit=x.xml", "did you mean 'junit'?"),
+        ("junit=", "--also takes FORMAT=FILE"),
+    ],
+)
+def test_bad_further_formats(entry, complaint, bad_run, capsys):
+    assert main(["diagnose", str(bad_run), "--also", entry]) == 2
+    out = capsys.readouterr()
+    assert complaint in out.err and out.out == ""
 
 
 def test_a_gate_without_a_verdict_says_why(tmp_path, capsys):

@@ -1,0 +1,70 @@
+"""A report as GitHub workflow commands: annotations on the pull request, and the verdict as a plain line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from precdoctor.diagnosis.finding import Finding
+from precdoctor.diagnosis.verdict import ExitCode
+from precdoctor.reporting.finding_view import place
+from precdoctor.reporting.outputs import Report
+from precdoctor.reporting.places import file_line, script
+from precdoctor.reporting.text import clean, plural
+
+#: GitHub shows ten annotations of each kind per step and swallows the rest without a word.
+MAX_ANNOTATIONS = 10
+_KINDS = {"error": "error", "warning": "warning", "info": "notice"}
+
+
+def github(report: Report) -> str:
+    """One command a line, most important first; beyond GitHub's limit the last one of its kind counts the others."""
+    commands: dict[str, list[str]] = {kind: [] for kind in _KINDS.values()}
+    if report.exit_code == ExitCode.UNTRUSTWORTHY:
+        for reason in report.distrust:
+            commands["error"].append(command("error", f"no trustworthy verdict: {reason}", title="precdoctor"))
+    for finding in report.diagnosis.findings:
+        kind = _KINDS[finding.severity.value]
+        commands[kind].append(_annotation(finding, report, kind))
+    lines = [line for kind, found in commands.items() for line in _limited(kind, found)]
+    return "\n".join([*lines, f"precdoctor {clean(report.headline)}", ""])
+
+
+def command(kind: str, message: str, **properties: str | int) -> str:
+    """``::error file=train.py,line=42,title=PD101::message``, with what would end a field escaped."""
+    fields = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
+    return f"::{kind}{' ' + fields if fields else ''}::{_data(message)}"
+
+
+def _annotation(finding: Finding, report: Report, kind: str) -> str:
+    place_of = file_line(finding, report.diagnosis) or script(report.diagnosis)
+    properties: dict[str, str | int] = {}
+    if place_of is not None:
+        properties = {"file": place_of.file, "line": place_of.line}
+    where = place(finding.location)
+    body = "\n".join(
+        [
+            finding.title,
+            finding.message,
+            *([f"where: {where}"] if where else []),
+            *(f"do: {p.title}" for p in finding.prescriptions),
+        ]
+    )
+    return command(kind, body, **properties, title=f"{finding.code} {finding.name}")
+
+
+def _limited(kind: str, found: list[str]) -> Iterator[str]:
+    if len(found) <= MAX_ANNOTATIONS:
+        yield from found
+        return
+    yield from found[: MAX_ANNOTATIONS - 1]
+    rest = plural(len(found) - MAX_ANNOTATIONS + 1, f"more {kind}")
+    yield command(kind, f"{rest}; GitHub shows {MAX_ANNOTATIONS} of a kind", title="precdoctor")
+
+
+def _data(value: str) -> str:
+    lines = [clean(line) for line in value.split("\n")]
+    return "\n".join(lines).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(value: str) -> str:
+    return _data(clean(value)).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,152 @@
+"""A report as GitHub-flavoured Markdown, for job summaries and comments: the verdict, a table, then each finding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from precdoctor.diagnosis.finding import Finding, Source, Status
+from precdoctor.reporting.finding_view import place, predicted_effect
+from precdoctor.reporting.outputs import Report
+from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.text import clean, clean_block, percent, plural
+
+#: Findings told in full; GitHub cuts a job summary off at 1 MiB.
+FULL_FINDINGS = 20
+#: Rows of the table of findings, and of checks.
+MAX_ROWS = 100
+#: Markup anywhere; emoji codes and addresses; what makes a list at the beginning.
+_SPECIAL = re.compile(r"([\\`*_\[\]<>#|~$]|:(?=[\w+-]+:|//|:)|^[-+](?=\s)|(?<=^\d)[.)](?=\s))")
+
+
+def markdown(report: Report) -> str:
+    """The whole text, ending in a newline. Recorded names are escaped: they are text, never markup or mentions."""
+    return "\n".join(_lines(report)).rstrip() + "\n"
+
+
+def escaped(value: object) -> str:
+    """One line of text that Markdown shows as it is."""
+    text = _SPECIAL.sub(r"\\\1", clean(value))
+    return text.replace("&", "&amp;").replace("@", "&#64;").replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+def prose(value: object) -> str:
+    """As :func:`escaped`, with the names that our own sentences put in backticks as code."""
+    parts = clean(value).split("`")
+    if len(parts) % 2 == 0:  # one of the names has a backtick of its own
+        return escaped(value)
+    return "".join(code(part) if at % 2 and part.strip() else escaped(part) for at, part in enumerate(parts))
+
+
+def code(value: object) -> str:
+    """An inline code span, whatever backticks and bars are in it."""
+    text = clean(value).replace("|", "¦")  # a bar ends a table's cell, in code spans too
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if longest or not text.strip() else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def _block(text: str, language: str = "python") -> str:
+    body = re.sub(r"^(\s*)::", r"\1: :", clean_block(text.strip("\n")), flags=re.MULTILINE)  # a command to GitHub's log
+    longest = max((len(run) for run in re.findall("`+", body)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{body}\n{fence}"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    diagnosis = report.diagnosis
+    yield f"## precdoctor {escaped(report.headline)}"
+    yield ""
+    facts = run_facts(diagnosis.run)
+    if diagnosis.run.get("path"):
+        yield f"{code(diagnosis.run['path'])}{': ' + escaped(facts) if facts else ''}"
+        yield ""
+    for reason in report.distrust:
+        yield f"**No trustworthy verdict:** {prose(reason)}"
+        yield ""
+    if diagnosis.findings:
+        yield from _table(report)
+        for finding in diagnosis.findings[:FULL_FINDINGS]:
+            yield from _finding(finding)
+    if report.gate is not None:
+        yield from _checks(report)
+    yield from _rules(report)
+    overhead = diagnosis.recorder.get("overhead_fraction")
+    if isinstance(overhead, (int, float)):
+        yield f"Recording took {percent(float(overhead))} of the run's time."
+
+
+def _table(report: Report) -> Iterator[str]:
+    yield "| | code | finding | where |"
+    yield "|---|---|---|---|"
+    findings = report.diagnosis.findings
+    for finding in findings[:MAX_ROWS]:
+        where = escaped(place(finding.location))
+        yield f"| {finding.severity.value} | {finding.code} | {prose(finding.title)} | {where} |"
+    yield ""
+    if len(findings) > MAX_ROWS:
+        yield f"{plural(len(findings) - MAX_ROWS, 'more finding')} left out of this table."
+        yield ""
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    yield f"### {finding.code} {finding.name}: {prose(finding.title)}"
+    yield ""
+    yield prose(finding.message)
+    yield ""
+    source = finding.location.source
+    if source is not None:
+        yield f"- source: {_source(source)}"
+    if finding.location.op:
+        yield f"- op: {code(finding.location.op)}"
+    if finding.cause:
+        yield f"- cause: {code(finding.cause)}"
+    detected = finding.evidence.get("detected_at")
+    if isinstance(detected, Source):
+        yield f"- seen at: {_source(detected)}"
+    resume = finding.evidence.get("last_finite_step")
+    if resume is not None and not finding.evidence.get("recovered"):
+        yield f"- resume from a checkpoint at or before step {escaped(resume)}"
+    for prescription in finding.prescriptions:
+        predicted = predicted_effect(prescription.predicted)
+        yield f"- do: **{prose(prescription.title)}**{f' (predicted: {escaped(predicted)})' if predicted else ''}"
+        if prescription.snippet.strip():
+            yield ""
+            yield _block(prescription.snippet)
+            yield ""
+    yield ""
+
+
+def _source(source: Source) -> str:
+    text = code(f"{source.file}:{source.line}")
+    return f"{text} {code(source.code.strip())}" if source.code else text
+
+
+def _checks(report: Report) -> Iterator[str]:
+    """What the gate compared and did not pass; what passed is counted below."""
+    gate = report.gate
+    failed = [] if gate is None else [c for c in gate.checks if c.passed is False]
+    if failed:
+        yield "| | check | subject | expected | found | limit |"
+        yield "|---|---|---|---|---|---|"
+        for check in failed[:MAX_ROWS]:
+            cells = (check.check, check.subject, check.expected, check.found, check.limit)
+            yield f"| {'fails' if check.fails else 'warns'} | {' | '.join(map(prose, cells))} |"
+        yield ""
+
+
+def _rules(report: Report) -> Iterator[str]:
+    rules = report.diagnosis.rules
+    if not rules:
+        return
+    judged = sum(r.status in (Status.PASSED, Status.FAILED) for r in rules)
+    yield f"<details><summary>{plural(judged, 'rule')} checked, {report.passed_rules} passed</summary>"
+    yield ""
+    yield "| rule | | what was seen |"
+    yield "|---|---|---|"
+    for rule in rules[:MAX_ROWS]:
+        yield f"| {rule.code} {escaped(rule.name)} | {rule.status.value} | {prose(rule.reason)} |"
+    yield ""
+    yield "</details>"
+    yield ""

@@ -1,0 +1,126 @@
+"""Every output format by name: what ``diagnose`` and ``gate`` write is chosen here, and never changes a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from precdoctor.diagnosis.finding import Diagnosis, Finding, Status
+from precdoctor.diagnosis.verdict import ExitCode, at_or_above, untrustworthy
+
+if TYPE_CHECKING:
+    from precdoctor.comparison.gate import GateReport
+
+
+@dataclass(frozen=True)
+class Report:
+    """What every writer is given.
+
+    Attributes:
+        diagnosis: findings and rules; of a gate, those of all its runs.
+        exit_code: what the shell will see, whatever the format.
+        fail_on: the level that fails a build; None when nothing does.
+        gate: the checks one by one, where this is a gate's report.
+    """
+
+    diagnosis: Diagnosis
+    exit_code: int
+    fail_on: str | None
+    gate: GateReport | None = None
+
+    @property
+    def failing(self) -> list[Finding]:
+        """Findings that fail a build; without a level, errors count, so that a CI page shows them red."""
+        return at_or_above(self.diagnosis.findings, self.fail_on or "error")
+
+    @property
+    def distrust(self) -> list[str]:
+        """Why the verdict cannot be trusted, one sentence each; empty when it can."""
+        if self.gate is not None:
+            return list(self.gate.untrustworthy)
+        reason = untrustworthy(self.diagnosis)
+        return [reason] if reason is not None and (self.exit_code == ExitCode.UNTRUSTWORTHY or not self.failing) else []
+
+    @property
+    def headline(self) -> str:
+        """The verdict in one line without a full stop."""
+        from precdoctor.reporting.terminal import verdict_line
+
+        words = verdict_line(self.diagnosis)
+        if self.gate is None:
+            return words
+        verdict = {ExitCode.CLEAN: "passed", ExitCode.FINDINGS: "failed"}
+        return f"{verdict.get(ExitCode(self.exit_code), 'no trustworthy verdict')}: {words[0].lower()}{words[1:]}"
+
+    @property
+    def passed_rules(self) -> int:
+        """How many rules had what they needed and found nothing."""
+        return sum(rule.status is Status.PASSED for rule in self.diagnosis.rules)
+
+
+Writer = Callable[[Report, IO[str]], None]
+
+
+def _terminal(*, concise: bool) -> Writer:
+    def write(report: Report, stream: IO[str]) -> None:
+        from precdoctor.reporting.console import make_console
+        from precdoctor.reporting.gate_view import print_gate
+        from precdoctor.reporting.terminal import print_concise, print_full
+
+        console = make_console(stream)
+        if report.gate is not None:
+            print_gate(report.gate, console, concise=concise)
+        else:
+            (print_concise if concise else print_full)(report.diagnosis, console)
+
+    return write
+
+
+def _json(report: Report, stream: IO[str]) -> None:
+    from precdoctor.reporting.json_report import document, dumps, gate_document
+
+    found = gate_document(report.gate) if report.gate is not None else document(report.diagnosis, report.exit_code)
+    stream.write(dumps(found))
+
+
+def _markdown(report: Report, stream: IO[str]) -> None:
+    from precdoctor.reporting.markdown import markdown
+
+    stream.write(markdown(report))
+
+
+def _junit(report: Report, stream: IO[str]) -> None:
+    from precdoctor.reporting.junit import junit
+
+    stream.write(junit(report))
+
+
+def _github(report: Report, stream: IO[str]) -> None:
+    from precdoctor.reporting.github import github
+
+    stream.write(github(report))
+
+
+def _gitlab(report: Report, stream: IO[str]) -> None:
+    from precdoctor.reporting.gitlab import gitlab
+
+    stream.write(gitlab(report))
+
+
+def _sarif(report: Report, stream: IO[str]) -> None:
+    from precdoctor.reporting.sarif import sarif
+
+    stream.write(sarif(report))
+
+
+WRITERS: Mapping[str, Writer] = {
+    "full": _terminal(concise=False),
+    "concise": _terminal(concise=True),
+    "json": _json,
+    "markdown": _markdown,
+    "junit": _junit,
+    "github": _github,
+    "gitlab": _gitlab,
+    "sarif": _sarif,
+}
