@@ -11,15 +11,17 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING without importing typing
 if TYPE_CHECKING:
+    from precdoctor.comparison.compare import compare
     from precdoctor.diagnosis import diagnose
     from precdoctor.numerics import Format
     from precdoctor.runlog import open_run
 
 __version__ = "0.1.0"
-__all__ = ["Format", "__version__", "diagnose", "open_run"]
+__all__ = ["Format", "__version__", "compare", "diagnose", "open_run"]
 
 _HOME = {
     "Format": "precdoctor.numerics",
+    "compare": "precdoctor.comparison.compare",
     "diagnose": "precdoctor.diagnosis",
     "open_run": "precdoctor.runlog",
 }

@@ -7,7 +7,8 @@
     ├── RunUnreadableError     exit 3   it is a run directory, but nothing in it can be trusted
     │   ├── CorruptRunError    exit 3   damaged parts, lying counts, hostile content
     │   └── NewerSchemaError   exit 3   written by a newer precdoctor
-    └── NothingRecordedError   exit 3   the run holds no training step
+    ├── NothingRecordedError   exit 3   the run holds no training step
+    └── IncomparableRunsError  exit 3   two runs have nothing in common: another model, or other steps
 
 Only :func:`precdoctor.cli.main` prints an error and turns it into an exit status. Any other exception that reaches it
 is a defect of precdoctor and is shown as one.
@@ -50,3 +51,7 @@ class NewerSchemaError(RunUnreadableError):
 
 class NothingRecordedError(RunUnreadableError):
     """The run directory is sound but holds no training step."""
+
+
+class IncomparableRunsError(RunUnreadableError):
+    """Two runs have no model or no steps in common, so that nothing can be said of one against the other."""

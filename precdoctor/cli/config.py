@@ -45,6 +45,11 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "ignore": values.parse_list,
         "fail-on": values.choice("error", "warning"),
     },
+    "compare": {
+        "output-format": values.choice(*values.OUTPUT_FORMATS),
+        "also": values.parse_list,
+        "fail-on": values.choice("error", "warning"),
+    },
 }
 _PREFIX = "PRECDOCTOR_"
 

@@ -232,22 +232,18 @@ def _with_regressions(
 ) -> Diagnosis:
     new = findings_of([line for group in lines.values() for line in group])
     where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
-    outcomes = [RuleOutcome(r.code, r.name, _status(lines[r.code]), _reason(lines[r.code], where)) for r in regressions]
+    outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in regressions]
     findings = sorted([*diagnosis.findings, *new], key=lambda f: -f.severity.weight)
     return replace(diagnosis, findings=tuple(findings), rules=(*diagnosis.rules, *outcomes))
 
 
-def _status(lines: Sequence[Line]) -> Status:
+def outcome_of(code: str, name: str, lines: Sequence[Line], where: str) -> RuleOutcome:
+    """What a regression came to; ``where`` says what was compared."""
     if not lines:
-        return Status.NOT_APPLICABLE
-    return Status.PASSED if all(line.passed for line in lines) else Status.FAILED
-
-
-def _reason(lines: Sequence[Line], where: str) -> str:
-    if not lines:
-        return f"nothing to compare among {where}"
+        return RuleOutcome(code, name, Status.NOT_APPLICABLE, f"nothing to compare among {where}")
     line = lines[0]
-    return f"{line.subject}: expected {line.expected}, found {line.found}, limit {line.limit}; {where}"
+    reason = f"{line.subject}: expected {line.expected}, found {line.found}, limit {line.limit}; {where}"
+    return RuleOutcome(code, name, Status.PASSED if all(x.passed for x in lines) else Status.FAILED, reason)
 
 
 def _baseline_notes(

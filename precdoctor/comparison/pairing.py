@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from precdoctor.comparison.renames import Module, overridden, renamed, translated
 from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format
 from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView, records
 from precdoctor.numerics.tail import flushed_tail
@@ -72,6 +73,7 @@ class Pairing:
         steps: all common steps, sampled or not.
         found, expected: per tensor its summary in the run and in the baseline, over the common sampled steps.
         losses: ``(step, found, expected)`` on the common steps, mean over ranks.
+        names: modules of the run that go by another name in the baseline.
     """
 
     steps: Sequence[int]
@@ -79,6 +81,7 @@ class Pairing:
     found: Mapping[Key, Summary]
     expected: Mapping[Key, Summary]
     losses: Sequence[tuple[int, float, float]]
+    names: Mapping[Module, Module] = field(default_factory=dict)
 
     @property
     def common(self) -> Iterator[tuple[Key, Summary, Summary]]:
@@ -93,8 +96,13 @@ def subject(key: Key) -> str:
     return " ".join(w for w in words if w)
 
 
-def pair(run: RunView, baseline: RunView) -> Pairing | str:
-    """Pair two runs; a sentence instead when they cannot be compared."""
+def pair(run: RunView, baseline: RunView, renames: Sequence[tuple[str, str]] = ()) -> Pairing | str:
+    """Pair two runs; a sentence instead when they cannot be compared.
+
+    Args:
+        renames: ``(prefix in the run, prefix in the baseline)`` of module names; other renamed modules are matched by
+            class, shapes and order.
+    """
     ours, theirs = _usable(run), _usable(baseline)
     steps = sorted(ours.keys() & theirs.keys())
     if not steps:
@@ -107,10 +115,13 @@ def pair(run: RunView, baseline: RunView) -> Pairing | str:
         return "no common step was sampled in both runs; record both with the same --every"
     chosen = sampled[:: max(1, math.ceil(len(sampled) / MAX_STEPS))]
     found, expected = _summaries(run, chosen), _summaries(baseline, chosen)
+    names = overridden(found, renames)
+    names |= renamed(translated(found, names), expected)
+    found = translated(found, names)
     different = _different_model(found, expected)
     if different is not None:
         return different
-    return Pairing(steps, chosen, found, expected, list(_losses(run, baseline, steps)))
+    return Pairing(steps, chosen, found, expected, list(_losses(run, baseline, steps)), names)
 
 
 def _usable(view: RunView) -> dict[int, bool]:

@@ -184,6 +184,24 @@ def _tensors(regression: Regression, pairing: Pairing, options: Options) -> list
     ]
 
 
+def _dtypes(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
+    """Tensors in another dtype, one line per change; its first tensor stands for the others."""
+    del options  # any change counts
+    check = f"{regression.code} {regression.name}"
+    changes: dict[tuple[str, str], list[Key]] = {}
+    for key, found, expected in pairing.common:
+        if found.dtype != expected.dtype:
+            changes.setdefault((expected.dtype, found.dtype), []).append(key)
+    if not changes:
+        return [Line(check, "all tensors", "0 changed", "0 changed", "0", True, regression.severity)]
+    lines = []
+    for (old, new), keys in changes.items():
+        more = f" and {plural(len(keys) - 1, 'more tensor')}" if len(keys) > 1 else ""
+        what = f"{subject(keys[0])}{more}"
+        lines.append(Line(check, what, old, new, "no change", False, regression.severity, _location(keys[0])))
+    return lines
+
+
 def _option(name: str, default: float, unit: str, doc: str, source: str, maximum: float = math.inf) -> RuleOption:
     return RuleOption(name, default, unit, doc, source, maximum=maximum)
 
@@ -237,6 +255,11 @@ REGRESSIONS: tuple[Regression, ...] = (
         "Tensors of the baseline do not occur in the run, so nothing was compared there.",
         (_option("missing_share", 0.05, "fraction", "Largest share of the baseline's tensors.", _OWN, 1.0),),
         _tensors,
+    ),
+    Regression(
+        "PD808", "dtype-changed", Severity.WARNING,
+        "A tensor is stored in another dtype than in the baseline.",
+        (), _dtypes,
     ),
 )  # fmt: skip
 

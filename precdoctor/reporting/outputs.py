@@ -10,6 +10,7 @@ from precdoctor.diagnosis.finding import Diagnosis, Finding, Status
 from precdoctor.diagnosis.verdict import ExitCode, at_or_above, untrustworthy
 
 if TYPE_CHECKING:
+    from precdoctor.comparison.compare import Comparison
     from precdoctor.comparison.gate import GateReport
 
 
@@ -22,12 +23,14 @@ class Report:
         exit_code: what the shell will see, whatever the format.
         fail_on: the level that fails a build; None when nothing does.
         gate: the checks one by one, where this is a gate's report.
+        comparison: of two runs, where this is what `compare` found.
     """
 
     diagnosis: Diagnosis
     exit_code: int
     fail_on: str | None
     gate: GateReport | None = None
+    comparison: Comparison | None = None
 
     @property
     def failing(self) -> list[Finding]:
@@ -71,6 +74,10 @@ def _terminal(*, concise: bool) -> Writer:
         console = make_console(stream)
         if report.gate is not None:
             print_gate(report.gate, console, concise=concise)
+        elif report.comparison is not None:
+            from precdoctor.reporting.compare_view import print_compare
+
+            print_compare(report.comparison, console, concise=concise)
         else:
             (print_concise if concise else print_full)(report.diagnosis, console)
 
@@ -81,6 +88,10 @@ def _json(report: Report, stream: IO[str]) -> None:
     from precdoctor.reporting.json_report import document, dumps, gate_document
 
     found = gate_document(report.gate) if report.gate is not None else document(report.diagnosis, report.exit_code)
+    if report.comparison is not None:
+        from precdoctor.reporting.compare_view import compare_section
+
+        found["compare"] = compare_section(report.comparison)
     stream.write(dumps(found))
 
 

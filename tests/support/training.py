@@ -226,11 +226,18 @@ class Training:
                     row["scale"] = scale
         return self
 
-    def change(self, change: Callable[[Row], None], *, kind: str | None = None, module: str | None = None) -> Training:
-        """Apply ``change`` to the rows of a kind and module, on all steps."""
-        for rows in self.tensors.values():
+    def change(
+        self,
+        change: Callable[[Row], None],
+        *,
+        kind: str | None = None,
+        module: str | None = None,
+        step: int | None = None,
+    ) -> Training:
+        """Apply ``change`` to the rows of a kind, a module and a step; of all where none is given."""
+        for at, rows in self.tensors.items():
             for row in rows:
-                if kind in (None, row["kind"]) and module in (None, row["module"]):
+                if kind in (None, row["kind"]) and module in (None, row["module"]) and step in (None, at):
                     change(row)
         return self
 

@@ -16,7 +16,7 @@ from precdoctor.cli.app import app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
-API = {"Format", "__version__", "diagnose", "open_run"}
+API = {"Format", "__version__", "compare", "diagnose", "open_run"}
 FLAGS = {
     "": {"--version", "--install-completion", "--show-completion", "-h", "--help"},
     "record": {
@@ -31,6 +31,7 @@ FLAGS = {
         "--baseline", "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on",
         "-h", "--help",
     },
+    "compare": {"--rename", "--output-format", "-o", "--output", "--also", "--force", "--fail-on", "-h", "--help"},
     "show": {"--top", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
     "formats": {"--output-format", "-h", "--help"},

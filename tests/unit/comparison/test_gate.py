@@ -206,6 +206,7 @@ def test_disjoint_samples_are_no_verdict(make: Make) -> None:
 
 def _renamed(row: Row) -> None:
     row["module"] = "other." + row["module"]
+    row["module_class"] = "Other" + str(row["module_class"])  # of the same class it would be the same module, renamed
 
 
 @pytest.mark.parametrize(
@@ -219,6 +220,20 @@ def test_another_model_is_no_verdict(change: Callable[[Row], None], words: str, 
     report = gate([make(Training(steps=3).change(change))], make(Training(steps=3)))
     assert report.exit_code == 3
     assert words in report.untrustworthy[0]
+
+
+def test_a_renamed_module_is_still_compared(make: Make) -> None:
+    def rename(row: Row) -> None:
+        row["module"] = row["module"].replace("blocks", "layers")
+
+    report = gate([make(Training(steps=3).change(rename))], make(Training(steps=3)))
+    assert (report.exit_code, failed(report)) == (0, [])
+
+
+def test_a_changed_dtype_is_a_line(make: Make) -> None:
+    run = Training(steps=3).change(lambda r: r.update(dtype="bfloat16"), module="head", kind="output")
+    report = gate([make(run)], make(Training(steps=3)))
+    assert [(c.check, c.expected, c.found) for c in failed(report)] == [("PD808 dtype-changed", "float32", "bfloat16")]
 
 
 def test_incomparable_beats_findings(make: Make) -> None:
@@ -260,7 +275,7 @@ def test_usage_errors(bad: dict, make: Make) -> None:
 
 
 def test_regressions_are_described() -> None:
-    assert [r.code for r in REGRESSIONS] == [f"PD80{n}" for n in range(1, 8)]
+    assert [r.code for r in REGRESSIONS] == [f"PD80{n}" for n in range(1, 9)]
     for regression in REGRESSIONS:
         assert regression.doc.endswith(".")
         assert all(o.unit and o.doc and o.source for o in regression.options)

@@ -1,0 +1,69 @@
+"""``precdoctor compare``: two runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from precdoctor.cli.config import Settings
+from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
+from precdoctor.errors import UsageError
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor compare runs/main runs/pull-request
+  precdoctor compare runs/before runs/after --output-format markdown
+  precdoctor compare runs/old runs/new --rename model.blocks=transformer.h"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command("compare", epilog=_EXAMPLES)(compare)
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(help="The run to compare with.", metavar="A")],
+    b: Annotated[Path, typer.Argument(help="The run that is held against it.", metavar="B")],
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(help="Modules named OLD... in A are NEW... in B; may be repeated.", metavar="OLD=NEW"),
+    ] = None,
+    output_format: Annotated[str | None, typer.Option(help=FORMAT_HELP, metavar="FORMAT")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
+    ] = None,
+    also: Annotated[list[str] | None, typer.Option(help=ALSO_HELP, metavar="FORMAT=FILE")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace output files that are there.")] = False,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(help="Exit with 1 on a finding of this level (error, warning); default: never.", metavar="LEVEL"),
+    ] = None,
+) -> int:
+    """Say where two runs part, what moved, and what got worse.
+
+    Bits first: the first tensor in execution order that differs. Then how far the exponents of every tensor moved, the
+    gap of the losses, and the regressions that gate knows. Exits with 0 unless --fail-on says otherwise, and with 3
+    when the runs have nothing in common.
+    """
+    from precdoctor.comparison.compare import compare as judge
+    from precdoctor.diagnosis.verdict import exit_code
+    from precdoctor.reporting.outputs import Report
+    from precdoctor.runlog import open_run
+
+    settings = Settings()
+    level = settings.get("compare", "fail-on", fail_on)
+    shape = settings.get("compare", "output-format", output_format) or "full"
+    regressions = {code: changes for code, changes in settings.rules.items() if code.upper().startswith("PD8")}
+    found = judge(open_run(a), open_run(b), renames=[_renaming(text) for text in rename or ()], options=regressions)
+    report = Report(found.diagnosis, exit_code(found.diagnosis, level), level, comparison=found)
+    deliver(report, shape, output, settings.get("compare", "also", also) or (), force=force)
+    return report.exit_code
+
+
+def _renaming(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not equals:
+        raise UsageError(f"--rename takes OLD=NEW, such as model.blocks=transformer.h, got {text!r}")
+    return old, new

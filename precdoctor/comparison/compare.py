@@ -1,0 +1,216 @@
+"""Two runs held against each other: where they part, what moved, and what got worse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from precdoctor.comparison.divergence import BitComparison, Divergence, compare_bits
+from precdoctor.comparison.drift import Drift, drifts
+from precdoctor.comparison.gate import outcome_of
+from precdoctor.comparison.pairing import Pairing, pair, subject
+from precdoctor.comparison.regressions import REGRESSIONS, Line, findings_of
+from precdoctor.diagnosis.engine import RuleOptions, describe, describe_recorder, resolve_options, view_of
+from precdoctor.diagnosis.finding import Diagnosis, Finding, Location, RuleOutcome, Severity, Status
+from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.view import RunView
+from precdoctor.errors import IncomparableRunsError
+
+if TYPE_CHECKING:
+    from precdoctor.runlog.reader import Run
+
+#: Above this difference of losses, in nats, two trainings are no longer the same for practical purposes.
+LOSS_GAP = 0.01
+FIRST_DIFFERENCE = ("PD810", "first-difference")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What ``compare A B`` found; B is held against A.
+
+    Attributes:
+        a, b: the runs' paths.
+        common_steps, sampled_steps: steps both have, and those with full statistics in both.
+        paired: tensors both have; only_a, only_b: those of one alone.
+        renamed: modules of B with another name in A, as ``(name in B, name in A)``.
+        bits: the fingerprints.
+        loss_a, loss_b: at the last common step.
+        loss_differs_at: the first step at which the losses differ at all, in their bits.
+        loss_gap_at: the first step from which on they stay more than :data:`LOSS_GAP` apart.
+        drifts: every paired tensor, those that moved most first.
+        lines: what the regressions of the gate say of B against A.
+        notes: worth knowing, one sentence each.
+        diagnosis: the findings (PD8xx) in the shape of every report.
+    """
+
+    a: str
+    b: str
+    common_steps: tuple[int, ...]
+    sampled_steps: tuple[int, ...]
+    paired: int
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    renamed: tuple[tuple[str, str], ...]
+    bits: BitComparison
+    loss_a: float | None
+    loss_b: float | None
+    loss_differs_at: int | None
+    loss_gap_at: int | None
+    drifts: tuple[Drift, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...]
+    diagnosis: Diagnosis
+
+    @property
+    def first_to_move(self) -> tuple[Drift, ...]:
+        """Tensors that moved and stayed away, the earliest first, in execution order within a step."""
+        moved = [(d.moved_at, math.inf if d.order is None else d.order, d) for d in self.drifts]
+        return tuple(d for at, _, d in sorted((m for m in moved if m[0] is not None), key=lambda m: (m[0], m[1])))
+
+
+def compare(
+    a: Run, b: Run, *, renames: Sequence[tuple[str, str]] = (), options: RuleOptions | None = None
+) -> Comparison:
+    """Hold run ``b`` against run ``a``.
+
+    Args:
+        renames: ``(prefix in a, prefix in b)`` of module names that changed.
+        options: per regression (PD8xx) the thresholds to change.
+
+    Raises:
+        NothingRecordedError: a run holds no training step.
+        IncomparableRunsError: the runs have nothing in common: another model, or other steps.
+        UsageError: an unknown regression or option.
+    """
+    settings = resolve_options(options or {}, REGRESSIONS)
+    first, second = view_of(a), view_of(b)
+    pairing = pair(second, first, [(new, old) for old, new in renames])
+    if isinstance(pairing, str):
+        raise IncomparableRunsError(f"{b.path} cannot be compared with {a.path}: {pairing}")
+    bits = compare_bits(first, second, pairing.sampled, pairing.names)
+    moved = drifts(first, second, pairing.sampled, pairing.names)
+    lines = {r.code: r.compare(r, pairing, settings[r.code]) for r in REGRESSIONS}
+    where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
+    outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in REGRESSIONS]
+    flat = [line for group in lines.values() for line in group]
+    findings = [*findings_of(flat), *_first_difference(bits.first)]
+    last = pairing.losses[-1] if pairing.losses else None
+    return Comparison(
+        a=str(a.path),
+        b=str(b.path),
+        common_steps=tuple(pairing.steps),
+        sampled_steps=tuple(pairing.sampled),
+        paired=sum(1 for _ in pairing.common),
+        only_a=_names(pairing.expected.keys() - pairing.found.keys()),
+        only_b=_names(pairing.found.keys() - pairing.expected.keys()),
+        renamed=tuple((".".join(filter(None, n)), ".".join(filter(None, o))) for n, o in pairing.names.items()),
+        bits=bits,
+        loss_a=last[2] if last else None,
+        loss_b=last[1] if last else None,
+        loss_differs_at=next((s for s, y, x in pairing.losses if not _same(x, y)), None),
+        loss_gap_at=_gap(pairing),
+        drifts=tuple(moved),
+        lines=tuple(flat),
+        notes=tuple(_notes(first, second)),
+        diagnosis=_diagnosis(first, second, findings, [*outcomes, _bits_outcome(bits)]),
+    )
+
+
+def _names(keys: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(sorted(subject(key) for key in keys))
+
+
+def _same(x: float, y: float) -> bool:
+    return x == y or (math.isnan(x) and math.isnan(y))
+
+
+def _gap(pairing: Pairing) -> int | None:
+    """The step from which on the losses stay apart: a single noisy step in between does not count."""
+    since = None
+    for step, y, x in pairing.losses:
+        apart = not (math.isnan(x) and math.isnan(y)) and not abs(y - x) <= LOSS_GAP
+        since = (step if since is None else since) if apart else None
+    return since
+
+
+def _first_difference(first: Divergence | None) -> list[Finding]:
+    if first is None:
+        return []
+    code, name = FIRST_DIFFERENCE
+    tensor = subject(first.key)
+    location = Location(
+        root=first.key[0] or None,
+        module=first.key[1],
+        module_class=first.module_class or None,
+        kind=first.key[2],
+        phase=first.phase,
+        rank=first.rank,
+        step=first.step,
+    )
+    evidence = {
+        "equal_before": first.equal,
+        "differing_on_the_step": first.differing,
+        "last_equal_step": first.last_equal_step,
+        "amax": {"from": first.amax[0], "to": first.amax[1]},
+    }
+    told = f"{plural(first.equal, 'tensor')} before it are equal in every bit; {first.meaning}."
+    title = f"the runs part at step {first.step}: {tensor}"
+    return [Finding(code, name, Severity.INFO, 1.0, title, told, location, evidence=evidence)]
+
+
+def _bits_outcome(bits: BitComparison) -> RuleOutcome:
+    code, name = FIRST_DIFFERENCE
+    if not bits.compared:
+        return RuleOutcome(code, name, Status.NOT_APPLICABLE, "no tensor has a fingerprint in both runs")
+    if bits.first is None:
+        reason = f"{plural(bits.compared, 'tensor')} on {plural(bits.steps, 'step')} equal in every bit"
+        return RuleOutcome(code, name, Status.PASSED, reason)
+    return RuleOutcome(code, name, Status.FAILED, f"step {bits.first.step}, {subject(bits.first.key)}")
+
+
+def _diagnosis(a: RunView, b: RunView, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Diagnosis:
+    missing = [m for m in (a.missing, b.missing) if m is not None]
+    if missing:
+        outcomes = [
+            replace(o, status=Status.INDETERMINATE, reason=f"nothing found in {o.reason}, but {missing[0]}")
+            if o.status is Status.PASSED
+            else o
+            for o in outcomes
+        ]
+    ordered = tuple(sorted(findings, key=lambda f: (-f.severity.weight, f.code)))
+    run = {**describe(b), "compared_with": describe(a)}
+    return Diagnosis(run=run, findings=ordered, rules=tuple(outcomes), recorder=describe_recorder(b))
+
+
+def _notes(a: RunView, b: RunView) -> list[str]:
+    """Whether a failure comes again at the same step: a run and its restart."""
+    first, second = _first_bad(a), _first_bad(b)
+    notes = []
+    if first is not None and second is not None:
+        if first == second:
+            notes.append(f"both runs become non-finite at step {first}: structural, a restart will not help")
+        else:
+            notes.append(
+                f"the first run becomes non-finite at step {first}, the second at step {second}: "
+                "the failure depends on chance (data order, seed, hardware)"
+            )
+    elif first is not None or second is not None:
+        which, step = ("first", first) if first is not None else ("second", second)
+        notes.append(f"only the {which} run becomes non-finite, at step {step}")
+    for name, view in (("first", a), ("second", b)):
+        if view.missing is not None:
+            notes.append(f"the log of the {name} run has gaps: {view.missing}")
+    return notes
+
+
+def _first_bad(view: RunView) -> int | None:
+    """The first step with a non-finite loss or gradient that no loss scaler skipped."""
+    bad = [
+        s.step
+        for steps in view.timeline.values()
+        for s in steps
+        if s.loss_is_bad or (s.non_finite > 0 and not s.skipped)
+    ]
+    return min(bad, default=None)

@@ -1,0 +1,174 @@
+"""Where two runs first differ in a bit, in execution order: the fingerprints of paired tensors, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import pyarrow as pa
+
+from precdoctor.comparison.renames import Module, translate
+from precdoctor.diagnosis.finding import Phase
+from precdoctor.diagnosis.rows import Key
+from precdoctor.diagnosis.view import RunView
+
+_IDENTITY = ("rank", "root", "module", "kind", "name", "call", "phase")
+_COLUMNS = (*_IDENTITY[1:], "module_class", "dtype", "order", "fingerprint", "amax")
+_TEXTS = ("root", "module", "kind", "name", "phase")
+_KINDS = ("batch", "input", "output", "loss", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
+#: Steps read at once grow up to this many: runs differ early or late, and neither may cost much.
+_MOST_STEPS = 32
+_PHASES = {
+    "batch": Phase.DATA,
+    "input": Phase.FORWARD,
+    "output": Phase.FORWARD,
+    "loss": Phase.LOSS,
+    "grad_output": Phase.BACKWARD,
+    "weight_grad": Phase.BACKWARD,
+}
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first tensor whose bits differ.
+
+    Attributes:
+        key: the tensor, named as in the first run.
+        order: its place in the execution order of that step; None when the log does not know.
+        amax: of the first and the second run.
+        equal: tensors compared and found equal before it, all steps and ranks together.
+        differing: tensors of that step that differ.
+        last_equal_step: the last step on which everything was equal; None when there is none.
+    """
+
+    step: int
+    rank: int
+    key: Key
+    module_class: str
+    phase: Phase
+    dtypes: tuple[str, str]
+    order: int | None
+    amax: tuple[float | None, float | None]
+    equal: int
+    differing: int
+    last_equal_step: int | None
+
+    @property
+    def meaning(self) -> str:
+        """What differs first says where to look."""
+        kind = self.key[2]
+        if self.dtypes[0] != self.dtypes[1]:
+            return f"its dtype changed from {self.dtypes[0]} to {self.dtypes[1]}"
+        if kind == "batch":
+            return "the runs were given different data: another shuffle, another seed, or other files"
+        if kind == "weight" and self.last_equal_step is None:
+            return "the runs began from different weights: another seed or checkpoint"
+        if kind in ("input", "output") and self.last_equal_step is None and not self.equal:
+            return "the first tensor compared differs: other data, or other initial weights"
+        if "dropout" in self.module_class.lower():
+            return "equal inputs, another dropout mask: the random state differs"
+        if kind in ("input", "output"):
+            return (
+                "everything before it is equal, so this module (or functional code before it) computes differently: "
+                "changed code, settings or weights, randomness, or a kernel that is not deterministic"
+            )
+        if kind == "loss":
+            return "the model's outputs are equal and the loss is not: changed loss code or targets"
+        if kind in ("grad_output", "weight_grad"):
+            return "the forward pass is equal and the backward pass is not: a changed or non-deterministic gradient"
+        if kind == "weight_grad_step":
+            return "the gradients are equal until the optimizer is given them: unscaling, clipping or reduction"
+        return "gradients are equal and the step is not: other optimizer settings or state"
+
+
+@dataclass(frozen=True)
+class BitComparison:
+    """How far two runs are equal.
+
+    Attributes:
+        first: where they part; None when every compared tensor is equal.
+        compared: pairs of tensors compared.
+        steps: common steps on which tensors were compared.
+    """
+
+    first: Divergence | None
+    compared: int
+    steps: int
+
+
+def compare_bits(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> BitComparison:
+    """Compare fingerprints on ``steps``, ascending, up to the first that differs.
+
+    Args:
+        steps: common steps that both runs sampled.
+        names: modules of ``b`` that go by another name in ``a``.
+    """
+    compared, last_equal, done = 0, None, 0
+    for window in _windows(steps):
+        pairs = _paired(a, b, window, names)
+        for step in window:
+            mine = pairs[pairs["step"] == step]
+            done += len(mine) > 0
+            different = mine[mine["fingerprint_a"] != mine["fingerprint_b"]]
+            if different.empty:
+                compared += len(mine)
+                last_equal = step if len(mine) else last_equal
+                continue
+            ordered = different.sort_values(["order_a", "rank"], na_position="last", kind="stable")
+            first = ordered.iloc[0]
+            before = mine[mine["order_a"] < first["order_a"]]
+            found = _divergence(first, compared + len(before), len(different), last_equal)
+            return BitComparison(found, compared + len(mine), done)
+    return BitComparison(None, compared, done)
+
+
+def _windows(steps: Sequence[int]) -> Iterator[Sequence[int]]:
+    size, at = 1, 0
+    while at < len(steps):
+        yield steps[at : at + size]
+        at, size = at + size, min(2 * size, _MOST_STEPS)
+
+
+def _paired(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> pd.DataFrame:
+    """Rows of both runs with the same identity; those without a fingerprint or a partner are left out."""
+    ours, theirs = _rows(a, steps, {}), _rows(b, steps, names)
+    pairs: pd.DataFrame = ours.merge(theirs, on=["step", *_IDENTITY], suffixes=("_a", "_b"))
+    return pairs
+
+
+def _rows(view: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> pd.DataFrame:
+    columns = ["step", "rank", "attempt", *_COLUMNS]
+    terms = [("kind", "in", list(_KINDS)), ("step", "in", [int(s) for s in steps])]
+    whole = {pa.uint64(): pd.UInt64Dtype()}.get  # beside nulls pandas would make floats of them, and lose bits
+    frames = [b.to_pandas(types_mapper=whole) for b in view.run.batches("tensors", columns=columns, filters=[terms])]
+    frames = [f.dropna(subset=["fingerprint"]).astype(dict.fromkeys(_TEXTS, str)) for f in frames if len(f)]
+    table: pd.DataFrame = pd.concat(frames) if frames else pd.DataFrame(columns=columns)
+    if names and len(table):
+        moved = [translate(key, names) for key in zip(*(table[c] for c in _IDENTITY[1:6]), strict=True)]
+        table["root"], table["module"] = [m[0] for m in moved], [m[1] for m in moved]
+    # of several attempts at a step the last one counts
+    table = table.sort_values("attempt", kind="stable")
+    last: pd.DataFrame = table.drop_duplicates(["step", *_IDENTITY], keep="last")
+    return last
+
+
+def _divergence(row: pd.Series, equal: int, differing: int, last_equal: int | None) -> Divergence:
+    kind = str(row["kind"])
+    return Divergence(
+        step=int(row["step"]),
+        rank=int(row["rank"]),
+        key=(str(row["root"]), str(row["module"]), kind, str(row["name"]), int(row["call"])),
+        module_class=str(row["module_class_a"] or ""),
+        phase=_PHASES.get(kind, Phase.OPTIMIZER),
+        dtypes=(str(row["dtype_a"]), str(row["dtype_b"])),
+        order=None if pd.isna(row["order_a"]) else int(row["order_a"]),
+        amax=(_number(row["amax_a"]), _number(row["amax_b"])),
+        equal=equal,
+        differing=differing,
+        last_equal_step=last_equal,
+    )
+
+
+def _number(value: object) -> float | None:
+    return None if pd.isna(value) else float(value)  # type: ignore[call-overload,arg-type]

@@ -1,0 +1,185 @@
+"""Two runs compared, on one screen: where they part, the loss, what moved, what got worse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from precdoctor.comparison.compare import LOSS_GAP, Comparison
+from precdoctor.comparison.divergence import Divergence
+from precdoctor.comparison.drift import MOVED, Drift
+from precdoctor.comparison.pairing import subject
+from precdoctor.diagnosis.finding import jsonable
+from precdoctor.diagnosis.rows import Key
+from precdoctor.reporting.finding_view import KINDS
+from precdoctor.reporting.text import clean, number, percent, plural
+
+#: Tensors shown; the JSON report has :data:`JSON_TENSORS`.
+TOP = 10
+JSON_TENSORS = 500
+#: Below this many binades a tensor is not worth a line.
+_QUIET = 0.05
+
+
+def print_compare(comparison: Comparison, console: Console, *, concise: bool = False) -> None:
+    """The comparison for a person; ``concise`` leaves out the tables."""
+    for name, path in (("A", comparison.a), ("B", comparison.b)):
+        console.print(Text.assemble((f"{name}  ", "pd.label"), clean(path)), soft_wrap=True)
+    console.print(Text(_scope(comparison), "pd.quiet"))
+    console.print()
+    _print_bits(comparison, console)
+    console.print(Text(_loss(comparison)))
+    for note in comparison.notes:
+        console.print(Text(f"{clean(note[:1].upper() + note[1:])}.", "pd.near"))
+    _print_lines(comparison, console)
+    if not concise:
+        _print_drifts(comparison, console)
+
+
+def _scope(c: Comparison) -> str:
+    parts = [
+        plural(len(c.common_steps), "common step"),
+        f"{number(len(c.sampled_steps))} of them compared tensor by tensor",
+        f"{plural(c.paired, 'tensor')} paired",
+    ]
+    parts += [f"{number(len(c.renamed))} modules under another name"] if c.renamed else []
+    parts += [f"{number(len(c.only_a))} only in A (such as {clean(c.only_a[0])})"] if c.only_a else []
+    parts += [f"{number(len(c.only_b))} only in B (such as {clean(c.only_b[0])})"] if c.only_b else []
+    return "; ".join(parts)
+
+
+def _print_bits(c: Comparison, console: Console) -> None:
+    bits = c.bits
+    if not bits.compared and bits.first is None:
+        console.print(Text("No tensor has a fingerprint in both runs; bits were not compared.", "pd.near"))
+    elif bits.first is None:
+        words = f"Equal in every bit: {plural(bits.compared, 'tensor')} on {plural(bits.steps, 'step')}."
+        console.print(Text(words, "pd.good"))
+    else:
+        console.print(Text(f"The runs part at step {bits.first.step}: {_named(bits.first)}", "pd.strong"))
+        before = f"{plural(bits.first.equal, 'tensor')} before it are equal in every bit; {bits.first.meaning}."
+        console.print(Padding(Text(clean(before)), (0, 0, 0, 2)))
+
+
+def _named(first: Divergence) -> str:
+    _, module, kind, name, call = first.key
+    owner = f"{module or first.key[0] or 'the loss'}" + (f" ({first.module_class})" if first.module_class else "")
+    words = [owner, "" if kind == "loss" else KINDS.get(kind, kind), name, f"call {call}" if call else ""]
+    return clean(f"{' '.join(w for w in words if w)}, {first.phase.value}, rank {first.rank}")
+
+
+def _loss(c: Comparison) -> str:
+    if c.loss_a is None or c.loss_b is None:
+        return "No loss was recorded on a common step."
+    gap = c.loss_b - c.loss_a
+    told = f"Loss at step {c.common_steps[-1]}: A {number(c.loss_a)}, B {number(c.loss_b)} ({gap:+.4g})"
+    if c.loss_differs_at is None:
+        return f"{told}; equal on all common steps."
+    if c.loss_gap_at is None:
+        return f"{told}; differs from step {c.loss_differs_at}, within {LOSS_GAP} at the end."
+    return f"{told}; differs from step {c.loss_differs_at}, by more than {LOSS_GAP} from step {c.loss_gap_at}."
+
+
+def _print_lines(c: Comparison, console: Console) -> None:
+    worse = [line for line in c.lines if not line.passed]
+    if not worse:
+        return
+    console.print(f"\nWorse in B ({plural(len(worse), 'check')}):")
+    for line in worse[:TOP]:
+        text = f"{line.subject}: A {line.expected}, B {line.found}, limit {line.limit}"
+        style = f"pd.{line.severity.value}"
+        console.print(Padding(Text.assemble((clean(line.check), style), "  ", clean(text)), (0, 0, 0, 2)))
+    if len(worse) > TOP:
+        console.print(Text(f"  and {number(len(worse) - TOP)} more; --output-format json has them all", "pd.quiet"))
+
+
+def _print_drifts(c: Comparison, console: Console) -> None:
+    twice = {d.key for d in c.drifts}
+    shown = [d for d in c.drifts if _gradient_of(d) not in twice]
+    moved = [d for d in c.first_to_move if d in shown]
+    if moved:
+        console.print(f"\nFirst to move by more than {MOVED} binades and stay there:")
+        console.print(Padding(_table(moved[:TOP]), (0, 0, 0, 2)))
+    most = [d for d in shown if d.typical > _QUIET and d not in moved[:TOP]][:TOP]
+    if most:
+        console.print("\nMoved most, median over the steps:")
+        console.print(Padding(_table(most), (0, 0, 0, 2)))
+    if not moved and not most:
+        console.print(f"\nNo tensor moved by more than {_QUIET} binades.")
+
+
+def _gradient_of(drift: Drift) -> Key | None:
+    """For what the optimizer is given, the gradient it was made from: the two move together."""
+    root, module, kind, name, call = drift.key
+    return (root, module, "weight_grad", name, call) if kind == "weight_grad_step" else None
+
+
+def _table(drifts: Sequence[Drift]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
+    table.add_column("tensor", overflow="fold")
+    for title in ("from step", "moved", "amax", "E[x²]", "zeros"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for drift in drifts:
+        table.add_row(clean(subject(drift.key)), *_cells(drift))
+    return table
+
+
+def _cells(drift: Drift) -> Iterator[str]:
+    yield "" if drift.moved_at is None else str(drift.moved_at)
+    yield f"{drift.typical:.2f} bin"
+    yield "–" if drift.amax_binades is None else f"{drift.amax_binades:+.2f} bin"
+    yield "–" if drift.second_moment_ratio is None else f"× {drift.second_moment_ratio:.3g}"
+    share = drift.zero_share
+    yield "–" if share is None or abs(share) < 1e-12 else f"{'+' if share > 0 else '-'}{percent(abs(share))}"
+
+
+def compare_section(comparison: Comparison) -> dict[str, Any]:
+    """The ``compare`` object of the JSON report; fractions and binades are plain numbers."""
+    first = comparison.bits.first
+    return {
+        "a": comparison.a,
+        "b": comparison.b,
+        "common_steps": len(comparison.common_steps),
+        "compared_steps": list(comparison.sampled_steps),
+        "paired": comparison.paired,
+        "only_a": list(comparison.only_a),
+        "only_b": list(comparison.only_b),
+        "renamed": [{"b": new, "a": old} for new, old in comparison.renamed],
+        "bitwise": {
+            "equal": first is None and comparison.bits.compared > 0,
+            "compared": comparison.bits.compared,
+            "first_difference": None if first is None else {**jsonable(first), "meaning": first.meaning},
+        },
+        "loss": jsonable(
+            {
+                "a": comparison.loss_a,
+                "b": comparison.loss_b,
+                "differs_at": comparison.loss_differs_at,
+                "gap_at": comparison.loss_gap_at,
+                "gap_limit": LOSS_GAP,
+            }
+        ),
+        "tensors": [_tensor(d) for d in comparison.drifts[:JSON_TENSORS]],
+        "notes": list(comparison.notes),
+    }
+
+
+def _tensor(drift: Drift) -> dict[str, Any]:
+    root, module, kind, name, call = drift.key
+    values = {
+        "moved_at": drift.moved_at,
+        "distance_binades": drift.typical,
+        "largest_distance_binades": drift.largest,
+        "amax_binades": drift.amax_binades,
+        "second_moment_ratio": drift.second_moment_ratio,
+        "zero_share": drift.zero_share,
+        "steps": len(drift.steps),
+    }
+    place = {"root": root, "module": module, "kind": kind, "name": name, "call": call}
+    found: dict[str, Any] = jsonable({**place, "dtype_a": drift.dtypes[0], "dtype_b": drift.dtypes[1], **values})
+    return found
