@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from precdoctor.comparison.compare import compare
     from precdoctor.diagnosis import diagnose
     from precdoctor.numerics import Format
+    from precdoctor.recording.session import record
     from precdoctor.runlog import open_run
 
 __version__ = "0.1.0"
-__all__ = ["Format", "__version__", "compare", "diagnose", "open_run"]
+__all__ = ["Format", "__version__", "compare", "diagnose", "open_run", "record"]
 
 _HOME = {
     "Format": "precdoctor.numerics",
     "compare": "precdoctor.comparison.compare",
     "diagnose": "precdoctor.diagnosis",
     "open_run": "precdoctor.runlog",
+    "record": "precdoctor.recording.session",
 }
 
 

@@ -1,4 +1,4 @@
-"""Installing the recorder into a process that has just imported torch. Called by the boot module, once."""
+"""Installing the recorder into a process: by the boot module as soon as torch is there, or by ``precdoctor.record``."""
 
 from __future__ import annotations
 
@@ -16,30 +16,48 @@ _installed: Recorder | None = None
 
 
 def install() -> Recorder:
-    """Install every hook for this process; a second call returns the same recorder.
+    """Install every hook for the run in the environment; a second call returns the same recorder.
 
     Raises:
         UsageError: the options variable cannot be read.
     """
-    global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
     if _installed is None:
         options = RecordOptions.from_json(os.environ.get(OPTIONS_VARIABLE, "{}"))
-        recorder = Recorder(Path(os.environ[RUN_VARIABLE]), options)
-        if not keyword_arguments_are_visible():  # calls a module, so it comes before our hooks
-            recorder.warnings.append("keyword arguments of modules are not visible in this torch")
-        try:
-            manual = ManualSteps(recorder)
-            Forward(recorder, manual).install()
-            Backward(recorder, manual).install()
-            Optimizers(recorder, manual).install()
-            recorder.end_open_step = manual.end_step_if_updated
-        except Exception:
-            recorder.state = "off"  # half of the hooks are worse than none
-            raise
-        os.register_at_fork(
-            before=recorder.before_fork,
-            after_in_parent=recorder.after_fork_in_parent,
-            after_in_child=recorder.after_fork,
-        )
-        _installed = recorder
+        return _installed_for(Path(os.environ[RUN_VARIABLE]), options)
     return _installed
+
+
+def recorded_into() -> Path | None:
+    """Where this process is being recorded at this moment; None when it is not."""
+    return None if _installed is None or _installed.state == "off" else _installed.run
+
+
+def begin(run: Path, options: RecordOptions) -> Recorder:
+    """Have this process recorded into ``run``; the one recorder of a process serves one run after the other."""
+    if _installed is None:
+        return _installed_for(run, options)
+    _installed.begin_anew(run, options)
+    return _installed
+
+
+def _installed_for(run: Path, options: RecordOptions) -> Recorder:
+    global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
+    recorder = Recorder(run, options)
+    if not keyword_arguments_are_visible():  # calls a module, so it comes before our hooks
+        recorder.warnings.append("keyword arguments of modules are not visible in this torch")
+    try:
+        manual = ManualSteps(recorder)
+        Forward(recorder, manual).install()
+        Backward(recorder, manual).install()
+        Optimizers(recorder, manual).install()
+        recorder.end_open_step = manual.end_step_if_updated
+    except Exception:
+        recorder.state = "off"  # half of the hooks are worse than none
+        raise
+    os.register_at_fork(
+        before=recorder.before_fork,
+        after_in_parent=recorder.after_fork_in_parent,
+        after_in_child=recorder.after_fork,
+    )
+    _installed = recorder
+    return recorder

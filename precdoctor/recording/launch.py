@@ -104,7 +104,7 @@ def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, 
         raise UsageError("precdoctor record runs on Linux and macOS; on Windows use WSL")
     now = dt.datetime.now(dt.timezone.utc)
     directory = (run or default_run_directory(command, now)).absolute()
-    create_run(directory, _run_facts(command, options, now), force=force)
+    create_run(directory, run_facts(command, options, now), force=force)
     environment = {**os.environ, RUN_VARIABLE: str(directory), OPTIONS_VARIABLE: options.to_json()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BOOT_PATH), os.environ.get("PYTHONPATH"))))
     try:
@@ -123,7 +123,8 @@ def _remove_unused(directory: Path) -> None:
         directory.rmdir()
 
 
-def _run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime) -> dict[str, object]:
+def run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime) -> dict[str, object]:
+    """What run.json says of a run at its beginning."""
     return {
         "command": [command[0], "..."] if options.redact_names else list(command),
         "cwd": None if options.redact_names else str(Path.cwd()),

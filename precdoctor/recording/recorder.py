@@ -50,6 +50,7 @@ class Recorder:
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
         self._paused: Drain | None = None
+        self._ended = False
         self._reset()
 
     def _reset(self) -> None:
@@ -140,7 +141,20 @@ class Recorder:
         kernels.forget_all()
         self._lock = threading.RLock()
         self.local = threading.local()
-        self.state = "idle"
+        self._forget()
+
+    def begin_anew(self, run: Path, options: RecordOptions) -> None:
+        """Be idle again, for another run of the same process; the one before must have been ended."""
+        self.run, self.options, self._ended = run, options, False
+        self._forget()
+
+    def end(self) -> None:
+        """Close the log, and do nothing until begun anew: not in later forks either."""
+        self.close(reason="end of block")
+        self.state, self._ended = "off", True
+
+    def _forget(self) -> None:
+        self.state = "off" if self._ended else "idle"
         self._paused = None
         self._reset()
         for forget in self.when_forked:

@@ -25,7 +25,7 @@ ARROWS = {
     "integrations": {"reporting", "comparison", "diagnosis", "recording", "runlog", "numerics"},
     "cli": {"reporting", "comparison", "diagnosis", "recording", "runlog", "numerics", "integrations"},
     # beside the packages: the public names, the entry point, the module every process starts with, the errors
-    "__init__": {"comparison", "diagnosis", "runlog", "numerics"},
+    "__init__": {"comparison", "diagnosis", "recording", "runlog", "numerics"},
     "__main__": {"cli"},
     "_boot": {"recording"},
     "errors": set(),

@@ -16,7 +16,7 @@ from precdoctor.cli.app import app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
-API = {"Format", "__version__", "compare", "diagnose", "open_run"}
+API = {"Format", "__version__", "compare", "diagnose", "open_run", "record"}
 FLAGS = {
     "": {"--version", "--install-completion", "--show-completion", "-h", "--help"},
     "record": {
