@@ -235,7 +235,9 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
         self._rare: contextlib.ExitStack | None = None
         if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack():
             self._rare = contextlib.ExitStack()
-            if torch.is_inference_mode_enabled():  # our banks outlive it: made there, they could not be written to later
+            if (
+                torch.is_inference_mode_enabled()
+            ):  # our banks outlive it: made there, they could not be written to later
                 self._rare.enter_context(torch.inference_mode(mode=False))
             if torch._C._len_torch_dispatch_stack():
                 from torch.utils._python_dispatch import _disable_current_modes
@@ -246,8 +248,8 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
         self._no_functions = torch._C.DisableTorchFunction()
         self._no_functions.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        self._no_functions.__exit__(*error)
+    def __exit__(self, *_error: object) -> None:
+        self._no_functions.__exit__(None, None, None)
         torch._C._set_grad_enabled(self._had_grad)
         if self._rare is not None:
             self._rare.close()
