@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+if TYPE_CHECKING:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+elif __name__ == "__main__":  # by hand, where hatchling need not be installed
+    BuildHookInterface = object
+else:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_SOURCE = Path("precdoctor/recording/kernels/stats.c")
-_LIBRARY = Path("precdoctor/recording/kernels/_stats.so")
+_FOLDER = Path("precdoctor/recording/kernels")
+_LIBRARY = _FOLDER / "_stats.so"
+#: No fused multiply-add anywhere: every variant gives the same bits. Nothing traps, which lets loops be vectorised.
+_FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
+_AVX2 = ["-mavx2", "-mf16c", "-mbmi", "-mbmi2"]
+_AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
+#: What ``variant.c`` is compiled for; ``stats.c`` chooses at run time.
+_VARIANTS = {"baseline": [], "avx2": _AVX2, "avx512": _AVX512}
 
 
 class KernelBuildHook(BuildHookInterface):
@@ -36,17 +49,30 @@ def compile_kernel(root: Path) -> bool:
     if compiler is None or os.name != "posix":
         print("precdoctor: no C compiler; the torch kernel will be used", file=sys.stderr)
         return False
-    command = [*compiler.split(), "-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno"]
     # A new file, renamed into place: a process that has the old one loaded keeps it.
     temporary = root / _LIBRARY.with_suffix(f".{os.getpid()}.tmp")
     try:
-        subprocess.run([*command, "-o", str(temporary), str(root / _SOURCE), "-lm"], check=True)
+        with tempfile.TemporaryDirectory() as folder:
+            _link([*compiler.split(), *_FLAGS], root / _FOLDER, Path(folder), temporary)
         temporary.replace(root / _LIBRARY)
     except (OSError, subprocess.CalledProcessError) as error:
         temporary.unlink(missing_ok=True)
         print(f"precdoctor: the C kernel was not built ({error}); the torch kernel will be used", file=sys.stderr)
         return False
     return True
+
+
+def _link(compile_with: list[str], sources: Path, folder: Path, library: Path) -> None:
+    """Compile each variant and the entry points below ``folder`` and link them as ``library``."""
+    x86 = platform.machine() in {"x86_64", "AMD64"}
+    jobs = {"stats": [str(sources / "stats.c"), *(["-DPRECDOCTOR_X86"] if x86 else [])]}
+    for name, flags in _VARIANTS.items():
+        if x86 or not flags:
+            jobs[name] = [str(sources / "variant.c"), f"-DVARIANT=precdoctor_tiles_{name}", *flags]
+    for name, arguments in jobs.items():
+        subprocess.run([*compile_with, "-c", *arguments, "-o", str(folder / f"{name}.o")], check=True)
+    objects = [str(folder / f"{name}.o") for name in jobs]
+    subprocess.run([*compile_with, "-shared", "-o", str(library), *objects, "-lm"], check=True)
 
 
 if __name__ == "__main__":  # from a source tree: python hatch_build.py

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from precdoctor.recording.kernels import blocked, native, reference
 from precdoctor.recording.kernels import layout as at
 
 _SLOTS_PER_BLOCK = 128
-_ACTIVATION_BLOCKS = (32, 128)
+_ALL_BLOCKS, _ACTIVATION_BLOCKS = native.wanted(at.BLOCK_SIZES), native.wanted(at.BLOCK_SIZES[1:])
 
 _library = torch.library.Library("precdoctor", "DEF")
 _library.define("stat(Tensor x, int slot) -> ()")
@@ -165,19 +165,19 @@ def want_block16(slot: int) -> None:
 
 def _measurable(x: Tensor) -> Tensor:
     """FP64 exists on CPUs and CUDA devices only; elsewhere the tensor is brought to the host."""
-    return x if x.device.type in ("cpu", "cuda") else x.cpu()
+    return x if x.is_cpu or x.is_cuda else x.cpu()
 
 
 def _stat(x: Tensor, slot: int) -> None:
     x = _measurable(x)
     home = bank(x.device)
     home.launches += 1
-    blocks = at.BLOCK_SIZES if slot in _with_block16 else _ACTIVATION_BLOCKS
     if native.supports(x):
-        ints, floats = home.addresses(slot)
-        native.measure_at(x, ints, floats, home.counter_address, native.wanted(blocks))
+        want = _ALL_BLOCKS if slot in _with_block16 else _ACTIVATION_BLOCKS
+        native.measure_at(x, *home.addresses(slot), home.counter_address, want)
         return
-    fast = x.device.type == "cpu" and x.dtype != torch.float64
+    blocks = at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
+    fast = x.is_cpu and x.dtype != torch.float64
     (blocked if fast else reference).measure(x, *home.row(slot), home.counter, blocks)
 
 
@@ -202,19 +202,54 @@ def _nothing(*_: object) -> None:
 for _name in ("stat", "update"):
     torch.library.register_fake(f"precdoctor::{_name}", _nothing, lib=_library)
 
-stat = torch.ops.precdoctor.stat.default
-update = torch.ops.precdoctor.update.default
+
+def stat(x: Tensor, slot: int) -> None:
+    """Accumulate the statistics of ``x`` into a slot of its device.
+
+    Args:
+        x: floating-point, dense, not empty; any strides.
+        slot: which row of the device's bank.
+    """
+    # The dispatcher would cost small tensors more than the kernel; only a graph being traced needs the op itself.
+    if torch.compiler.is_compiling():
+        torch.ops.precdoctor.stat.default(x, slot)
+    else:
+        _stat(x, slot)
 
 
-@contextlib.contextmanager
-def apart_from_user_modes() -> Iterator[None]:
+def update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
+    """Accumulate an update row; :func:`precdoctor.recording.kernels.reference.measure_update` says of what."""
+    if torch.compiler.is_compiling():
+        torch.ops.precdoctor.update.default(before, after, intended, slot)
+    else:
+        _update(before, after, intended, slot)
+
+
+class apart_from_user_modes:  # noqa: N801 - used like a function
     """Run our ops where no mode of the user's can see, count or redirect them."""
-    with contextlib.ExitStack() as rare:
-        if torch.is_inference_mode_enabled():  # our banks outlive it: made there, they could not be written to later
-            rare.enter_context(torch.inference_mode(mode=False))
-        if torch._C._len_torch_dispatch_stack():
-            from torch.utils._python_dispatch import _disable_current_modes
 
-            rare.enter_context(_disable_current_modes())
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            yield
+    # A class, not a generator: this is entered for every tensor, and a generator's bookkeeping costs as much again.
+    __slots__ = ("_had_grad", "_no_functions", "_rare")
+
+    def __enter__(self) -> None:
+        self._rare: contextlib.ExitStack | None = None
+        if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack():
+            self._rare = contextlib.ExitStack()
+            if (
+                torch.is_inference_mode_enabled()
+            ):  # our banks outlive it: made there, they could not be written to later
+                self._rare.enter_context(torch.inference_mode(mode=False))
+            if torch._C._len_torch_dispatch_stack():
+                from torch.utils._python_dispatch import _disable_current_modes
+
+                self._rare.enter_context(_disable_current_modes())
+        self._had_grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        self._no_functions = torch._C.DisableTorchFunction()
+        self._no_functions.__enter__()
+
+    def __exit__(self, *_error: object) -> None:
+        self._no_functions.__exit__(None, None, None)
+        torch._C._set_grad_enabled(self._had_grad)
+        if self._rare is not None:
+            self._rare.close()

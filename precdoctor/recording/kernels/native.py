@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -19,14 +21,17 @@ from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
 
 #: File name of the library beside this module; made by the package build (``hatch_build.py``).
-LIBRARY = "_stats.so"
+LIBRARY: Final = "_stats.so"
 #: Set to anything to do without it.
-DISABLE_VARIABLE = "PRECDOCTOR_NO_NATIVE"
+DISABLE_VARIABLE: Final = "PRECDOCTOR_NO_NATIVE"
+#: Set to one of VARIANTS to use those instructions where the processor would offer more. For tests and benchmarks.
+VARIANT_VARIABLE: Final = "PRECDOCTOR_KERNEL"
+VARIANTS: Final = ("baseline", "avx2", "avx512")
 
-#: Largest piece copied at a time from a tensor that is not contiguous.
-_PIECE = 64 * 1024
-#: The order of ``dtype_t`` in stats.c.
-_CODES = {
+#: Tensors below this many elements are measured by the calling thread alone: waking others costs more.
+_THREADS_FROM: Final = 256 * 1024
+#: The order of ``dtype_t`` in stats.h.
+_CODES: Final = {
     torch.float32: 0,
     torch.float16: 1,
     torch.bfloat16: 2,
@@ -36,6 +41,10 @@ _CODES = {
     torch.float8_e5m2fnuz: 6,
     torch.float64: 7,
 }
+#: ``TILE``, ``MAX_OUTER`` and the number of fields of ``plan_t`` in stats.h.
+_TILE, _MAX_OUTER, _PLAN_WIDTH = 2048, 8, 39
+#: The largest block: tiles are cut at its multiples.
+_WIDEST: Final = 128
 
 
 @functools.cache
@@ -46,24 +55,67 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         found = ctypes.CDLL(str(path))
-    except OSError:
+        found.precdoctor_layout.restype = ctypes.c_int64
+        if found.precdoctor_layout() != at.INT_WIDTH * 1000 + _PLAN_WIDTH:
+            return None
+    except (OSError, AttributeError):
         return None
-    i32, i64, u64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
-    found.precdoctor_layout.restype = i64
-    found.precdoctor_piece.restype = i64
-    found.precdoctor_piece.argtypes = [pointer, i32, i64, i64, u64, i32, pointer, pointer]
-    found.precdoctor_finish.restype = None
-    found.precdoctor_finish.argtypes = [i64, u64, i64, pointer, pointer]
+    i32, pointer = ctypes.c_int32, ctypes.c_void_p
+    found.precdoctor_choose.restype = i32
+    found.precdoctor_choose.argtypes = [i32]
+    found.precdoctor_use_threads.restype = None
+    found.precdoctor_use_threads.argtypes = [pointer]
     found.precdoctor_stat.restype = None
-    found.precdoctor_stat.argtypes = [pointer, i32, i64, i64, u64, i32, pointer, pointer, pointer]
+    found.precdoctor_stat.argtypes = [pointer] * 5 + [i32]
     found.precdoctor_update.restype = None
-    found.precdoctor_update.argtypes = [pointer] * 3 + [i32, i32, i64, u64] + [pointer] * 3
-    return found if found.precdoctor_layout() == at.INT_WIDTH else None
+    found.precdoctor_update.argtypes = [pointer] * 3 + [i32] + [pointer] * 4 + [i32]
+    found.precdoctor_use_threads(_address_of_parallel())
+    choose_variant(os.environ.get(VARIANT_VARIABLE), found)
+    return found
+
+
+def choose_variant(name: str | None, lib: ctypes.CDLL | None = None) -> str:
+    """Use the named variant from now on, or the best one there is if ``name`` is null or too much for the processor.
+
+    Returns:
+        The name of the one in use. All of them give the same bits.
+    """
+    lib = lib or library()
+    assert lib is not None
+    wanted = VARIANTS.index(name) + 1 if name in VARIANTS else 0
+    best = lib.precdoctor_choose(wanted)
+    return VARIANTS[(min(wanted, best) if wanted else best) - 1]
+
+
+def _address_of_parallel() -> int | None:
+    """The entry point of the OpenMP runtime torch has loaded, so that we run on its threads and start none.
+
+    GCC's runtime defines it and LLVM's and Intel's export it as well; torch loads its own with global symbols. A torch
+    that uses another thread pool, or none, leaves us single-threaded.
+    """
+    if not torch.backends.openmp.is_available():
+        return None
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError):
+        return None
+
+
+_forked = False
+
+
+def _forget_threads() -> None:
+    """In a forked child the OpenMP threads are the parent's, and waiting for them would never end."""
+    global _forked  # noqa: PLW0603 - a fact about the process
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_forget_threads)
 
 
 def supports(x: Tensor) -> bool:
     """Whether this kernel can take the tensor: on the CPU, of a dtype it knows, library present."""
-    return x.device.type == "cpu" and x.dtype in _CODES and library() is not None
+    return x.is_cpu and x.dtype in _CODES and library() is not None
 
 
 def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:
@@ -78,19 +130,11 @@ def wanted(blocks: Sequence[int]) -> int:
 
 def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int) -> None:
     """:func:`measure` by the addresses of the slot's rows: making views costs more than measuring small tensors."""
-    lib = library()
-    assert lib is not None
-    code = _CODES[x.dtype]
-    seed = _seed(x.dtype, x.shape)
-    if x.is_contiguous():
-        columns = x.shape[-1] if x.dim() else 1
-        lib.precdoctor_stat(x.data_ptr(), code, x.numel() // columns, columns, seed, want, ints, floats, counter)
-        return
-    bad = 0
-    for start, piece in reference.chunks(x, _PIECE):
-        rows, columns = piece.shape
-        bad += lib.precdoctor_piece(piece.data_ptr(), code, rows, columns, start, want, ints, floats)
-    lib.precdoctor_finish(x.numel(), seed, bad, ints, counter)
+    lib: Any = library()
+    strides = None if x.is_contiguous() else x.stride()
+    plan, numel = _plan(x.dtype, x.shape, strides, want)
+    threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
+    lib.precdoctor_stat(x.data_ptr(), plan, ints, floats, counter, threads)
 
 
 def supports_update(before: Tensor, after: Tensor, intended: Tensor) -> bool:
@@ -105,14 +149,82 @@ def supports_update(before: Tensor, after: Tensor, intended: Tensor) -> bool:
 
 def update_at(before: Tensor, after: Tensor, intended: Tensor, ints: int, floats: int, counter: int) -> None:
     """:func:`precdoctor.recording.kernels.reference.measure_update` by the addresses of the slot's rows."""
-    lib = library()
-    assert lib is not None
-    wide, code = int(intended.dtype == torch.float64), _CODES[before.dtype]
-    seed = _seed(torch.float32, before.shape)
+    lib: Any = library()
+    wide = intended.dtype == torch.float64
+    plan, numel = _update_plan(before.dtype, before.shape)
+    threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
     pointers = before.data_ptr(), after.data_ptr(), intended.data_ptr()
-    lib.precdoctor_update(*pointers, wide, code, before.numel(), seed, ints, floats, counter)
+    lib.precdoctor_update(*pointers, wide, plan, ints, floats, counter, threads)
 
 
-@functools.lru_cache(maxsize=65536)
-def _seed(dtype: torch.dtype, shape: torch.Size) -> int:
-    return reference.fingerprint_seed(dtype, shape)
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+Plan = tuple["ctypes.Array[ctypes.c_int64]", int]
+
+
+@functools.lru_cache(maxsize=16384)
+def _plan(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...] | None, want: int) -> Plan:
+    """How the library is to walk a tensor (``plan_t`` in stats.h), and its number of elements.
+
+    Args:
+        dtype: the tensor's.
+        shape: the tensor's; not empty.
+        strides: in elements; null for a contiguous tensor.
+        want: block sizes as :func:`wanted` gives them.
+    """
+    return _pack(dtype, want, reference.fingerprint_seed(dtype, shape), _walk(tuple(shape) or (1,), strides))
+
+
+@functools.lru_cache(maxsize=4096)
+def _update_plan(dtype: torch.dtype, shape: torch.Size) -> Plan:
+    """The same for an update: its elements in one row, its fingerprint that of an FP32 tensor."""
+    return _pack(dtype, 0, reference.fingerprint_seed(torch.float32, shape), _walk((shape.numel(),), None))
+
+
+Dimension = tuple[int, int, int]  # size, stride in memory, pitch in logical order; both in elements
+
+
+def _walk(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[Dimension, list[Dimension]]:
+    """The last dimension, and the others merged where they can be, outermost first."""
+    pitches = [1]
+    for size in reversed(shape[1:]):
+        pitches.insert(0, pitches[0] * size)
+    dims = list(zip(shape, strides or pitches, pitches, strict=True))
+    *others, (columns, stride, _) = dims
+    merged: list[Dimension] = []
+    for dim in (d for d in others if d[0] > 1):
+        if merged and merged[-1][1] == dim[0] * dim[1]:
+            dim = (merged.pop()[0] * dim[0], dim[1], dim[2])  # noqa: PLW2901 - it goes on as the merged one
+        merged.append(dim)
+    return (columns, stride if columns > 1 else 1, 1), merged or [(1, columns, columns)]
+
+
+def _pack(dtype: torch.dtype, want: int, seed: int, walk: tuple[Dimension, list[Dimension]]) -> Plan:
+    """Choose the tiles and lay everything out as the library reads it."""
+    (columns, column_stride, _), others = walk
+    # Tiles run along the last dimension and the one nearest in memory, if that is long enough to fill them.
+    room = _TILE // min(_padded(columns), _TILE)
+    nearest = min(range(len(others)), key=lambda i: (-min(others[i][0], room, 16), others[i][1], -i))
+    rows, row_stride, row_pitch = others.pop(nearest)
+    across = row_stride < column_stride and rows > 1  # such a tile should be many rows high
+    limit = _WIDEST if across else _TILE
+    pieces = math.ceil(columns / limit)
+    tile_columns = columns if pieces == 1 else _padded(max(math.ceil(columns / pieces), _WIDEST))
+    tile_rows = min(rows, max(1, _TILE // _padded(tile_columns)))
+    row_tiles, column_tiles = math.ceil(rows / tile_rows), math.ceil(columns / tile_columns)
+    outer = others + [(1, 0, 0)] * (_MAX_OUTER - len(others))
+    numel, tiles = rows * columns, row_tiles * column_tiles
+    for size, _, _ in others:
+        numel, tiles = numel * size, tiles * size
+    fields = [_CODES[dtype], want, numel, reference.signed64(seed), columns, column_stride, rows, row_stride, row_pitch]
+    fields += [tile_rows, tile_columns, row_tiles, column_tiles, tiles, len(others)]
+    for part in zip(*outer, strict=True):
+        fields += part
+    return (ctypes.c_int64 * _PLAN_WIDTH)(*fields), numel
+
+
+def _padded(columns: int) -> int:
+    """Columns of a tile's row with the padding that blocks need, as the library does it."""
+    if columns > _WIDEST:
+        return math.ceil(columns / _WIDEST) * _WIDEST
+    return 1 << (columns - 1).bit_length()

@@ -190,6 +190,12 @@ def signed32(value: int) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
+def signed64(value: int) -> int:
+    """``value`` modulo 2**64 as torch.int64 holds it."""
+    value &= 0xFFFF_FFFF_FFFF_FFFF
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
 def fingerprint(piece: Tensor, start: int) -> Tensor:
     """Sum modulo 2**64 of ``mix(bits, index)`` over one contiguous piece; int64 scalar on its device.
 
@@ -229,8 +235,7 @@ def fingerprint_seed(dtype: torch.dtype, shape: Sequence[int]) -> int:
 
 def seed_fingerprint(x: Tensor, ints: Tensor) -> None:
     """Add :func:`fingerprint_seed` to the slot."""
-    seed = fingerprint_seed(x.dtype, x.shape)
-    ints[at.FINGERPRINT] += seed - (1 << 64) if seed >= 1 << 63 else seed
+    ints[at.FINGERPRINT] += signed64(fingerprint_seed(x.dtype, x.shape))
 
 
 # --- updates ---------------------------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from precdoctor.numerics import EXP_MAX, EXP_MIN
@@ -54,15 +56,28 @@ def tensors(draw, dtypes=DTYPES):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     x = x * draw(st.sampled_from([0.0, 1.0, 1e-7, 1e-30, 1e-40, 1e30]))
+    if draw(st.booleans()):  # far apart
+        x = x * torch.randint(-60, 60, shape, generator=generator).double().exp2()
     x = x.to(draw(st.sampled_from(dtypes)))
     if x.numel() > 2 and draw(st.booleans()):
         flat = x.to(torch.float64).reshape(-1)
         for value in draw(st.lists(st.sampled_from(RARE), min_size=1, max_size=6)):
             flat[draw(st.integers(0, x.numel() - 1))] = value
         x = flat.reshape(shape).to(x.dtype)
-    if x.dim() > 1 and draw(st.booleans()):
-        x = x.transpose(0, -1)
-    return x
+    return draw(st.sampled_from(LAYOUTS if x.dim() > 1 else LAYOUTS[:1]))(x)
+
+
+#: The same numbers, or some of them, in other places in memory.
+LAYOUTS = [
+    lambda x: x,
+    lambda x: x.transpose(0, -1),
+    lambda x: x.transpose(0, 1),
+    lambda x: x[..., ::3],
+    lambda x: x[::2, ..., 1:] if x.shape[-1] > 1 else x,
+    lambda x: x[:, :1].expand(x.shape),
+    lambda x: x[0].expand(x.shape),
+    lambda x: x.unflatten(0, (-1, 1)).movedim(-1, 1),
+]
 
 
 def exact(x: torch.Tensor) -> np.ndarray:
@@ -120,13 +135,7 @@ def test_block_histograms_agree_with_a_loop(x, block):
     assert np.array_equal(row.ints[first : first + at.HIST_WIDTH].numpy(), peaks)
 
 
-@pytest.mark.parametrize("name", FAST)
-@settings(max_examples=200, deadline=None)
-@given(tensors())
-def test_fast_kernels_agree_with_the_reference(name, x):
-    if not available(name) or (name == "blocked" and x.dtype == torch.float64):
-        return
-    ours, truth = Row().measured(FAST[name], x), Row().measured(reference.measure, x)
+def assert_agrees(ours, truth, x):
     assert torch.equal(ours.ints, truth.ints), (ours.ints != truth.ints).nonzero().flatten()
     assert ours.floats[at.AMIN] == truth.floats[at.AMIN]
     if bool(x.to(torch.float64).isfinite().any()):
@@ -136,6 +145,95 @@ def test_fast_kernels_agree_with_the_reference(name, x):
         float(truth.floats[at.SUM]), rel=1e-5, abs=1e-6 * spread + 1e-300
     )
     assert float(ours.floats[at.SUM_SQ]) == pytest.approx(float(truth.floats[at.SUM_SQ]), rel=1e-5)
+
+
+@settings(max_examples=80, deadline=None)
+@given(tensors(DTYPES[1:]))
+def test_the_blocked_kernel_agrees_with_the_reference(x):
+    assert_agrees(Row().measured(blocked.measure, x), Row().measured(reference.measure, x), x)
+
+
+@pytest.fixture
+def compiled():
+    """The compiled kernel; whatever variant a test chooses is put back."""
+    if not available("native"):
+        pytest.skip("no compiled kernel")
+    yield native
+    native.choose_variant(None)
+
+
+def variants():
+    """Those this processor has."""
+    return [name for name in native.VARIANTS if native.choose_variant(name) == name]
+
+
+def measured_by(variant, x):
+    native.choose_variant(variant)
+    return Row().measured(native.measure, x)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(x=tensors())
+def test_every_compiled_variant_agrees_with_the_reference_and_bitwise_with_the_others(compiled, x):
+    truth = Row().measured(reference.measure, x)
+    rows = [measured_by(name, x) for name in variants()]
+    for row in rows:
+        assert_agrees(row, truth, x)
+        assert torch.equal(row.floats.view(torch.int64), rows[0].floats.view(torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_neither_threads_nor_where_tensors_lie_change_a_bit(compiled, dtype):
+    x = torch.randn(700, 1100).to(dtype)
+    x[300, 7] = math.nan
+    before = torch.get_num_threads()
+    try:
+        rows = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            rows += [Row().measured(native.measure, y) for y in (x, x.clone())]
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for row in rows[1:]:
+        assert torch.equal(row.ints, rows[0].ints)
+        assert torch.equal(row.floats.view(torch.int64), rows[0].floats.view(torch.int64))
+
+
+FORKED = """
+import os, signal, torch
+torch.set_num_threads(2)
+from precdoctor.recording import kernels
+x = torch.randn(1 << 20)
+kernels.stat(x, 0)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # a child that waits for threads it does not have waits for ever
+    kernels.stat(x, 0)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_measures_on_one_thread(compiled):
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_flushing_denormals_hides_nothing_from_the_compiled_kernel(compiled, dtype):
+    x = torch.full((300,), 2.0**-130).to(dtype)
+    x[7] = 2.0**-133
+    truth = Row().measured(native.measure, x)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush")
+    try:
+        row = Row().measured(native.measure, x)
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(row.ints, truth.ints)
+    assert row.ints[at.SUBNORMAL] == 300
+    assert torch.equal(row.floats[:2], truth.floats[:2])
 
 
 def test_the_compiled_kernel_is_there_when_a_compiler_is():

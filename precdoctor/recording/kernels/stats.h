@@ -1,0 +1,61 @@
+/* What stats.c (entry points, threads) and variant.c (the work, compiled once per instruction set) share. The numbers
+ * repeat layout.py. */
+
+#ifndef PRECDOCTOR_STATS_H
+#define PRECDOCTOR_STATS_H
+
+#include <stdint.h>
+
+enum {
+    NUMEL, LAUNCHES, ORDER, FIRST_BAD_ORDER, SUBNORMAL, AT_MAX, UNCHANGED, FINGERPRINT, NOT_A_NUMBER, POS_INF, NEG_INF,
+    HIST
+};
+enum { EXP_MIN = -160, EXP_MAX = 160, HIST_WIDTH = 1 + EXP_MAX - EXP_MIN + 1 };
+enum { REL_MIN = -64, REL_MAX = 63, REL_WIDTH = REL_MAX - REL_MIN + 2 };
+enum { REL = HIST + HIST_WIDTH, BLOCK_BINS = 64, BLOCK_WIDTH = BLOCK_BINS + 1, BLOCKS = REL + REL_WIDTH };
+enum { BLOCK_SIZES = 3, INT_WIDTH = BLOCKS + BLOCK_SIZES * (BLOCK_WIDTH + HIST_WIDTH) };
+enum { AMAX, AMIN, SUM, SUM_SQ, FLOAT_WIDTH };
+
+/* The order of _CODES in native.py. */
+typedef enum { F32, F16, BF16, F8_E4M3FN, F8_E5M2, F8_E4M3FNUZ, F8_E5M2FNUZ, F64 } dtype_t;
+
+/* Most elements of a tile: as FP32 they are a quarter of an L1 cache. */
+enum { TILE = 2048, MAX_OUTER = 8 };
+
+/* How to walk a tensor, made by plan_of in native.py. Elements are visited in tiles of tile_rows x tile_columns along two
+ * of its dimensions: the last one, which blocks run along, and whichever other one lies closest in memory. Strides count
+ * elements of memory, pitches elements in logical order. */
+typedef struct {
+    int64_t dtype, want; /* want, bit b: histogram blocks of 16, 32, 128 */
+    int64_t numel;
+    uint64_t seed; /* the fingerprint's */
+    int64_t columns, column_stride;
+    int64_t rows, row_stride, row_pitch;
+    int64_t tile_rows, tile_columns, row_tiles, column_tiles, tiles;
+    int64_t outer; /* number of further dimensions, outermost first */
+    int64_t size[MAX_OUTER], stride[MAX_OUTER], pitch[MAX_OUTER];
+} plan_t;
+
+/* What is measured: a tensor, or (after != NULL) an update of a contiguous one. */
+typedef struct {
+    const plan_t *plan;
+    const char *data;
+    const char *after;     /* the weight after the step */
+    const char *intended;  /* what the optimizer meant to add: FP32, or FP64 when wide */
+    int wide;
+} subject_t;
+
+/* Where one thread counts. The sums are one shard's, so that their rounding does not depend on who took which shard. */
+typedef struct {
+    int64_t *ints; /* a slot's rows, or private ones to be merged */
+    double *floats;
+    double sum, sum_sq;
+    int64_t bad;
+    uint8_t spread[2 + BLOCK_SIZES]; /* per histogram: tiles left for which compare-and-count is not tried */
+} state_t;
+
+typedef void measure_tiles_t(const subject_t *subject, int64_t first, int64_t end, state_t *state);
+
+measure_tiles_t precdoctor_tiles_baseline, precdoctor_tiles_avx2, precdoctor_tiles_avx512;
+
+#endif
