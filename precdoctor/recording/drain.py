@@ -17,7 +17,8 @@ from precdoctor.recording import attach
 from precdoctor.recording.batch import EventBatch, StepBatch
 from precdoctor.recording.events import EventLog
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.rows import LossScales, attach_scale, step_row, tensor_rows
+from precdoctor.recording.rows import LossScales, step_row
+from precdoctor.recording.table import Sites, StepTensors
 from precdoctor.runlog.layout import create_rank_directory
 from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
 
@@ -69,6 +70,7 @@ class Drain:
         self._spoke = False
         self._log = EventLog(rank, redact=options.redact_names)
         self._scales = LossScales()
+        self._sites = Sites()
         self._dropped: collections.Counter[str] = collections.Counter()
         self._thread = threading.Thread(target=self._work, name="precdoctor-drain", daemon=True)
         self._thread.start()
@@ -189,20 +191,20 @@ class Drain:
     def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
         for snapshot in batch.snapshots.values():
             snapshot.wait()
-        rows = tensor_rows(batch, self._rank)
-        scale, inferred = self._scales.of(batch, rows)
-        attach_scale(rows, scale)
-        step = step_row(batch, rows, self._rank, scale)
-        events = self._log.of_step(batch, rows, step, scale if inferred else None)
+        tensors = StepTensors(batch, self._rank, self._sites)
+        scale, inferred = self._scales.of(batch, tensors.unscale_ratios())
+        step = step_row(batch, tensors, self._rank, scale)
+        events = self._log.of_step(batch, tensors.bad_triggers(), step, scale if inferred else None)
         if batch.dropped:
             events += self._drops(batch.facts.step, "queue_full", batch.dropped)
         try:
-            self._append(writer, "tensors", rows)
+            if tensors.rows:
+                writer.append("tensors", tensors.columns(scale), tensors.rows)
         except DiskBudgetReached:  # the writer keeps the last of the budget for the small tables
             self.takes_tensors = False
             limit = f"--max-disk ({self._options.max_disk} bytes)"
             self._say(f"the log has reached {limit}; tensors are no longer recorded, training goes on")
-            events += self._drops(batch.facts.step, "disk_budget", len(rows))
+            events += self._drops(batch.facts.step, "disk_budget", tensors.rows)
         self._append(writer, "steps", [step])
         self._append(writer, "events", events)
 

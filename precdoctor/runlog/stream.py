@@ -12,6 +12,7 @@ how large it claims to become *before* anything is decompressed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import struct
@@ -38,6 +39,7 @@ _SCHEMA_MESSAGE: Final = 1
 _BATCH_MESSAGE: Final = 3
 
 
+@functools.cache
 def stored_schema(table: str) -> pa.Schema:
     """The columns of a table as files hold them: names are plain strings; readers make dictionaries of them."""
     return pa.schema([pa.field(f.name, stored_type(f.type), f.nullable) for f in TABLES[table]])

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -107,6 +109,24 @@ class Snapshot:
         """The integer and float row of one slot, on the host."""
         block, index = divmod(slot, _SLOTS_PER_BLOCK)
         return self._ints[block][index], self._floats[block][index]
+
+    def ints(self, slots: npt.NDArray[np.int64], first: int, stop: int) -> npt.NDArray[np.int64]:
+        """Columns ``first .. stop - 1`` of the integer rows of some slots (slots x columns)."""
+        return _gather(self._ints, slots, first, stop)
+
+    def floats(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The float rows of some slots (slots x ``FLOAT_WIDTH``)."""
+        return _gather(self._floats, slots, 0, at.FLOAT_WIDTH)
+
+
+def _gather(blocks: Sequence[Tensor], slots: npt.NDArray[np.int64], first: int, stop: int) -> npt.NDArray[Any]:
+    """Zeros for slots that were never launched into and lie beyond the last block."""
+    out = np.zeros((len(slots), stop - first), np.float64 if blocks and blocks[0].is_floating_point() else np.int64)
+    block, index = np.divmod(slots, _SLOTS_PER_BLOCK)
+    for number in np.unique(block[block < len(blocks)]):
+        mine = block == number
+        out[mine] = blocks[number].numpy()[:, first:stop][index[mine]]
+    return out
 
 
 # On the CPU blocks are made and copied by NumPy: torch would use its thread pool for their size, and in a forked child
