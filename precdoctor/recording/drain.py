@@ -205,6 +205,7 @@ class Drain:
             limit = f"--max-disk ({self._options.max_disk} bytes)"
             self._say(f"the log has reached {limit}; tensors are no longer recorded, training goes on")
             events += self._drops(batch.facts.step, "disk_budget", tensors.rows)
+        batch.release()
         self._append(writer, "steps", [step])
         self._append(writer, "events", events)
 

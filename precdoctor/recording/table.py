@@ -216,7 +216,7 @@ class StepTensors:
         }
 
     def _extremes_and_histogram(self) -> dict[str, Any]:
-        hist = _trim(self._ints(at.HIST + 1, at.HIST + at.HIST_WIDTH), EXP_MIN)
+        hist = self._histogram(at.HIST + 1, at.HIST_BINS, EXP_MIN)
         finite: _Bools = hist.used | (self._head[:, at.HIST] > 0)
         amax, amin, total, squares = (self._floats[:, i] for i in (at.AMAX, at.AMIN, at.SUM, at.SUM_SQ))
         return {
@@ -232,7 +232,7 @@ class StepTensors:
         updates = self.of_kinds("update")
         if not updates.any():
             return {}
-        hist = _trim(self._ints(at.REL, at.REL + at.REL_BINS), at.REL_MIN, among=updates)
+        hist = self._histogram(at.REL, at.REL_BINS, at.REL_MIN, among=updates)
         return {
             "unchanged": arrays.numbers(self._head[:, at.UNCHANGED], updates),
             "rel_lo": arrays.numbers(hist.lowest, hist.used),
@@ -243,15 +243,22 @@ class StepTensors:
         columns = {}
         for size in at.BLOCK_SIZES:
             first, peaks = at.block_hist(size), at.block_amax(size)
-            below = _trim(self._ints(first, first + at.BLOCK_BINS), 0, keep_front=True)
+            below = self._histogram(first, at.BLOCK_BINS, 0, keep_front=True)
             if below.used.any():
-                amax = _trim(self._ints(peaks + 1, peaks + at.HIST_WIDTH), EXP_MIN, among=below.used)
+                amax = self._histogram(peaks + 1, at.HIST_BINS, EXP_MIN, among=below.used)
                 columns[f"block{size}_hist"] = below.column(below.used)
                 columns[f"block{size}_amax_lo"] = arrays.numbers(amax.lowest, amax.used)
                 columns[f"block{size}_amax_hist"] = amax.column(below.used)
         return columns
 
     # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _histogram(self, first: int, bins: int, first_bin: int, **more: Any) -> _Trimmed:
+        """The counts in ``bins`` columns of every row; most of them are zero in all rows, and those are not copied."""
+        used = np.flatnonzero(np.max([s.largest(first, first + bins) for s, _, _ in self._slices], axis=0, initial=0))
+        start, stop = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 1)
+        start = 0 if more.get("keep_front") else start
+        return _trim(self._ints(first + start, first + stop), first_bin + start, **more)
 
     def _ints(self, first: int, stop: int) -> _Ints:
         """Columns ``first .. stop - 1`` of the integer rows."""
@@ -300,13 +307,10 @@ def _trim(counts: _Ints, first_bin: int, *, among: _Bools | None = None, keep_fr
     full = counts != 0
     if among is not None:
         full &= among[:, None]
-    somewhere = np.flatnonzero(full.any(axis=0))
-    start, stop = (0 if keep_front else int(somewhere[0]), int(somewhere[-1]) + 1) if somewhere.size else (0, 1)
-    full, counts = full[:, start:stop], counts[:, start:stop]
     used: _Bools = full.any(axis=1)
     first = np.zeros(len(full), np.int64) if keep_front else full.argmax(axis=1)
     last = full.shape[1] - 1 - full[:, ::-1].argmax(axis=1)
     bins = np.arange(full.shape[1])
     inside = (bins >= first[:, None]) & (bins <= last[:, None]) & used[:, None]
-    lowest = (first + start + first_bin).astype(np.int32)
+    lowest = (first + first_bin).astype(np.int32)
     return _Trimmed(lowest, used, np.where(used, last - first + 1, 0), counts[inside])
