@@ -55,7 +55,7 @@ class StreamEncoder:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._sink = io.BytesIO()
-        # LZ4: four times as fast as zstd, which the sealed part is packed with; no threads beside those of the training.
+        # LZ4 is four times as fast as zstd, which sealed parts get. No threads of Arrow's beside those of the training.
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._writer = pa.ipc.new_stream(self._sink, schema, options=options)
         self._sum = hashlib.blake2b(digest_size=_DIGEST // 2)
