@@ -21,6 +21,8 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
     "record": {
         "output": values.parse_path,
         "every": values.parse_every,
+        "budget": values.parse_percentage,
+        "ranks": values.parse_ranks,
         "steps": values.parse_steps,
         "include": values.parse_list,
         "exclude": values.parse_list,

@@ -56,7 +56,14 @@ def record(
     force: Annotated[bool, typer.Option("--force", help="Replace the run directory if there is one.")] = False,
     every: Annotated[
         str | None,
-        typer.Option(help="Full statistics on every N-th step, a power of two; default: 1.", metavar="N"),
+        typer.Option(help="Full statistics on every N-th step, a power of two; default: led by --budget.", metavar="N"),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="What recording may cost, of the time of the training; default: 1%.", metavar="PERCENT"),
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="Record all ranks (the default), 0, or those in a list.", metavar="all|0|LIST")
     ] = None,
     steps: Annotated[
         str | None, typer.Option(help="Full statistics on these steps only, B excluded.", metavar="A:B")
@@ -95,6 +102,8 @@ def record(
     settings = Settings()
     flags = {
         "every": every,
+        "budget": budget,
+        "ranks": ranks,
         "steps": steps,
         "include": include,
         "exclude": exclude,

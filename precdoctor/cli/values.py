@@ -59,6 +59,25 @@ def parse_every(raw: Any) -> int:
     return count
 
 
+def parse_percentage(raw: Any) -> float:
+    """``1%`` or ``0.5 %``, as a fraction."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", str(raw))
+    fraction = float(match[1]) / 100 if match else 0.0
+    if not 0 < fraction <= 1:
+        raise ValueError(f"{raw!r} is not a percentage above 0; write one such as 1% or 0.5%")
+    return fraction
+
+
+def parse_ranks(raw: Any) -> tuple[int, ...] | None:
+    """``all`` (None), one rank, or several with commas."""
+    if raw == "all":
+        return None
+    parts = raw if isinstance(raw, list) else str(raw).split(",")
+    if not parts or isinstance(raw, bool) or not all(re.fullmatch(r"\s*\d+\s*", str(part)) for part in parts):
+        raise ValueError(f"{raw!r} names no ranks; write all, 0, or several such as 0,8,16")
+    return tuple(sorted({int(part) for part in parts}))
+
+
 def parse_switch(raw: Any) -> bool:
     """True or false, in TOML's spelling or a shell's."""
     known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}

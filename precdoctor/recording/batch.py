@@ -92,6 +92,12 @@ class StepBatch:
     def give_up_tensors(self) -> None:
         """Let go of what the tensors rows would have been made from; the steps row stays."""
         self.dropped += len(self.entries)
+        self.release()
+
+    def release(self) -> None:
+        """Give the memory of the tensors rows back."""
+        for snapshot in self.snapshots.values():
+            snapshot.release()
         self.entries, self.snapshots = [], {}
 
 

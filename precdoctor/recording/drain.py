@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from precdoctor.recording import attach
 from precdoctor.recording.batch import EventBatch, StepBatch
 from precdoctor.recording.events import EventLog
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.rows import LossScales, attach_scale, step_row, tensor_rows
+from precdoctor.recording.rows import LossScales, step_row
+from precdoctor.recording.table import Sites, StepTensors
 from precdoctor.runlog.layout import create_rank_directory
 from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
 
@@ -28,7 +30,9 @@ _MAX_STEPS = 8
 _MAX_ITEMS = 20_000
 #: How long a clean exit waits for the queue to empty.
 _CLOSE_SECONDS = 60.0
+#: How long steps rows may wait to be written: a crash may lose a second of them.
 _IDLE_SECONDS = 0.5
+_MAX_HELD = 64
 _MAX_DEFECTS = 3
 #: How long a fork waits for the thread to put down what it is doing.
 _FORK_SECONDS = 5.0
@@ -42,6 +46,7 @@ class Drain:
         takes_tensors: false once the disk budget has no room for tensors rows.
         failed: nothing is written any more.
         defect: the first internal error on the thread.
+        sampled_ns: CPU time the thread spent on the last step that had tensors rows.
 
     Raises:
         OSError: the rank directory cannot be made.
@@ -52,6 +57,7 @@ class Drain:
         self.takes_tensors = True
         self.failed = False
         self.defect: Exception | None = None
+        self.sampled_ns = 0
         self._rank = rank
         self._options = options
         self._queue: collections.deque[StepBatch | EventBatch] = collections.deque()
@@ -68,7 +74,10 @@ class Drain:
         self._lost_items = 0
         self._spoke = False
         self._log = EventLog(rank, redact=options.redact_names)
+        #: Steps rows to be written with the next ones.
+        self._held: list[dict[str, Any]] = []
         self._scales = LossScales()
+        self._sites = Sites()
         self._dropped: collections.Counter[str] = collections.Counter()
         self._thread = threading.Thread(target=self._work, name="precdoctor-drain", daemon=True)
         self._thread.start()
@@ -89,7 +98,13 @@ class Drain:
                 self._heavy.append(item)
                 self._rows_waiting += len(item.entries)
             self._queue.append(item)
-            self._wake.notify()
+            if not isinstance(item, StepBatch) or item.entries:  # the steps between samples can wait for its next turn
+                self._wake.notify()
+
+    @property
+    def behind(self) -> bool:
+        """Whether half of what may wait does: the training side is asked to make fewer rows before any is dropped."""
+        return len(self._heavy) >= _MAX_STEPS // 2 and 2 * self._rows_waiting > _MAX_ROWS
 
     def _take(self) -> StepBatch | EventBatch:
         """The oldest item of the queue."""
@@ -166,10 +181,11 @@ class Drain:
         with self._busy:
             if facts is not None:
                 writer.write_facts(facts)
-            if item is None:
-                return self._end is None
-            self._write(writer, item)
-        return True
+            if item is not None:
+                self._write(writer, item)
+            if not self._queue:
+                self._write_held(writer)
+        return item is not None or self._end is None
 
     def _write(self, writer: RankWriter, item: StepBatch | EventBatch) -> None:
         try:
@@ -187,24 +203,36 @@ class Drain:
             self._note_defect(writer, item, error)
 
     def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
+        began = time.thread_time_ns()
         for snapshot in batch.snapshots.values():
             snapshot.wait()
-        rows = tensor_rows(batch, self._rank)
-        scale, inferred = self._scales.of(batch, rows)
-        attach_scale(rows, scale)
-        step = step_row(batch, rows, self._rank, scale)
-        events = self._log.of_step(batch, rows, step, scale if inferred else None)
+        tensors = StepTensors(batch, self._rank, self._sites)
+        scale, inferred = self._scales.of(batch, tensors.unscale_ratios())
+        step = step_row(batch, tensors, self._rank, scale)
+        events = self._log.of_step(batch, tensors.bad_triggers(), step, scale if inferred else None)
         if batch.dropped:
             events += self._drops(batch.facts.step, "queue_full", batch.dropped)
         try:
-            self._append(writer, "tensors", rows)
+            if tensors.rows:
+                writer.append("tensors", tensors.columns(scale), tensors.rows)
         except DiskBudgetReached:  # the writer keeps the last of the budget for the small tables
             self.takes_tensors = False
             limit = f"--max-disk ({self._options.max_disk} bytes)"
             self._say(f"the log has reached {limit}; tensors are no longer recorded, training goes on")
-            events += self._drops(batch.facts.step, "disk_budget", len(rows))
-        self._append(writer, "steps", [step])
+            events += self._drops(batch.facts.step, "disk_budget", tensors.rows)
+        batch.release()
+        if tensors.rows:
+            self.sampled_ns = time.thread_time_ns() - began
+            step["recorder_ns"] += self.sampled_ns
+        self._held.append(step)
+        if tensors.rows or events or len(self._held) >= _MAX_HELD:
+            self._write_held(writer)
         self._append(writer, "events", events)
+
+    def _write_held(self, writer: RankWriter) -> None:
+        """Steps rows of unsampled steps are written together: alone each would cost as much as a whole step's."""
+        held, self._held = self._held, []
+        self._append(writer, "steps", held)
 
     def _append(self, writer: RankWriter, table: str, rows: list[dict[str, Any]]) -> None:
         if rows:

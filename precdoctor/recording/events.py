@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from precdoctor.recording.batch import StepBatch
-from precdoctor.recording.rows import TRIGGER_KINDS, Row, is_bad
+from precdoctor.recording.rows import Row
 
 #: A run that stays broken says so often enough.
 _MAX_NONFINITE_EVENTS = 100
@@ -39,8 +39,17 @@ class EventLog:
             self._count += 1
         return out
 
-    def of_step(self, batch: StepBatch, rows: list[Row], step: Row, inferred_scale: float | None) -> list[Row]:
-        """Events that a finished step's numbers imply."""
+    def of_step(
+        self, batch: StepBatch, bad: Sequence[tuple[str, str, str, str]], step: Row, inferred_scale: float | None
+    ) -> list[Row]:
+        """Events that a finished step's numbers imply.
+
+        Args:
+            batch: the step.
+            bad: root, module, kind and name of the tensors with a NaN or an Inf that count as an incident.
+            step: its steps row.
+            inferred_scale: the loss scale, if it is not a scaler's.
+        """
         events: list[dict[str, Any]] = []
         number = batch.facts.step
         scale = step["loss_scale"]
@@ -58,19 +67,19 @@ class EventLog:
             events.append(_event("clip", number, data))
         if step["non_finite"] and self._nonfinite < _MAX_NONFINITE_EVENTS:
             self._nonfinite += 1
-            events.append(self._nonfinite_event(batch, rows, step))
+            events.append(_nonfinite_event(batch, bad, step))
         return self.rows(events)
 
-    def _nonfinite_event(self, batch: StepBatch, rows: list[Row], step: Row) -> dict[str, Any]:
-        bad = [r for r in rows if r["kind"] in TRIGGER_KINDS and is_bad(r)]
-        named = [f"{r['root']}/{r['module']}:{r['kind']}:{r['name']}" for r in bad[:_TENSORS_NAMED]]
-        kinds = {r["kind"] for r in bad}
-        if step["loss"] is not None and not math.isfinite(step["loss"]):
-            kinds.add("loss")
-        # Between sampled steps there are no rows: what is not the loss is the gradients' sentinel.
-        data = {"kinds": sorted(kinds) or ["weight_grad"], "tensors": named, "count": len(bad)}
-        file, line = batch.facts.backward_file, batch.facts.backward_line
-        return {**_event("nonfinite", batch.facts.step, data), "file": file, "line": line}
+
+def _nonfinite_event(batch: StepBatch, bad: Sequence[tuple[str, str, str, str]], step: Row) -> dict[str, Any]:
+    named = [f"{root}/{module}:{kind}:{name}" for root, module, kind, name in bad[:_TENSORS_NAMED]]
+    kinds = {kind for _, _, kind, _ in bad}
+    if step["loss"] is not None and not math.isfinite(step["loss"]):
+        kinds.add("loss")
+    # Between sampled steps there are no rows: what is not the loss is the gradients' sentinel.
+    data = {"kinds": sorted(kinds) or ["weight_grad"], "tensors": named, "count": len(bad)}
+    file, line = batch.facts.backward_file, batch.facts.backward_line
+    return {**_event("nonfinite", batch.facts.step, data), "file": file, "line": line}
 
 
 def _event(kind: str, step: int | None, data: dict[str, Any]) -> dict[str, Any]:

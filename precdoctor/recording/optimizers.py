@@ -104,10 +104,11 @@ class Optimizers:
             self._recorder.facts.optimizer(name, optimizer, intention_of(optimizer))
         return name
 
-    def _open(self, optimizer: torch.optim.Optimizer, *, by_scaler: bool) -> Attempt:
+    def _open(self, optimizer: torch.optim.Optimizer, *, by_scaler: bool, closure: bool = False) -> Attempt:
         if self._attempt is not None:  # its step raised and never ended
             self._close(self._attempt)
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
+        attempt.closure = closure
         self._manual.has_optimizer = True
         facts = self._recorder.current
         facts.optimizer = attempt.name
@@ -115,14 +116,16 @@ class Optimizers:
         if self._recorder.live:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
-        if facts.gradients_of is None:
-            self._look_at_gradients(p for group in optimizer.param_groups for p in group["params"])
+        if not closure:  # else those there are left over from the step before
+            self._look_at_gradients(_parameters_of(optimizer))
         return attempt
 
     def _look_at_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Where not every gradient has a row: as the optimizer, or before it clipping, is given them."""
         facts = self._recorder.current
-        if facts.grad_norm is None and (found := gradient_sentinel(parameters)) is not None:
+        if facts.gradients_of is not None or facts.grad_norm is not None:
+            return
+        if (found := gradient_sentinel(parameters)) is not None:
             facts.grad_norm, facts.grad_amax = map(defer, found)
             facts.grad_norm_scaled = self.scalers.still_scaled() is True
 
@@ -145,11 +148,10 @@ class Optimizers:
         if attempt is None or not attempt.by_scaler:
             if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
                 return  # an optimizer that drives another one: the outer one's step is the attempt
-            attempt = self._open(optimizer, by_scaler=False)
+            attempt = self._open(optimizer, by_scaler=False, closure=closure is not None)
         attempt.reached = True
-        attempt.closure = closure is not None
         if self._recorder.live:
-            if not attempt.closure:  # else they are left over from the step before
+            if not attempt.closure:
                 self._record_given_gradients(attempt)
             self._copy_weights(attempt)
 
@@ -157,6 +159,8 @@ class Optimizers:
         attempt = self._attempt
         if attempt is None or (attempt.optimizer is not optimizer and not attempt.by_scaler):
             return
+        if attempt.closure:
+            self._look_at_gradients(_parameters_of(optimizer))
         if self._recorder.live:
             if attempt.closure:
                 self._record_given_gradients(attempt)
@@ -276,7 +280,8 @@ class Optimizers:
         def note(limit: Any, parameters: list[Tensor]) -> None:
             if recorder.state != "armed":
                 return
-            if not recorder.live or recorder.options.include or recorder.options.exclude:
+            in_closure = self._attempt is not None and self._attempt.closure
+            if in_closure or not recorder.live or recorder.options.include or recorder.options.exclude:
                 self._look_at_gradients(parameters)
             if not _on_device(limit):
                 recorder.current.clip_norm = float(limit)
@@ -291,6 +296,10 @@ class Optimizers:
             return original(parameters, *args, **kwargs)
 
         return clip
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
 
 
 def _update(before: Tensor, intended: Tensor, after: Tensor, slot: int) -> None:

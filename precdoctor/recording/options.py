@@ -24,10 +24,15 @@ class RecordOptions:
         UsageError: a value cannot be taken.
     """
 
-    #: Full statistics on every N-th step (N a power of two); step counters and events are kept on all.
-    every: int = 1
+    #: Full statistics on every N-th step (N a power of two); step counters and events are kept on all. Null: led by
+    #: ``budget``.
+    every: int | None = None
+    #: What recording may cost, as a fraction of the time of the training.
+    budget: float = 0.01
     #: Record only steps in ``[first, last)``; an open end is null.
     steps: tuple[int | None, int | None] = (None, None)
+    #: Record only these ranks; null: all.
+    ranks: tuple[int, ...] | None = None
     #: Module globs (FQN below the root); empty means all.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -43,18 +48,17 @@ class RecordOptions:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.every & (self.every - 1):
+        if self.every is not None and (self.every < 1 or self.every & (self.every - 1)):
             raise UsageError(f"--every takes a power of two (1, 2, 4, 8 ...), got {self.every}")
         first, last = self.steps
         if (first is not None and first < 0) or (last is not None and last <= (first or 0)):
             raise UsageError(f"--steps takes a half-open range A:B with A < B, got {first}:{last}")
+        if not 0 < self.budget <= 1:
+            raise UsageError(f"--budget takes a percentage above 0 and up to 100%, got {self.budget:.6%}")
+        if self.ranks is not None and (not self.ranks or min(self.ranks) < 0):
+            raise UsageError(f"--ranks takes all, or ranks from 0 such as 0,3, got {self.ranks}")
         if self.first_step < 0:
             raise UsageError(f"--first-step takes a step number from 0, got {self.first_step}")
-
-    def samples(self, step: int) -> bool:
-        """Whether full statistics are taken at ``step``."""
-        first, last = self.steps
-        return step % self.every == 0 and (first is None or step >= first) and (last is None or step < last)
 
     def to_json(self) -> str:
         """One line of JSON, as the environment variable carries it."""

@@ -21,6 +21,7 @@ from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
 from precdoctor.recording.facts import Facts
 from precdoctor.recording.naming import Names, Place
 from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.sampling import Sampler
 from precdoctor.recording.slots import Entry, Site, SlotTable
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Recorder:
         self.errors = 0
         self.step = self.options.first_step
         self.current = StepFacts(self.step)
+        self.sampler = Sampler(self.options)
         self.live = False
         self.in_backward = False
         self.micro_step = 0
@@ -74,14 +76,14 @@ class Recorder:
         with self._lock:
             if self.state != "idle":
                 return self.state == "armed"
-            if attach.in_data_loader_worker():
+            if attach.in_data_loader_worker() or not self._chosen(rank := attach.global_rank()):
                 self.state = "off"
                 return False
             try:
                 # pyarrow is not for launchers, which import torch but never arm
                 from precdoctor.recording.drain import Drain
 
-                self.drain = Drain(self.run, attach.global_rank(), self.options)
+                self.drain = Drain(self.run, rank, self.options)
                 self.facts = Facts(self.drain.write_facts, self.names)
             except Exception as error:  # noqa: BLE001 - the user's module call must succeed whatever happens here
                 self._cannot_begin(error)
@@ -93,6 +95,13 @@ class Recorder:
             for message in self.warnings:
                 self.event("warning", data={"message": message})
             return True
+
+    def _chosen(self, rank: int) -> bool:
+        """Whether ``--ranks`` names this process."""
+        chosen = self.options.ranks is None or rank in self.options.ranks
+        if not chosen:
+            _boot.note(str(self.run), "left out")
+        return chosen
 
     def _cannot_begin(self, error: Exception) -> None:
         """This process will not be recorded; its training goes on."""
@@ -237,17 +246,28 @@ class Recorder:
     def end_step(self) -> None:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
         self._hand_over(complete=True)
+        self._note_cost()
         self.step += 1
         self._begin_step()
         if self.facts is not None:
             self.facts.write_if_changed()
+
+    def _note_cost(self) -> None:
+        """Let the sampler know what the step has cost; it may move the period."""
+        facts, drain = self.current, self.drain
+        if drain is None:
+            return
+        cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
+        self.sampler.ended(facts.optimizer, sampled=facts.sampled, step_ns=facts.step_ns, cost_ns=cost)
+        if facts.sampled and (change := self.sampler.reconsider(behind=drain.behind)) is not None:
+            self.event("sampling", data=change)
 
     def _begin_step(self) -> None:
         self.current = StepFacts(self.step)
         self.micro_step = 0
         self._calls.clear()
         room = self.drain is not None and self.drain.takes_tensors
-        self.live = self.state == "armed" and room and self.options.samples(self.step)
+        self.live = self.state == "armed" and room and self.sampler.wants(self.step)
         self.current.sampled = self.live
         self._step_began = time.perf_counter_ns()
 

@@ -52,7 +52,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "models", ", ".join(map(str, summary.run["roots"]))
     options = about.get("options")
     if isinstance(options, Mapping):
-        yield "sampling", f"every {options.get('every', 1)}"
+        every, budget = options.get("every", 1), options.get("budget", 0.01)
+        yield "sampling", f"every {every}" if every is not None else f"within a budget of {percent(float(budget))}"
     rows = ", ".join(plural(count, f"{name.removesuffix('s')} row") for name, count in summary.rows.items())
     yield "log", f"{rows}, {size(summary.size)}"
     if summary.kinds:

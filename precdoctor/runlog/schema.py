@@ -48,7 +48,10 @@ KINDS: Final = (
     "fp8_operand",
 )
 PHASES: Final = ("train", "no_grad", "recompute")
-EVENTS: Final = ("nonfinite", "incident", "op", "scan", "scaler", "clip", "applied", "drop", "warning", "error")
+EVENTS: Final = (
+    *("nonfinite", "incident", "op", "scan", "scaler", "clip", "applied", "drop"),
+    *("sampling", "warning", "error"),
+)
 
 _counts = pa.list_(pa.int64())
 _name = pa.dictionary(pa.int32(), pa.string())
@@ -127,7 +130,7 @@ STEPS: Final = pa.schema(
         pa.field("lost_update_fraction", pa.float64()),  # of the intended non-zero updates of this step's update rows
         pa.field("non_finite", pa.int64()),  # tensors with a NaN or Inf among loss, weight gradients, weights, updates
         pa.field("sampled", pa.bool_(), nullable=False),  # full statistics were taken
-        pa.field("recorder_ns", pa.int64()),  # host time inside the recorder's hooks during this step
+        pa.field("recorder_ns", pa.int64()),  # host time in the recorder's hooks, and CPU time of its writing
         pa.field("device_ns", pa.int64()),  # device time of its kernels; null where not measured
         pa.field("step_ns", pa.int64()),  # wall time from the previous step's end to this one's
     ]

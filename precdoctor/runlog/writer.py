@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from precdoctor.runlog import arrays
 from precdoctor.runlog.layout import write_json_atomically
 from precdoctor.runlog.lock import DirectoryLock
 from precdoctor.runlog.schema import END_FILE, RANK_FILE, TABLES
@@ -221,7 +222,7 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
     schema = stored_schema(table)
     if unknown := set(columns).difference(schema.names):
         raise ValueError(f"{table} has no column {min(unknown)!r}")
-    arrays = []
+    found = []
     for field in schema:
         values = columns.get(field.name)
         array = pa.nulls(rows, field.type) if values is None else _array(values, field)
@@ -231,8 +232,8 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
             raise ValueError(f"{table}.{field.name} may not be null")
         if field.type == pa.string() and (pc.max(pc.binary_length(array)).as_py() or 0) > MAX_STRING_BYTES:
             raise ValueError(f"{table}.{field.name} holds a string of more than {MAX_STRING_BYTES} bytes")
-        arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        found.append(array)
+    return pa.RecordBatch.from_arrays(found, schema=schema)
 
 
 def _array(values: Column, field: pa.Field) -> pa.Array:
@@ -242,11 +243,13 @@ def _array(values: Column, field: pa.Field) -> pa.Array:
             if pa.types.is_dictionary(array.type):
                 array = array.dictionary_decode()
             return array if array.type == field.type else array.cast(field.type)
+        if (array := arrays.column(values, field.type)) is not None:
+            return array
         if isinstance(values, np.ndarray) and values.ndim > 1:
             values = list(values)
         return pa.array(values, field.type, from_pandas=False)
     except UnicodeEncodeError:  # file names that are not UTF-8 reach Python as lone surrogates
-        return pa.array([_encodable(v) for v in values], field.type)
+        return arrays.strings([_encodable(v) for v in values])
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise ValueError(f"column {field.name!r} does not hold {field.type}: {error}") from error
 

@@ -7,11 +7,14 @@ much per call) and registered for every backend; which kernel runs is decided he
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +23,8 @@ from precdoctor.recording.kernels import layout as at
 
 _SLOTS_PER_BLOCK = 128
 _ALL_BLOCKS, _ACTIVATION_BLOCKS = native.wanted(at.BLOCK_SIZES), native.wanted(at.BLOCK_SIZES[1:])
+#: Blocks kept for the next snapshots, as a multiple of those in use.
+_SPARE_SETS = 2
 
 _library = torch.library.Library("precdoctor", "DEF")
 _library.define("stat(Tensor x, int slot) -> ()")
@@ -42,6 +47,8 @@ class Bank:
         self._ints: list[Tensor] = []
         self._floats: list[Tensor] = []
         self._bases: list[tuple[int, int]] = []
+        #: Fresh blocks, for the next snapshots; a deque, because the drain thread puts them there.
+        self._spare: collections.deque[tuple[Tensor, Tensor]] = collections.deque()
         self.counter_address = self.counter.data_ptr()
         self._fresh_ints = torch.zeros(at.INT_WIDTH, dtype=torch.int64)
         self._fresh_ints[[at.ORDER, at.FIRST_BAD_ORDER]] = at.NEVER
@@ -77,6 +84,12 @@ class Bank:
         """A copy of slots ``0 .. slots - 1`` on its way to the host; the rows start afresh behind it."""
         ints, floats, count = [], [], math.ceil(slots / _SLOTS_PER_BLOCK)
         for block in range(min(count, len(self._ints))):
+            if self.device.type == "cpu":  # the block itself goes, and a spare one takes its place
+                ints.append(self._ints[block])
+                floats.append(self._floats[block])
+                self._ints[block], self._floats[block] = self._fresh_block()
+                self._bases[block] = (self._ints[block].data_ptr(), self._floats[block].data_ptr())
+                continue
             ints.append(_to_host(self._ints[block]))
             floats.append(_to_host(self._floats[block]))
             _fill(self._ints[block], self._fresh_ints)
@@ -87,16 +100,39 @@ class Bank:
         if self.device.type == "cuda":
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(self.device))
-        return Snapshot(ints, floats, event)
+        return Snapshot(ints, floats, event, self)
+
+    def _fresh_block(self) -> tuple[Tensor, Tensor]:
+        if self._spare:
+            return self._spare.pop()
+        return _rows_of(self._fresh_ints), _rows_of(self._fresh_floats)
+
+    def take_back(self, ints: Sequence[Tensor], floats: Sequence[Tensor]) -> None:
+        """Blocks of a snapshot that nobody reads any more; may be called from the drain thread."""
+        for pair in zip(ints, floats, strict=True):
+            if self.device.type != "cpu" or len(self._spare) >= _SPARE_SETS * len(self._ints):
+                return
+            _fill(pair[0], self._fresh_ints)
+            _fill(pair[1], self._fresh_floats)
+            self._spare.append(pair)
 
 
 class Snapshot:
     """Slot rows as they were at the end of a step; only the drain thread waits for them to arrive."""
 
-    def __init__(self, ints: Sequence[Tensor], floats: Sequence[Tensor], event: torch.cuda.Event | None) -> None:
+    def __init__(
+        self, ints: list[Tensor], floats: list[Tensor], event: torch.cuda.Event | None, home: Bank | None = None
+    ) -> None:
         self._ints = ints
         self._floats = floats
         self._event = event
+        self._home = home
+
+    def release(self) -> None:
+        """Give the memory back to the bank; nothing can be read afterwards."""
+        if self._home is not None:
+            self._home.take_back(self._ints, self._floats)
+        self._ints, self._floats = [], []
 
     def wait(self) -> None:
         """Block until the copy has arrived."""
@@ -107,6 +143,29 @@ class Snapshot:
         """The integer and float row of one slot, on the host."""
         block, index = divmod(slot, _SLOTS_PER_BLOCK)
         return self._ints[block][index], self._floats[block][index]
+
+    def ints(self, slots: npt.NDArray[np.int64], first: int, stop: int) -> npt.NDArray[np.int64]:
+        """Columns ``first .. stop - 1`` of the integer rows of some slots (slots x columns)."""
+        return _gather(self._ints, slots, first, stop)
+
+    def largest(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """The largest value of columns ``first .. stop - 1`` over all integer rows; zeros when there is no row."""
+        tops = [block.numpy()[:, first:stop].max(axis=0) for block in self._ints]
+        return np.max(tops, axis=0) if tops else np.zeros(stop - first, np.int64)
+
+    def floats(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The float rows of some slots (slots x ``FLOAT_WIDTH``)."""
+        return _gather(self._floats, slots, 0, at.FLOAT_WIDTH)
+
+
+def _gather(blocks: Sequence[Tensor], slots: npt.NDArray[np.int64], first: int, stop: int) -> npt.NDArray[Any]:
+    """Zeros for slots that were never launched into and lie beyond the last block."""
+    out = np.zeros((len(slots), stop - first), np.float64 if blocks and blocks[0].is_floating_point() else np.int64)
+    block, index = np.divmod(slots, _SLOTS_PER_BLOCK)
+    for number in np.unique(block[block < len(blocks)]):
+        mine = block == number
+        out[mine] = blocks[number].numpy()[:, first:stop][index[mine]]
+    return out
 
 
 # On the CPU blocks are made and copied by NumPy: torch would use its thread pool for their size, and in a forked child

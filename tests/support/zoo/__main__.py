@@ -56,11 +56,16 @@ def _train(name: str, train) -> None:
         trained: Trained = train()
     except Exception:
         traceback.print_exc()
-        print(json.dumps({"name": name, "digest": "failed"}), flush=True)
+        _tell({"name": name, "digest": "failed"})
         os._exit(1)
-    print(json.dumps({"name": name, "digest": trained.digest(), "losses": trained.losses}), flush=True)
+    _tell({"name": name, "digest": trained.digest(), "losses": trained.losses})
     atexit._run_exitfuncs()
     os._exit(0)  # tearing torch down takes a second
+
+
+def _tell(line: dict) -> None:
+    """In one write: under PYTHONUNBUFFERED ``print`` makes two, and two forks share this pipe."""
+    os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
 if __name__ == "__main__":

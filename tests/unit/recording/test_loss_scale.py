@@ -72,27 +72,18 @@ def step(sampled: bool, factors: list[float], **more) -> StepBatch:
     return StepBatch(StepFacts(0, sampled=sampled, complete=True, root_factors=factors, **more), [], {})
 
 
-def gradients(ratio: float) -> list[dict]:
-    site = {"root": "Net#0", "module": "fc"}
-    return [
-        {**site, "kind": kind, "name": name, "amax": amax}
-        for name in ("weight", "bias")
-        for kind, amax in (("weight_grad", ratio), ("weight_grad_step", 1.0))
-    ]
-
-
 def test_steps_between_sampled_ones_go_by_what_those_have_shown():
     scales = LossScales()
     assert scales.of(step(False, [1024.0]), []) == (None, False)
-    assert scales.of(step(True, [1024.0]), gradients(1024.0)) == (1024.0, True)
+    assert scales.of(step(True, [1024.0]), [1024.0] * 2) == (1024.0, True)
     assert scales.of(step(False, [512.0]), []) == (512.0, True)  # a hand-written backoff
     assert scales.of(step(False, []), []) == (1024.0, True)
-    assert scales.of(step(True, [32.0]), gradients(1.0)) == (None, False)
+    assert scales.of(step(True, [32.0]), [1.0] * 2) == (None, False)
     assert scales.of(step(False, [32.0]), []) == (None, False)
 
 
 def test_a_grad_scaler_is_believed():
-    assert LossScales().of(step(True, [2.0], loss_scale=8.0), gradients(4.0)) == (8.0, False)
+    assert LossScales().of(step(True, [2.0], loss_scale=8.0), [4.0] * 2) == (8.0, False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""Which steps get full statistics: every N-th attempt of each optimizer, N fixed or led by what recording costs.
+
+With one optimizer a step is sampled iff ``step % N == 0``. With several (a GAN) the steps of each are counted apart:
+``step % 2`` would always be the discriminator's. Which optimizer the coming step belongs to is told from what followed
+the last time; steps come in patterns.
+
+Led by the budget, N stays 1 for the first steps, so that smoke runs are recorded whole, and then moves among the powers
+of two: at once up to the smallest N whose cost lies within the budget, and down by one power when half of the budget
+would do. Whatever N is, two runs of a script share the steps whose numbers are multiples of both.
+"""
+
+from __future__ import annotations
+
+import collections
+import statistics
+from collections.abc import Hashable
+from typing import Any, Final
+
+from precdoctor.recording.options import RecordOptions
+
+#: Attempts of each optimizer recorded in full whatever they cost: 64 steps at twice their time are 1 % of 6400.
+WARM_UP: Final = 64
+#: N goes no further: what one step in 1024 costs is nothing.
+MAX_PERIOD: Final = 1024
+#: Costs are medians over this many steps: the first steps of a process, evaluations and checkpoints are outliers.
+_WINDOW: Final = 16
+#: N is halved when that would cost less than this share of the budget; close to 1 it would swing to and fro.
+_ROOM: Final = 0.5
+#: Sampled steps without a backlog after which N goes half the way back to what ``--every`` said.
+_CALM: Final = 4
+#: Steps of one optimizer in a row that are told apart.
+_MAX_STREAK: Final = 64
+
+
+class Sampler:
+    """Decides before each step; learns after each step. Pure counting: it knows no tensors and no clock.
+
+    Attributes:
+        period: N.
+    """
+
+    def __init__(self, options: RecordOptions) -> None:
+        self._options = options
+        self.period = options.every or 1
+        #: Per optimizer: attempts so far, and how many of them since the last sampled one.
+        self._attempts: dict[str, int] = {}
+        self._since: dict[str, int] = {}
+        self._last: Hashable = None
+        self._streak = 0
+        self._follower: dict[Hashable, str] = {}
+        self._costs: dict[bool, collections.deque[int]] = {
+            sampled: collections.deque(maxlen=_WINDOW) for sampled in (False, True)
+        }
+        self._plain: collections.deque[int] = collections.deque(maxlen=_WINDOW)
+        #: Sampled steps since the writer was behind last.
+        self._calm = 0
+
+    def wants(self, step: int) -> bool:
+        """Whether the coming step is to be sampled."""
+        first, last = self._options.steps
+        if (first is not None and step < first) or (last is not None and step >= last):
+            return False
+        if len(self._attempts) < 2:
+            return self._within_warm_up(step - self._options.first_step) or step % self.period == 0
+        coming = self._follower.get((self._last, self._streak))
+        return any(map(self._is_due, [coming] if coming is not None else self._attempts))
+
+    def _is_due(self, optimizer: str) -> bool:
+        attempts = self._attempts[optimizer]
+        if self._within_warm_up(attempts) or (self._options.first_step + attempts) % self.period == 0:
+            return True
+        return self._since[optimizer] >= self.period  # its turn came when another one's step was expected
+
+    def _within_warm_up(self, attempts: int) -> bool:
+        return self._options.every is None and attempts < WARM_UP
+
+    def ended(self, optimizer: str, *, sampled: bool, step_ns: int, cost_ns: int) -> None:
+        """A step has ended.
+
+        Args:
+            optimizer: its name; "" without one.
+            sampled: whether it was.
+            step_ns: what it took, recording included.
+            cost_ns: what recording took of it.
+        """
+        if self._last is not None:
+            self._follower[self._last, self._streak] = optimizer
+        self._streak = min(self._streak + 1, _MAX_STREAK) if optimizer == self._last else 1
+        self._last = optimizer
+        self._attempts[optimizer] = self._attempts.get(optimizer, 0) + 1
+        self._since[optimizer] = 1 if sampled else self._since.get(optimizer, 0) + 1
+        self._costs[sampled].append(cost_ns)
+        self._plain.append(max(step_ns - cost_ns, 1))
+
+    def reconsider(self, *, behind: bool) -> dict[str, Any] | None:
+        """Move N if there is reason to; to be called after a sampled step.
+
+        Args:
+            behind: the log cannot be written as fast as rows are made.
+
+        Returns:
+            What a ``sampling`` event says: ``reason``, ``from``, ``to``, and the expected ``overhead`` in case of a
+            budget; null when N stays.
+        """
+        self._calm = 0 if behind else self._calm + 1
+        if behind:
+            return self._move(min(self.period * 2, MAX_PERIOD), "backlog")
+        if self._options.every is not None:
+            back = self.period > self._options.every and self._calm % _CALM == 0
+            return self._move(self.period // 2, "caught up") if back else None
+        if min(self._attempts.values(), default=0) < WARM_UP:
+            return None
+        budget, period = self._options.budget, self.period
+        while period < MAX_PERIOD and self.overhead(period) > budget:
+            period *= 2
+        if period == self.period and period > 1 and self.overhead(period // 2) < _ROOM * budget:
+            period //= 2
+        return self._move(period, "budget")
+
+    def overhead(self, period: int) -> float:
+        """Expected cost of recording with this N, as a fraction of the time of the same steps without it."""
+        sampled, between = (statistics.median(self._costs[which] or [0]) for which in (True, False))
+        return (sampled + (period - 1) * between) / period / statistics.median(self._plain or [1])
+
+    def _move(self, period: int, reason: str) -> dict[str, Any] | None:
+        if period == self.period:
+            return None
+        change: dict[str, Any] = {"reason": reason, "from": self.period, "to": period}
+        if reason == "budget":
+            change |= {"overhead": round(self.overhead(period), 6), "budget": self._options.budget}
+        self.period = period
+        return change

@@ -1,0 +1,129 @@
+"""Which steps are sampled, counted without a model and without a clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.sampling import MAX_PERIOD, WARM_UP, Sampler
+
+MS = 1_000_000
+PERIODS = st.integers(0, 6).map(lambda n: 1 << n)
+
+
+def train(
+    sampler: Sampler,
+    optimizers: Iterable[str],
+    *,
+    first_step: int = 0,
+    step_ns: int = 100 * MS,
+    sampled_ns: int = 0,
+    other_ns: int = 0,
+    behind: bool = False,
+) -> tuple[list[bool], list[dict]]:
+    """What was sampled, and every change of the period."""
+    sampled, changes = [], []
+    for step, optimizer in enumerate(optimizers, first_step):
+        sampled.append(sampler.wants(step))
+        cost = sampled_ns if sampled[-1] else other_ns
+        sampler.ended(optimizer, sampled=sampled[-1], step_ns=step_ns + cost, cost_ns=cost)
+        if sampled[-1] and (change := sampler.reconsider(behind=behind)) is not None:
+            changes.append(change)
+    return sampled, changes
+
+
+@given(PERIODS, st.integers(0, 100), st.tuples(st.none() | st.integers(0, 90), st.none() | st.integers(91, 150)))
+def test_with_one_optimizer_every_nth_step_of_a_half_open_range(period, first_step, steps):
+    options = RecordOptions(every=period, first_step=first_step, steps=steps)
+    sampled, changes = train(Sampler(options), ["Adam#0"] * 100, first_step=first_step)
+    for step, chosen in enumerate(sampled, first_step):
+        assert chosen == (step % period == 0 and (steps[0] or 0) <= step < (1 << 40 if steps[1] is None else steps[1]))
+    assert changes == []
+
+
+@pytest.mark.parametrize("pattern", ["DG", "DDDDG", "DDDDDG", "DGE", "DDDGG"])
+@given(period=PERIODS)
+def test_with_several_optimizers_every_one_gets_its_samples(pattern, period):
+    rounds = 4 * period + 4
+    order = list(pattern) * rounds
+    sampled, _ = train(Sampler(RecordOptions(every=period)), order)
+    for optimizer in set(pattern):
+        own = [chosen for name, chosen in zip(order, sampled, strict=True) if name == optimizer]
+        attempts = [n for n, chosen in enumerate(own) if chosen]
+        late = [n for n in attempts if n > 2 * period]  # by then the pattern is known
+        assert late == list(range(late[0], len(own), period)), optimizer
+        assert late[0] % period == 0
+
+
+def test_an_optimizer_that_is_done_does_not_keep_the_sampling_on():
+    order = ["warmup"] * 3 + ["Adam#0"] * 200
+    sampled, _ = train(Sampler(RecordOptions(every=8)), order)
+    assert 20 <= sum(sampled) <= 40
+
+
+@given(PERIODS, PERIODS)
+def test_two_runs_share_the_multiples_of_both_periods(a, b):
+    runs = [train(Sampler(RecordOptions(every=n)), list("DG") * 300)[0] for n in (a, b)]
+    both = [all(pair) for pair in zip(*runs, strict=True)]
+    assert both == runs[0 if a >= b else 1]
+
+
+def test_a_smoke_run_is_recorded_whole_whatever_it_costs():
+    sampled, changes = train(Sampler(RecordOptions()), ["Adam#0"] * WARM_UP, sampled_ns=1000 * MS)
+    assert all(sampled)
+    assert WARM_UP >= 50  # what CI trains on every pull request
+    assert [c["to"] for c in changes] == [MAX_PERIOD]  # and right behind it the budget rules
+
+
+@pytest.mark.parametrize(
+    ("sampled_ms", "period"), [(0.5, 1), (1.0, 1), (1.5, 2), (8.0, 8), (30.0, 32), (100.0, 128), (5000.0, MAX_PERIOD)]
+)
+def test_the_period_is_the_smallest_within_the_budget(sampled_ms, period):
+    sampler = Sampler(RecordOptions(budget=0.01))
+    sampled, changes = train(sampler, ["Adam#0"] * 20_000, sampled_ns=int(sampled_ms * MS))
+    assert sampler.period == period
+    assert [c["to"] for c in changes] == ([period] if period > 1 else [])  # at once, and never again
+    after = sampled[WARM_UP:]
+    assert sum(after) == pytest.approx(len(after) / period, abs=1)
+
+
+def test_what_the_steps_between_cost_counts_too():
+    sampler = Sampler(RecordOptions(budget=0.01))
+    train(sampler, ["Adam#0"] * 4000, sampled_ns=8 * MS, other_ns=MS // 2)
+    assert sampler.period == 16  # 8 ms / 16 + 0.5 ms; alone the 8 ms would allow 8
+
+
+def test_the_period_comes_down_again_and_does_not_swing():
+    sampler = Sampler(RecordOptions(budget=0.01))
+    train(sampler, ["Adam#0"] * 1000, sampled_ns=30 * MS)
+    assert sampler.period == 32
+    _, changes = train(sampler, ["Adam#0"] * 3000, first_step=1000, sampled_ns=3 * MS)
+    assert [c["to"] for c in changes] == [16, 8]  # at 4, where 3 ms in 4 steps fit, hardly any room would be left
+    noise = itertools.cycle([0.9, 1.1])
+    moved = []
+    for step in range(4000, 8000):
+        chosen = sampler.wants(step)
+        cost = int(8 * MS * next(noise)) if chosen else 0
+        sampler.ended("Adam#0", sampled=chosen, step_ns=100 * MS + cost, cost_ns=cost)
+        moved += [c for c in [sampler.reconsider(behind=False)] if chosen and c]
+    assert len(moved) <= 1
+
+
+def test_each_change_tells_why():
+    [change] = train(Sampler(RecordOptions(budget=0.02)), ["Adam#0"] * WARM_UP, sampled_ns=10 * MS)[1]
+    assert change == {"reason": "budget", "from": 1, "to": 8, "overhead": 0.0125, "budget": 0.02}
+
+
+def test_a_writer_that_is_behind_gets_fewer_rows_and_later_as_many_as_before():
+    sampler = Sampler(RecordOptions(every=2))
+    _, changes = train(sampler, ["Adam#0"] * 1000, behind=True)
+    assert {c["reason"] for c in changes} == {"backlog"}
+    assert sampler.period > 64
+    _, changes = train(sampler, ["Adam#0"] * 20_000, first_step=1000)
+    assert {c["reason"] for c in changes} == {"caught up"}
+    assert sampler.period == 2
