@@ -14,6 +14,8 @@ from precdoctor.errors import UsageError
 RUN_VARIABLE = "PRECDOCTOR_RUN"
 #: The options below, as JSON.
 OPTIONS_VARIABLE = "PRECDOCTOR_OPTIONS"
+#: What is done at a non-finite loss or gradient.
+POLICIES = ("examine", "stop", "skip", "observe")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class RecordOptions:
     exclude: tuple[str, ...] = ()
     #: Number of the first step, for a run that resumes.
     first_step: int = 0
-    #: Copies kept for update rows, per rank and step.
+    #: At a non-finite loss or gradient: examine | stop | skip | observe.
+    on_nonfinite: str = "examine"
+    #: Kept per rank and step, for update rows and for what a replay of the step needs.
     scene_memory: int = 256 << 20
     #: Stop writing (training goes on) when a rank directory reaches this size; null: no limit.
     max_disk: int | None = None
@@ -48,6 +52,10 @@ class RecordOptions:
         first, last = self.steps
         if (first is not None and first < 0) or (last is not None and last <= (first or 0)):
             raise UsageError(f"--steps takes a half-open range A:B with A < B, got {first}:{last}")
+        if self.on_nonfinite not in POLICIES:
+            raise UsageError(
+                f"--on-nonfinite takes {', '.join(POLICIES[:-1])} or {POLICIES[-1]}, got {self.on_nonfinite!r}"
+            )
         if self.first_step < 0:
             raise UsageError(f"--first-step takes a step number from 0, got {self.first_step}")
 
