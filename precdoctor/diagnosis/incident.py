@@ -147,6 +147,8 @@ def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[in
     culprit = culprit_at(view, process, step)
     if culprit is None or (seen is not None and seen.how):
         return seen
+    if culprit.cause.name is None and seen is not None and seen.origin is not None:
+        return seen  # made by code that no replay reaches: the tensors on both sides of it say more
     code = _CODE_OF_PHASE.get(culprit.phase, "PD105")
     if seen is None:
         how = "between" if code == "PD105" else ""

@@ -33,12 +33,25 @@ class Line(NamedTuple):
         return linecache.getline(self.file, self.number).strip() or None
 
 
-def innermost_user_line(start: FrameType | None = None) -> Line | None:
-    """The innermost frame that is neither torch's nor ours, from ``start`` (the caller) outwards."""
-    frame: FrameType | None = sys._getframe(1) if start is None else start
+def innermost_user_line() -> Line | None:
+    """The innermost frame that is neither torch's nor ours, from the caller outwards.
+
+    Goes no further than to where autograd's engine or a replay of ours was started: the line that did that is not the
+    line of any op.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    left_own = False
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _OWN, "<")):
-            return Line(file, frame.f_lineno)
+        code = frame.f_code
+        file = code.co_filename
+        if file.startswith(_OWN):
+            if left_own:
+                return None
+        else:
+            left_own = True
+            if code.co_name == "_engine_run_backward":
+                return None
+            if not file.startswith((_TORCH, "<")):
+                return Line(file, frame.f_lineno)
         frame = frame.f_back
     return None
