@@ -57,6 +57,8 @@ def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
 def _phase(view: RunView, examined: Examined, blamed: Blame) -> Phase:
     from precdoctor.diagnosis.origin import class_of, is_loss_module
 
+    if examined.phase == "optimizer":
+        return Phase.OPTIMIZER
     if blamed.external is not None:
         return {"batch": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}.get(
             blamed.external[0], Phase.LOSS if is_loss_module(examined.root, "", "") else Phase.FORWARD

@@ -72,6 +72,8 @@ class Op:
     #: The first result when computed in FP64.
     reference: Operand | None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Optimizer steps: the name of the parameter in its module.
+    parameter: str = ""
 
     @property
     def short(self) -> str:
@@ -104,6 +106,8 @@ class Examined:
     ops: Mapping[int, Op]
     call: Source | None
     root: str
+    #: The floating-point arguments of the top-level call.
+    batch: tuple[Operand, ...] = ()
     changed_arguments: tuple[str, ...] = ()
     changed_attributes: tuple[str, ...] = ()
 
@@ -143,6 +147,7 @@ def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ex
         ops=ops,
         call=_source(event),
         root=text(event.get("root")),
+        batch=tuple(_operand(o) for o in _list(data.get("batch")) if isinstance(o, Mapping)),
         changed_arguments=tuple(map(text, _list(data.get("changed_arguments")))),
         changed_attributes=tuple(map(text, _list(data.get("changed_attributes")))),
     )
@@ -168,6 +173,7 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         operands=tuple(_operand(o) for o in _list(data.get("operands")) if isinstance(o, Mapping)),
         results=tuple(_operand(o) for o in _list(data.get("results")) if isinstance(o, Mapping)),
         reference=_operand(data["reference"]) if isinstance(data.get("reference"), Mapping) else None,
+        parameter=text(data.get("parameter")),
         settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
     )
 

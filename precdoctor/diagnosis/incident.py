@@ -145,13 +145,13 @@ def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[in
     """The incident that begins at ``step``; None when a closer look finds nothing wrong (a mask)."""
     seen = _from_tensors(view, process, step, bad_steps)
     culprit = culprit_at(view, process, step)
-    if culprit is None or (seen is not None and seen.how):
+    if culprit is None or (seen is not None and seen.how in ("between", "start")):
         return seen
     if culprit.cause.name is None and seen is not None and seen.origin is not None:
         return seen  # made by code that no replay reaches: the tensors on both sides of it say more
     code = _CODE_OF_PHASE.get(culprit.phase, "PD105")
     if seen is None:
-        how = "between" if code == "PD105" else ""
+        how = ("optimizer" if culprit.examined.phase == "optimizer" else "between") if code == "PD105" else ""
         return Incident(code, process, step, culprit.phase, None, culprit.cause, culprit=culprit, how=how)
     return replace(seen, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
 

@@ -12,6 +12,7 @@ from precdoctor.diagnosis.blame import Blame
 from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examined import NAN, POS_INF, Examined, Op, Operand
 from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.optimizer_causes import optimizer_cause
 
 _LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
 
@@ -42,6 +43,8 @@ _QUOTIENTS = _names("div reciprocal true_divide addcdiv remainder floor_divide")
 def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cause:
     """The cause of an examined incident in the vocabulary of findings; ``other`` when none fits."""
     op = blamed.op
+    if examined.phase == "optimizer":
+        return optimizer_cause(op)
     if blamed.external is not None:
         return _external_cause(blamed.external)
     if blamed.mask is not None:

@@ -165,7 +165,7 @@ def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
 
 
 def _drop_samples(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    count = sum(o.bad for o in culprit.op.operands)
+    count = sum(o.bad for o in culprit.examined.batch or culprit.op.operands)
     return Prescription(
         title=f"drop samples that are not finite (the batch of step {incident.step} holds {count:,} such elements)",
         change={"filter": "isfinite"},
@@ -174,6 +174,31 @@ def _drop_samples(_view: RunView, incident: Incident, culprit: Culprit) -> Presc
             "import torch\n\n"
             "finite = torch.isfinite(batch).flatten(1).all(dim=1)\n"
             "batch, target = batch[finite], target[finite]\n"
+        ),
+    )
+
+
+def _fp32_state(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    narrow = next((f for o in culprit.op.operands if (f := known_format(o.dtype)) and f.exponent_bits <= 5), None)
+    eps = culprit.op.settings.get("eps")
+    if narrow is None:
+        return Prescription(
+            title=f"give the optimizer an eps above 0 (it is {eps})" if eps == 0 else "lower the learning rate and clip",
+            change={"eps": {"from": eps, "to": 1e-8}} if eps == 0 else {"clip_norm": 1.0},
+            predicted={"resume_from_step": incident.last_finite},
+            snippet="optimizer = type(optimizer)(model.parameters(), eps=1e-8)\n"
+            if eps == 0
+            else snippets.lower_rate_and_clip(),
+        )
+    return Prescription(
+        title=f"keep weights and optimizer state in FP32 ({narrow.name}'s smallest number is {narrow.min_subnormal:.3g})",
+        change={"weight_dtype": {"from": narrow.dtype, "to": FP32.dtype}},
+        predicted={"smallest_eps": {"from": narrow.min_subnormal, "to": FP32.min_subnormal}},
+        snippet=(
+            "import torch\n\n"
+            "model = model.float()  # FP32 weights and optimizer state\n"
+            f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
+            "    loss = compute_loss(model, batch)\n"
         ),
     )
 
@@ -202,5 +227,7 @@ _BY_CAUSE: dict[str, _Maker] = {
     "where-gradient-trap": _double_where,
     "domain-edge-gradient": _double_where,
     "loss-scale-overflow": _lower_scale,
+    "optimizer-division-by-zero": _fp32_state,
+    "optimizer-overflow": _fp32_state,
     "nonfinite-input-batch": _drop_samples,
 }

@@ -14,6 +14,8 @@ from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.telling import Told, consequences, headroom_story, resume_advice, where_words
 from precdoctor.diagnosis.view import RunView
 
+#: Causes of which the way towards the limit tells something.
+_OF_RANGE = frozenset({"matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow"})
 #: Ops told of in the path.
 _PATH = 8
 
@@ -24,6 +26,8 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     line = f" at {culprit.source.file}:{culprit.source.line}" if culprit.source is not None else ""
     cause = f" ({culprit.cause.name})" if culprit.cause.name else ""
     external = culprit.blamed.external
+    if op.phase == "optimizer":
+        return _tell_optimizer(view, incident, culprit)
     if external is not None:
         title = f"{_external(external)} was non-finite before {place} read it{cause}"
     elif op.phase == "backward":
@@ -31,12 +35,12 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     else:
         title = f"{op.short} in {place} makes the first non-finite value{cause}"
     message = f"{where_words(view, incident).capitalize()}, {op.name}{line} "
-    message += f"read {_external(external)}. " if external is not None else f"{_made(op)}. "
+    message += f"read {_external(external)}{_batch_words(culprit)}. " if external is not None else f"{_made(op)}. "
     message += _operand_words(op)
     if culprit.cause.name:
         message += f" Cause: {culprit.cause.name}: {culprit.cause.why}."
     message += _reference_words(op) if external is None else ""
-    message += headroom_story(incident)
+    message += headroom_story(incident) if culprit.cause.name in _OF_RANGE else ""
     effects = consequences(incident)
     if effects:
         message += f" In the same step it reached {', '.join(effects)}."
@@ -46,6 +50,18 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
         f"{message} {resume_advice(incident)}",
         prescribe(view, incident, culprit),
     )
+
+
+def _tell_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Told:
+    op = culprit.op
+    name = f"`{'.'.join(p for p in (op.module, op.parameter) if p)}`"
+    title = f"the optimizer step made {name} non-finite from finite gradients ({culprit.cause.name})"
+    message = f"{where_words(view, incident).capitalize()}, {op.name} {_made(op)} in {name}. {_operand_words(op)}"
+    message += f" Cause: {culprit.cause.name}: {culprit.cause.why}."
+    effects = consequences(incident)
+    if effects:
+        message += f" In the same step also non-finite: {', '.join(effects)}."
+    return title, f"{message} {resume_advice(incident)}", prescribe(view, incident, culprit)
 
 
 def locate_culprit(view: RunView, incident: Incident, culprit: Culprit, known: Location) -> Location:
@@ -59,7 +75,7 @@ def locate_culprit(view: RunView, incident: Incident, culprit: Culprit, known: L
         phase=culprit.phase,
         rank=incident.process.rank,
         step=incident.step,
-        op=culprit.op.name,
+        op=_forward_op(culprit),
         source=culprit.source,
     )
 
@@ -80,6 +96,7 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
         "op_path": [_step_of_path(examined.ops[i]) for i in _around(culprit)],
         "reproduced": examined.reproduced,
         "micro_step": examined.micro_step,
+        "batch": [_told(o) for o in examined.batch],
         "changed_arguments": list(examined.changed_arguments),
         "changed_attributes": list(examined.changed_attributes),
         "confidence_reason": f"the step was run again op by op, {_REPRODUCED.get(examined.reproduced, 'not compared')}",
@@ -138,9 +155,25 @@ def _external(external: tuple[str, str] | None) -> str:
     return f"{words.get(kind, 'a constant tensor')} `{name}`" if name else words.get(kind, "a constant tensor")
 
 
+def _forward_op(culprit: Culprit) -> str:
+    """The op as the user called it: for a gradient, the one whose derivative it is."""
+    made = culprit.examined.ops.get(culprit.op.forward) if culprit.op.forward is not None else None
+    return made.name if made is not None else culprit.op.name
+
+
 def _forward_name(culprit: Culprit) -> str:
     made = culprit.examined.ops.get(culprit.op.forward) if culprit.op.forward is not None else None
     return made.short if made is not None else (culprit.op.node or culprit.op.short)
+
+
+def _batch_words(culprit: Culprit) -> str:
+    """What the argument held, and in which sample first."""
+    external = culprit.blamed.external
+    held = next((o for o in culprit.examined.batch if external is not None and o.argument == external[1]), None)
+    if held is None or not held.bad:
+        return ""
+    sample = f", the first in sample {held.first_bad[0]} at {list(held.first_bad)}" if held.first_bad else ""
+    return f", which holds {held.count_words()}{sample}"
 
 
 def _made(op: Op) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from torch import Tensor
 from precdoctor.recording import attach
 from precdoctor.recording.batch import Deferred, read
 from precdoctor.recording.launch import STOPPED_BY_US
-from precdoctor.recording.microscope import examination
+from precdoctor.recording.microscope import examination, optimizer_facts
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
-from precdoctor.recording.sentinel import gradient_amax
+from precdoctor.recording.sentinel import amax, gradient_amax
 
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
@@ -75,6 +75,53 @@ class Guard:
             self._stop(step)
         return self._policy == "skip" and (gradients_bad or not _is_distributed())
 
+    def after_step(self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor]) -> None:
+        """On sampled steps: did the optimizer make weights non-finite out of finite gradients? Never waits for a device.
+
+        Args:
+            before: copies of the weights from before the step, by ``id``, as far as there are any.
+
+        Raises:
+            SystemExit: the run is to stop here.
+        """
+        recorder = self._recorder
+        if self._policy == "observe" or self._last_bad == recorder.step or self._examined >= MAX_EXAMINED:
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(p.device.type != "cpu" for p in parameters) or math.isfinite(_value(amax(parameters))):
+            return
+        self._last_bad = recorder.step
+        self._report_optimizer(optimizer, before, with_gradient=True)
+        if self._policy == "stop":
+            self._stop(recorder.step)
+
+    def _report_optimizer(
+        self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], *, with_gradient: bool
+    ) -> None:
+        recorder = self._recorder
+        values = not recorder.options.redact_names
+        bad = optimizer_facts.bad_parameters(optimizer)
+        rows = optimizer_facts.parameter_events(
+            optimizer, bad, before, self._named, with_gradient=with_gradient, values=values
+        )
+        self._examined += 1
+        number = self._number()
+        data = {"policy": self._policy, "outcome": "origin", "phase": "optimizer", "bad_parameters": len(bad)}
+        recorder.event("incident", id=number, data={**data, "origins": list(range(len(rows)))})
+        for row in rows:
+            recorder.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
+        name = f"{rows[0]['module']}.{rows[0]['data']['parameter']}".lstrip(".") if rows else "a weight"
+        attach.say(f"step {recorder.step}: the optimizer made {name} non-finite; training goes on")
+
+    def _named(self, parameter: Tensor) -> tuple[str, str, str]:
+        found = self._recorder.names.parameter(parameter)
+        return ("", "", "") if found is None else (found[0].root, found[0].module, found[1])
+
+    def _number(self) -> str:
+        number = f"{attach.global_rank()}-i{self._incidents}"
+        self._incidents += 1
+        return number
+
     # --- what is wrong -----------------------------------------------------------------------------------------------
 
     def _loss_is_bad(self, *, scaled: bool) -> bool:
@@ -94,9 +141,8 @@ class Guard:
 
     def _examine(self, *, loss_bad: bool, gradients_bad: bool) -> None:
         recorder = self._recorder
-        number = f"{attach.global_rank()}-i{self._incidents}"
-        self._incidents += 1
-        data = {
+        number = self._number()
+        data: dict[str, Any] = {
             "policy": self._policy,
             "loss_is_bad": loss_bad,
             "gradients_are_bad": gradients_bad,

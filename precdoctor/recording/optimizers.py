@@ -173,6 +173,7 @@ class Optimizers:
         elif self._recorder.live:
             if attempt.closure:
                 self._record_given_gradients(attempt)
+            self._guard.after_step(optimizer, attempt.before)
             self._record_updates(attempt)
         attempt.before.clear()
         if not attempt.by_scaler:

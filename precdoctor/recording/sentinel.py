@@ -14,11 +14,16 @@ from precdoctor.recording.batch import Deferred, defer
 
 def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
     """Largest magnitude over the gradients of some parameters; not finite exactly if one of them is not."""
-    gradients = _gradients(parameters)
-    if not gradients:
+    return amax(p.grad for p in parameters if p.grad is not None)
+
+
+def amax(tensors: Iterable[Tensor]) -> Deferred:
+    """Largest magnitude over some tensors; not finite exactly if one of them is not. Null without any."""
+    dense = [x.detach() for t in tensors if (x := leaves.plain(t)) is not None]
+    if not dense:
         return None
     with kernels.apart_from_user_modes():
-        return defer(_largest(gradients))
+        return defer(_largest(dense))
 
 
 def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor] | None:

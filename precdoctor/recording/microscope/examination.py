@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.facts import badness, describe
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.replay import Replay, replay
 from precdoctor.recording.microscope.restore import Attributes, RandomState
@@ -15,6 +15,9 @@ from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.tracer import External, OpRecord
 from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall, Scene
+
+#: Arguments of a root call told of.
+_MAX_ARGUMENTS = 8
 
 
 @dataclass
@@ -33,6 +36,8 @@ class Examination:
     found: Replay | None = None
     slice: Slice | None = None
     changed_arguments: list[str] = field(default_factory=list)
+    #: Facts of the floating-point tensors given to the call the incident is about.
+    batch: list[dict[str, Any]] = field(default_factory=list)
     changed_attributes: tuple[str, ...] = ()
 
     @property
@@ -70,6 +75,9 @@ def examine(scene: Scene, names: Names, *, loss_is_bad: bool, values: bool) -> E
         random.restore()
         changed = attributes.restore()
     done.changed_attributes = changed
+    if done.found is not None:
+        given = [(n, x) for n, x, _ in done.found.call.versions if x.is_floating_point()]
+        done.batch = [{"argument": name, **describe(x.detach())} for name, x in given[:_MAX_ARGUMENTS]]
     done.changed_arguments = sorted({name for c in calls for name in c.changed})
     return done
 
@@ -119,6 +127,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         "phase": done.phase,
         "why": done.why,
         "reproduced": done.reproduced,
+        "batch": done.batch,
         "changed_arguments": done.changed_arguments,
         "changed_attributes": list(done.changed_attributes),
     }
