@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "include": values.parse_list,
         "exclude": values.parse_list,
         "first-step": values.parse_count,
+        "on-nonfinite": values.choice("examine", "stop", "skip", "observe"),
         "scene-memory": values.parse_size,
         "max-disk": values.parse_size,
         "redact-names": values.parse_switch,

@@ -77,9 +77,17 @@ def record(
     first_step: Annotated[
         str | None, typer.Option(help="Number of the first step, for a run that resumes; default: 0.", metavar="N")
     ] = None,
+    on_nonfinite: Annotated[
+        str | None,
+        typer.Option(
+            help="At a non-finite loss or gradient: examine (replay the step, go on; the default), stop (exit code "
+            "66), skip (leave the weights alone, go on), observe (never wait).",
+            metavar="examine|stop|skip|observe",
+        ),
+    ] = None,
     scene_memory: Annotated[
         str | None,
-        typer.Option(help="Memory for copies of weights before the step; default: 256MiB.", metavar="SIZE"),
+        typer.Option(help="Memory for a replay and for weights before the step; default: 256MiB.", metavar="SIZE"),
     ] = None,
     max_disk: Annotated[
         str | None, typer.Option(help="Stop recording, not training, at this size per rank.", metavar="SIZE")
@@ -108,6 +116,7 @@ def record(
         "include": include,
         "exclude": exclude,
         "first-step": first_step,
+        "on-nonfinite": on_nonfinite,
         "scene-memory": scene_memory,
         "max-disk": max_disk,
         "redact-names": redact_names,

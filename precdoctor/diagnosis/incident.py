@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from precdoctor.diagnosis.bad_steps import GRADIENTS, incident_steps, is_well, reference_of
 from precdoctor.diagnosis.causes import UNKNOWN, Cause, backward_cause, forward_cause
+from precdoctor.diagnosis.examination import Culprit, culprit_at
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious
 from precdoctor.diagnosis.rows import (
@@ -59,12 +60,18 @@ class Incident:
     recovered: bool = False
     history: tuple[Sighting, ...] = ()
     ranks: tuple[int, ...] = ()
+    #: The op the microscope led it back to.
+    culprit: Culprit | None = None
     occurrences: tuple[int, ...] = ()
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Incidents with equal identity are occurrences of the same fault."""
-        where = None if self.origin is None else (self.origin.root, self.origin.module, self.origin.row.key)
+        where: tuple[object, ...] | None = None
+        if self.culprit is not None:
+            where = (self.culprit.examined.root, self.culprit.module, self.culprit.op.name, self.culprit.source)
+        elif self.origin is not None:
+            where = (self.origin.root, self.origin.module, self.origin.row.key)
         return (self.code, where, self.cause.name, self.how, self.unrecorded is not None)
 
 
@@ -136,6 +143,23 @@ def _with_course(
 
 def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]) -> Incident | None:
     """The incident that begins at ``step``; None when a closer look finds nothing wrong (a mask)."""
+    seen = _from_tensors(view, process, step, bad_steps)
+    culprit = culprit_at(view, process, step)
+    if culprit is None or (seen is not None and seen.how in ("between", "start")):
+        return seen
+    if culprit.cause.name is None and seen is not None and seen.origin is not None:
+        return seen  # made by code that no replay reaches: the tensors on both sides of it say more
+    code = _CODE_OF_PHASE.get(culprit.phase, "PD105")
+    if seen is None:
+        how = ("optimizer" if culprit.examined.phase == "optimizer" else "between") if code == "PD105" else ""
+        return Incident(code, process, step, culprit.phase, None, culprit.cause, culprit=culprit, how=how)
+    return replace(seen, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
+
+
+def _from_tensors(
+    view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]
+) -> Incident | None:
+    """The same from the tensors of the step alone, at module level."""
     rows = [r for r in view.rows(process, step) if r.phase != "recompute"]
     facts = view.step_facts(process, step)
     if not rows:

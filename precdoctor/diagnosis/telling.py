@@ -171,6 +171,8 @@ def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
     """The rule's base confidence, lowered for what the log does not show; documented on every page."""
     if incident.unrecorded is not None:
         return options["unrecorded_confidence"]
+    if incident.culprit is not None:
+        return incident.culprit.certainty
     confidence = options["confidence"]
     if incident.origin is not None and incident.origin.how in _INFERRED:
         confidence -= 0.05
@@ -203,7 +205,9 @@ def unrecorded_message(view: RunView, incident: Incident, what: str) -> str:
     )
 
 
-Teller = Callable[[RunView, Incident], tuple[str, str, Prescription]]
+#: Title, message and prescription.
+Told = tuple[str, str, Prescription]
+Teller = Callable[[RunView, Incident], Told]
 
 
 def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, seen: str) -> Checked:
@@ -217,7 +221,7 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
     others = [i for i in incidents(view) if i.code != rule.code]
     findings = []
     for incident in mine:
-        title, message, prescription = tell(view, incident)
+        title, message, prescription, location, evidence = _told(view, incident, tell)
         more = len(incident.occurrences) - 1
         if more > 0:
             message += f" The same happened at {plural(more, 'later step')}."
@@ -229,9 +233,9 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
                 confidence=confidence_of(view, incident, options),
                 title=title,
                 message=message,
-                location=location_of(incident),
+                location=location,
                 cause=incident.cause.name,
-                evidence=evidence_of(view, incident),
+                evidence=evidence,
                 prescriptions=(prescription,),
             )
         )
@@ -241,6 +245,18 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
         origins = ", ".join(sorted({f"{i.code} at step {i.step}" for i in others}))
         return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({origins})")
     return Checked((), f"{seen}, all finite where it matters")
+
+
+def _told(view: RunView, incident: Incident, tell: Teller) -> tuple[str, str, Prescription, Location, dict[str, Any]]:
+    """An incident the microscope led back to an op is told by the op, any other by its tensors."""
+    from precdoctor.diagnosis.op_telling import culprit_evidence, locate_culprit, tell_culprit
+
+    location, evidence = location_of(incident), evidence_of(view, incident)
+    if incident.culprit is None:
+        return (*tell(view, incident), location, evidence)
+    told = tell_culprit(view, incident, incident.culprit)
+    evidence |= culprit_evidence(incident.culprit)
+    return (*told, locate_culprit(view, incident, incident.culprit, location), evidence)
 
 
 def looked_at(view: RunView, kinds: Sequence[str], noun: str) -> str:

@@ -62,6 +62,7 @@ class Backward:
                 continue
             if root.numel() == 1 and root.is_floating_point():
                 facts.losses.append(defer(root))
+                facts.narrow_loss = facts.narrow_loss or root.dtype is torch.float16
                 if (factor := constant_factor(root)) is not None:
                     facts.root_factors.append(factor)
             if recorder.live:

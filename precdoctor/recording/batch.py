@@ -64,6 +64,8 @@ class StepFacts:
     loss_scale: Deferred = None
     growth_tracker: Deferred = None
     found_inf: Deferred = None
+    #: A loss given to backward was FP16, whose range a loss scale can leave.
+    narrow_loss: bool = False
     #: The optimizer's own step hook never fired.
     not_reached: bool = False
     autocast_dtype: str | None = None

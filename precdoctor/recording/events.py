@@ -31,8 +31,8 @@ class EventLog:
         """Number events and turn their data into JSON."""
         out = []
         for event in events:
-            row = {"time_ns": time.time_ns(), **event, "id": f"{self._rank}-{self._count}", "rank": self._rank}
-            row["data"] = json.dumps(event.get("data", {}), default=str)
+            row = {"time_ns": time.time_ns(), "id": f"{self._rank}-{self._count}", **event, "rank": self._rank}
+            row["data"] = json.dumps(_without_nonfinite(event.get("data", {})), default=str)
             if self._redact:
                 row["code"] = None
             out.append(row)
@@ -80,6 +80,17 @@ def _nonfinite_event(batch: StepBatch, bad: Sequence[tuple[str, str, str, str]],
     data = {"kinds": sorted(kinds) or ["weight_grad"], "tensors": named, "count": len(bad)}
     file, line = batch.facts.backward_file, batch.facts.backward_line
     return {**_event("nonfinite", batch.facts.step, data), "file": file, "line": line}
+
+
+def _without_nonfinite(value: Any) -> Any:
+    """JSON has no NaN and no infinities: they are the strings "NaN", "Infinity", "-Infinity"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {k: _without_nonfinite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nonfinite(v) for v in value]
+    return value
 
 
 def _event(kind: str, step: int | None, data: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from precdoctor.recording import leaves
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.scene import RootCall, Scene
 from precdoctor.recording.slots import Entry, Site
 
 _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass
@@ -49,7 +50,7 @@ class _Mode:
 class _Frame:
     """One module call in progress."""
 
-    __slots__ = ("call", "mode", "module", "outermost", "place", "recorded")
+    __slots__ = ("call", "kept", "mode", "module", "outermost", "place", "recorded")
 
     def __init__(self, module: nn.Module, place: Place | None, mode: _Mode) -> None:
         self.module = module
@@ -57,6 +58,8 @@ class _Frame:
         self.mode = mode
         self.call = 0
         self.recorded = False
+        #: Top-level calls in training: what a replay of them needs.
+        self.kept: RootCall | None = None
         #: Nothing but wrappers (DistributedDataParallel and the like) around it.
         self.outermost = False
 
@@ -64,9 +67,10 @@ class _Frame:
 class Forward:
     """The two global hooks and what they share."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps, scene: Scene) -> None:
         self._recorder = recorder
         self._manual = manual
+        self._scene = scene
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._seen = _Seen(recorder)
@@ -137,6 +141,8 @@ class Forward:
             frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)
         if recorder.current.autocast_dtype is None and not mode.evaluating:
             self._note_autocast()  # at every call: frameworks enter autocast inside the root's forward
+        if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
+            frame.kept = self._scene.enter(module, place.root, args, _keyword_arguments())
         if frame.recorded and not recompute:
             given: dict[Any, Any] = dict(enumerate(args))
             given.update(_keyword_arguments())
@@ -188,6 +194,8 @@ class Forward:
         del stack[depth:]
         if frame.recorded and result is not None:
             self._record_outputs(frame, result)
+        if frame.kept is not None and result is not None:
+            self._scene.leave(frame.kept, result)
 
     def _record_outputs(self, frame: _Frame, result: Any) -> None:
         recorder = self._recorder

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from precdoctor.recording.backward import Backward
 from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
+from precdoctor.recording.guard import Guard
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.optimizers import Optimizers
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene import Scene
 
 _installed: Recorder | None = None
 
@@ -46,10 +48,10 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     if not keyword_arguments_are_visible():  # calls a module, so it comes before our hooks
         recorder.warnings.append("keyword arguments of modules are not visible in this torch")
     try:
-        manual = ManualSteps(recorder)
-        Forward(recorder, manual).install()
+        manual, scene = ManualSteps(recorder), Scene(recorder)
+        Forward(recorder, manual, scene).install()
         Backward(recorder, manual).install()
-        Optimizers(recorder, manual).install()
+        Optimizers(recorder, manual, Guard(recorder, scene)).install()
         recorder.end_open_step = manual.end_step_if_updated
     except Exception:
         recorder.state = "off"  # half of the hooks are worse than none

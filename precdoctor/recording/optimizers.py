@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.batch import defer
+from precdoctor.recording.guard import GradientsAside, Guard
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder, guarded
@@ -36,6 +37,9 @@ class Attempt:
         self.reached = False
         #: It was given a closure: the gradients of this step come into being inside the step.
         self.closure = False
+        #: The guard wants this step skipped: its gradients, while they are taken from the parameters.
+        self.skipped = False
+        self.aside: GradientsAside | None = None
         #: Copies of weights from before the step, by id of the parameter.
         self.before: dict[int, Tensor] = {}
 
@@ -43,8 +47,9 @@ class Attempt:
 class Optimizers:
     """Global optimizer hooks and the patches around them."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps, guard: Guard) -> None:
         self._recorder = recorder
+        self._guard = guard
         self._manual = manual
         self._attempt: Attempt | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
@@ -134,9 +139,10 @@ class Optimizers:
         self._recorder.current.not_reached = not attempt.reached
         self._recorder.end_step()
 
-    def begin_by_scaler(self, optimizer: torch.optim.Optimizer) -> None:
+    def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` begins."""
-        self._open(optimizer, by_scaler=True)
+        attempt = self._open(optimizer, by_scaler=True)
+        attempt.skipped = self._guard.skips_step(optimizer, scaler)
 
     def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` has ended, also by an exception."""
@@ -149,7 +155,13 @@ class Optimizers:
             if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
                 return  # an optimizer that drives another one: the outer one's step is the attempt
             attempt = self._open(optimizer, by_scaler=False, closure=closure is not None)
-        attempt.reached = True
+        attempt.closure = closure is not None
+        if not attempt.by_scaler and not attempt.closure:
+            attempt.skipped = self._guard.skips_step(optimizer, None)
+        attempt.reached = not attempt.skipped
+        if attempt.skipped:
+            attempt.aside = GradientsAside(p for group in optimizer.param_groups for p in group["params"])
+            return
         if self._recorder.live:
             if not attempt.closure:
                 self._record_given_gradients(attempt)
@@ -161,9 +173,12 @@ class Optimizers:
             return
         if attempt.closure:
             self._look_at_gradients(_parameters_of(optimizer))
-        if self._recorder.live:
+        if attempt.aside is not None:
+            attempt.aside.restore()
+        elif self._recorder.live:
             if attempt.closure:
                 self._record_given_gradients(attempt)
+            self._guard.after_step(optimizer, attempt.before)
             self._record_updates(attempt)
         attempt.before.clear()
         if not attempt.by_scaler:

@@ -14,6 +14,8 @@ from precdoctor.errors import UsageError
 RUN_VARIABLE = "PRECDOCTOR_RUN"
 #: The options below, as JSON.
 OPTIONS_VARIABLE = "PRECDOCTOR_OPTIONS"
+#: What is done at a non-finite loss or gradient.
+POLICIES = ("examine", "stop", "skip", "observe")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class RecordOptions:
     exclude: tuple[str, ...] = ()
     #: Number of the first step, for a run that resumes.
     first_step: int = 0
-    #: Copies kept for update rows, per rank and step.
+    #: At a non-finite loss or gradient: examine | stop | skip | observe.
+    on_nonfinite: str = "examine"
+    #: Kept per rank and step, for update rows and for what a replay of the step needs.
     scene_memory: int = 256 << 20
     #: Stop writing (training goes on) when a rank directory reaches this size; null: no limit.
     max_disk: int | None = None
@@ -57,6 +61,10 @@ class RecordOptions:
             raise UsageError(f"--budget takes a percentage above 0 and up to 100%, got {self.budget:.6%}")
         if self.ranks is not None and (not self.ranks or min(self.ranks) < 0):
             raise UsageError(f"--ranks takes all, or ranks from 0 such as 0,3, got {self.ranks}")
+        if self.on_nonfinite not in POLICIES:
+            raise UsageError(
+                f"--on-nonfinite takes {', '.join(POLICIES[:-1])} or {POLICIES[-1]}, got {self.on_nonfinite!r}"
+            )
         if self.first_step < 0:
             raise UsageError(f"--first-step takes a step number from 0, got {self.first_step}")
 

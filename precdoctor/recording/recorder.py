@@ -117,7 +117,7 @@ class Recorder:
             raise error
         attach.say(f"{message}; training goes on unrecorded")
 
-    def close(self, *, reason: str = "exit") -> None:
+    def close(self, *, reason: str = "exit", message: str | None = None) -> None:
         """Write out what is left, the unfinished step included, and the end marker; waits until that is done."""
         with self._lock:
             if self.drain is None:
@@ -134,7 +134,8 @@ class Recorder:
                 self.state = "off"
                 self.live = False
             steps = self.step - self.options.first_step
-            self.drain.close({"reason": reason, "steps": steps, "errors": self.errors})
+            said = {} if message is None else {"message": message}
+            self.drain.close({"reason": reason, **said, "steps": steps, "errors": self.errors})
 
     def before_fork(self) -> None:
         """The thread that writes must not be in the middle of something: its locks would stay locked in the child."""

@@ -16,13 +16,14 @@ import torch
 from precdoctor.recording.batch import defer
 from precdoctor.recording.recorder import Recorder, guarded
 
+BeginHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
 StepHook = Callable[[torch.optim.Optimizer], None]
 
 
 class Scalers:
     """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``, which overrides ``scale``."""
 
-    def __init__(self, recorder: Recorder, begin: StepHook, end: StepHook) -> None:
+    def __init__(self, recorder: Recorder, begin: BeginHook, end: StepHook) -> None:
         self._recorder = recorder
         self._begin = begin
         self._end = end
@@ -99,7 +100,7 @@ class Scalers:
         facts = self._recorder.current
         facts.loss_scale = defer(scaler._scale)
         facts.growth_tracker = defer(scaler._growth_tracker)
-        self._begin(optimizer)
+        self._begin(scaler, optimizer)
 
     def _step_ended(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         if self._recorder.state != "armed":

@@ -9,6 +9,21 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels, leaves
+from precdoctor.recording.batch import Deferred, defer
+
+
+def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
+    """Largest magnitude over the gradients of some parameters; not finite exactly if one of them is not."""
+    return amax(p.grad for p in parameters if p.grad is not None)
+
+
+def amax(tensors: Iterable[Tensor]) -> Deferred:
+    """Largest magnitude over some tensors; not finite exactly if one of them is not. Null without any."""
+    dense = [x.detach() for t in tensors if (x := leaves.plain(t)) is not None]
+    if not dense:
+        return None
+    with kernels.apart_from_user_modes():
+        return defer(_largest(dense))
 
 
 def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor] | None:
@@ -21,8 +36,7 @@ def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor] | N
         Two scalars on the first gradient's device, FP32 or wider; amax is finite exactly if every gradient is. Null
         where there is no gradient.
     """
-    dense = (leaves.plain(p.grad) for p in parameters if p.grad is not None)
-    gradients = [g.detach() for g in dense if g is not None]
+    gradients = _gradients(parameters)
     if not gradients:
         return None
     home = gradients[0].device
@@ -30,5 +44,15 @@ def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor] | N
     with kernels.apart_from_user_modes():
         wide = [g if g.dtype in {torch.float32, torch.float64} else g.to(torch.float32) for g in gradients]
         squares = torch.stack([n.to(home, exact) for n in torch._foreach_norm(wide, 2.0)])
-        largest = torch.stack([n.to(home, exact) for n in torch._foreach_norm(wide, math.inf)])
-        return torch.linalg.vector_norm(squares), largest.max()
+        return torch.linalg.vector_norm(squares), _largest(wide)
+
+
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    dense = (leaves.plain(p.grad) for p in parameters if p.grad is not None)
+    return [g.detach() for g in dense if g is not None]
+
+
+def _largest(gradients: list[Tensor]) -> Tensor:
+    home = gradients[0].device
+    exact = torch.float64 if home.type in {"cpu", "cuda"} else torch.float32
+    return torch.stack([n.to(home, exact) for n in torch._foreach_norm(gradients, math.inf)]).max()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precdoctor.errors import UsageError
-from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.options import POLICIES, RecordOptions
 
 #: What the command line can hand over: file names and module globs may hold any character, undecodable bytes included.
 GLOBS = st.lists(st.text(), max_size=4).map(tuple)
@@ -24,6 +24,7 @@ OPTIONS = st.builds(
     include=GLOBS,
     exclude=GLOBS,
     first_step=st.integers(0, 1 << 60),
+    on_nonfinite=st.sampled_from(POLICIES),
     scene_memory=st.integers(0, 1 << 60),
     max_disk=st.none() | st.integers(0, 1 << 60),
     redact_names=st.booleans(),
@@ -51,6 +52,7 @@ def test_every_option_is_covered_above():
         "first_step",
         "scene_memory",
         "max_disk",
+        "on_nonfinite",
         "redact_names",
         "strict",
     }

@@ -1,0 +1,57 @@
+"""Which op of an examined incident is to blame: the first that made something bad of finite operands, masks aside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op
+
+
+def _names(spaced: str) -> frozenset[str]:
+    return frozenset(spaced.split())
+
+
+#: Ops that put a constant somewhere: what they write was chosen by a person.
+_FILLS = _names("masked_fill full full_like new_full fill scalar_tensor where masked_scatter lift_fresh_copy triu tril")
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The op that made the first bad value, or the tensor from before the step that brought it."""
+
+    op: Op
+    #: ``weight``, ``buffer``, ``batch``, ``argument`` or ``constant`` and its name, when the op only read it.
+    external: tuple[str, str] | None = None
+    #: A mask of ``-inf`` that the op turned into something worse.
+    mask: Op | tuple[str, str] | None = None
+
+
+def blame(examined: Examined) -> Blame | None:
+    """The first in order of execution; None when the ops in the log are not enough to say."""
+    found = [b for i in examined.origins if (b := _of_op(examined, examined.ops[i])) is not None]
+    for kind, name, index in examined.externals:
+        if (op := examined.ops.get(index)) is not None:
+            b = _of_external(examined, op, (kind, name))
+            found += [b] if b is not None else []
+    return min(found, key=lambda b: b.op.index, default=None)
+
+
+def _of_op(examined: Examined, op: Op) -> Blame | None:
+    if op.bad_out == NEG_INF and op.short in _FILLS:
+        turned = _turning_point(examined, op.index)
+        return Blame(turned, mask=op) if turned is not None else None
+    return Blame(op)
+
+
+def _of_external(examined: Examined, op: Op, external: tuple[str, str]) -> Blame | None:
+    kinds = [b for b, maker in zip(op.bad_in, op.makers, strict=False) if maker == external]
+    if external[0] != "argument" and kinds and all(k == NEG_INF for k in kinds):
+        turned = op if op.bad_out & (NAN | POS_INF) else _turning_point(examined, op.index)
+        return Blame(turned, mask=external) if turned is not None else None
+    return Blame(op, external=external)
+
+
+def _turning_point(examined: Examined, after: int) -> Op | None:
+    """The first op behind a mask whose result is worse than a mask."""
+    later = (examined.ops[i] for i in examined.path if i > after)
+    return next((op for op in later if op.bad_out & (NAN | POS_INF)), None)

@@ -1,0 +1,70 @@
+"""From op facts to an incident: where it began, at which op and line, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.blame import Blame, blame
+from precdoctor.diagnosis.causes import Cause
+from precdoctor.diagnosis.examined import Examined, Op, examined_at
+from precdoctor.diagnosis.finding import Phase, Source
+from precdoctor.diagnosis.op_causes import op_cause
+from precdoctor.diagnosis.view import Process, RunView
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The op an examined incident is put down to, and everything known of it."""
+
+    examined: Examined
+    blamed: Blame
+    phase: Phase
+    cause: Cause
+
+    @property
+    def op(self) -> Op:
+        """The op itself; for a tensor that was bad before the step, the first op that read it."""
+        return self.blamed.op
+
+    @property
+    def module(self) -> str | None:
+        """FQN of the module whose code runs the op."""
+        return self.op.module
+
+    @property
+    def source(self) -> Source | None:
+        """The user's line; for a backward op the forward line that made its node."""
+        return self.op.source
+
+    @property
+    def certainty(self) -> float:
+        """Confidence: what is certain at the op, less where the replay was not the run bit for bit."""
+        confidence = self.cause.confidence
+        return round(confidence if self.examined.reproduced == "bit-for-bit" else confidence - 0.1, 2)
+
+
+def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
+    """What the microscope found at a step; None when it did not look, or came to no op."""
+    examined = examined_at(view, process, step)
+    blamed = blame(examined) if examined is not None and examined.outcome == "origin" else None
+    if examined is None or blamed is None:
+        return None
+    facts = view.step_facts(process, step)
+    cause = op_cause(examined, blamed, facts.loss_scale if facts is not None else None)
+    return Culprit(examined, blamed, _phase(view, examined, blamed), cause)
+
+
+def _phase(view: RunView, examined: Examined, blamed: Blame) -> Phase:
+    from precdoctor.diagnosis.origin import class_of, is_loss_module
+
+    if examined.phase == "optimizer":
+        return Phase.OPTIMIZER
+    if blamed.external is not None:
+        return {"batch": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}.get(
+            blamed.external[0], Phase.LOSS if is_loss_module(examined.root, "", "") else Phase.FORWARD
+        )
+    if examined.phase == "backward":
+        return Phase.BACKWARD
+    module_class = class_of(view.module_classes, examined.root, blamed.op.module or "")
+    loss = is_loss_module(examined.root, "", "") or is_loss_module(examined.root, blamed.op.module or "", module_class)
+    return Phase.LOSS if loss else Phase.FORWARD

@@ -1,0 +1,250 @@
+"""Why an op made a non-finite value of finite operands: from its name, its operands' ranges, and its result in FP64.
+
+Finite in FP64 means the format was left (a range cause); non-finite in FP64, too, means the operation itself is not
+defined there (a domain cause). IEEE 754-2019, section 7, for which operations do what.
+"""
+
+from __future__ import annotations
+
+import math
+
+from precdoctor.diagnosis.blame import Blame
+from precdoctor.diagnosis.causes import Cause
+from precdoctor.diagnosis.examined import NAN, POS_INF, Examined, Op, Operand
+from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.optimizer_causes import optimizer_cause
+
+_LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
+
+
+def _names(spaced: str) -> frozenset[str]:
+    return frozenset(spaced.split())
+
+
+_EXPS = _names("exp exp2 expm1 sinh cosh special_expm1 special_exp2")
+_PRODUCTS = _names(
+    "mm addmm bmm baddbmm addbmm addmv mv dot vdot matmul linear convolution _convolution mkldnn_linear einsum "
+    "_scaled_mm cudnn_convolution mkldnn_convolution convolution_backward mkldnn_rnn_layer _cudnn_rnn addcmul "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention _trilinear "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _thnn_fused_lstm_cell"
+)
+_REDUCTIONS = _names(
+    "sum mean cumsum nansum logsumexp linalg_vector_norm norm var std var_mean std_mean native_layer_norm "
+    "native_batch_norm native_group_norm _native_batch_norm_legit cudnn_batch_norm prod cumprod trace "
+    "_cdist_forward _fused_rms_norm mse_loss index_add scatter_add segment_reduce avg_pool2d "
+    "_adaptive_avg_pool2d add sub logcumsumexp logaddexp"
+)
+_CASTS = _names("_to_copy to copy type_as convert_element_type")
+_DOMAINS = _names("acos asin atanh acosh erfinv logit lgamma digamma polygamma mvlgamma _ctc_loss fmod")
+_SOFTMAXES = _names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp logcumsumexp")
+_QUOTIENTS = _names("div reciprocal true_divide addcdiv remainder floor_divide")
+
+
+def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cause:
+    """The cause of an examined incident in the vocabulary of findings; ``other`` when none fits."""
+    op = blamed.op
+    if examined.phase == "optimizer":
+        return optimizer_cause(op)
+    if blamed.external is not None:
+        return _external_cause(blamed.external)
+    if blamed.mask is not None:
+        return _mask_cause(op)
+    if examined.phase == "backward" and op.phase != "backward":
+        why = f"{op.short} is non-finite where the forward pass throws its result away, and its gradient is not"
+        return Cause("where-gradient-trap", 0.9, why)
+    found = _backward_cause(examined, op, loss_scale) if op.phase == "backward" else None
+    return found or _arithmetic_cause(examined, op) or Cause("other", 0.5, f"{op.name} made it of finite operands")
+
+
+def _external_cause(external: tuple[str, str]) -> Cause:
+    kind, name = external
+    if kind == "batch":
+        return Cause(
+            "nonfinite-input-batch", 0.97, f"argument `{name}` held non-finite values when the model was called"
+        )
+    if kind == "argument":
+        return Cause(None, 0.9, f"argument `{name}` was made by code between two top-level modules")
+    what = {"weight": "weight", "buffer": "buffer"}.get(kind, "tensor")
+    return Cause("nonfinite-weights", 0.95, f"the {what} `{name}` was non-finite before the step's forward pass")
+
+
+def _mask_cause(op: Op) -> Cause:
+    if op.short in _SOFTMAXES or "attention" in op.short:
+        return Cause("softmax-fully-masked", 0.95, "a row of its input holds nothing but -inf")
+    if op.short in {"mul", "mm", "bmm", "addmm", "baddbmm"}:
+        return Cause("zero-times-inf", 0.9, "a zero met an infinity put there on purpose")
+    if op.short in {"add", "sub", "sum", "mean"}:
+        return Cause("inf-minus-inf", 0.9, "infinities put there on purpose cancelled")
+    return Cause("other", 0.5, f"{op.name} turned an intended -inf into something else")
+
+
+# -- forward arithmetic -----------------------------------------------------------------------------------------------
+
+
+def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
+    first = op.operands[0] if op.operands else None
+    name = op.short
+    if name in _LOGS and op.operands:
+        return _log_cause(op)
+    if name in {"sqrt", "rsqrt"} and first is not None:
+        if first.negative and (first.value is None or first.value < 0 or op.bad_out & NAN):
+            return Cause("sqrt-of-negative", 0.95, f"its operand goes down to {_number(first.min)}")
+        return Cause("division-by-zero", 0.95, _zero_words(examined, op, 0, "its operand"))
+    if name == "pow":
+        return _pow_cause(op)
+    if name in _QUOTIENTS:
+        return _quotient_cause(examined, op)
+    if name in _EXPS and first is not None:
+        fmt = known_format(first.dtype)
+        limit = f", {first.dtype} ends at ln(max) {math.log(fmt.max):.2f}" if fmt is not None else ""
+        return Cause("exp-overflow", 0.95, f"its operand reaches {_number(first.max)}{limit}")
+    if name in _DOMAINS and first is not None:
+        why = f"its operand runs from {_number(first.min)} to {_number(first.max)}, past where it is defined"
+        return Cause("domain-error", 0.9, why)
+    if name in _SOFTMAXES and any(o.pos_inf for o in op.operands):
+        return Cause("inf-minus-inf", 0.7, "a softmax of +Inf subtracts Inf from Inf")
+    return _range_cause(op)
+
+
+def _log_cause(op: Op) -> Cause:
+    operand = op.operand("other") or op.operands[0] if op.short.startswith(("xlogy", "special")) else op.operands[0]
+    assert operand is not None, "checked by the caller"
+    if operand.min is not None and operand.min <= _LOGS[op.short]:
+        zeros = f"{operand.zero:,} exact zeros" if operand.zero else ""
+        below = f"{operand.negative:,} negative values down to {_number(operand.min)}" if operand.negative else ""
+        return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(filter(None, (zeros, below)))}")
+    return Cause("other", 0.5, f"{op.name} of positive values")
+
+
+def _pow_cause(op: Op) -> Cause:
+    base, power = op.operand("self"), op.settings.get("exponent")
+    exponent = float(power) if isinstance(power, (int, float)) else None
+    if base is None or exponent is None:
+        if base is not None and base.negative and op.bad_out & NAN:
+            return Cause("domain-error", 0.8, f"a power of negative values down to {_number(base.min)}")
+        return Cause("exp-overflow", 0.7, "a power left the range of its format")
+    if base.negative and exponent != int(exponent) and op.bad_out & NAN:
+        name = "sqrt-of-negative" if abs(exponent) == 0.5 else "domain-error"
+        return Cause(name, 0.95, f"values down to {_number(base.min)} to the power {exponent:g}")
+    if exponent < 0 and base.zero:
+        return Cause("division-by-zero", 0.95, f"{base.zero:,} exact zeros to the power {exponent:g}")
+    return Cause("square-overflow", 0.9, f"values up to {_number(base.amax)} to the power {exponent:g}")
+
+
+def _quotient_cause(examined: Examined, op: Op) -> Cause:
+    at = 0 if op.short == "reciprocal" else len(op.operands) - 1
+    divisor = op.operands[at] if op.operands else None
+    constant = op.settings.get("other")
+    if constant == 0:
+        return Cause("division-by-zero", 0.97, "the divisor is the constant 0")
+    if divisor is not None and divisor.zero and (len(op.operands) > 1 or op.short == "reciprocal"):
+        return Cause("division-by-zero", 0.97, _zero_words(examined, op, at, "the divisor"))
+    if divisor is None:
+        return Cause("division-by-zero", 0.6, "the divisor is not in the log")
+    if constant is not None:
+        return Cause("division-by-zero", 0.6, f"divided by {constant}")
+    why = f"the quotient left the range: the divisor's smallest magnitude is {_number(divisor.amin_nonzero)}"
+    return Cause("division-by-zero", 0.7, why)
+
+
+def _zero_words(examined: Examined, op: Op, at: int, what: str) -> str:
+    """How the zeros came about: from an op that would not have made them in FP64, or as they are."""
+    operand = op.operands[at]
+    words = f"{what} holds {operand.zero:,} exact zeros"
+    makers = op.makers[at] if at < len(op.makers) else ()
+    for index in makers:
+        maker = examined.ops.get(index) if isinstance(index, int) else None
+        if maker is None or maker.reference is None or not maker.results:
+            continue
+        made, exact = maker.results[0], maker.reference
+        if made.zero > exact.zero and exact.amin_nonzero is not None:
+            return f"{words}, underflowed in {made.dtype} at {maker.short} (FP64 keeps {exact.amin_nonzero:.3g})"
+    return words
+
+
+def _range_cause(op: Op) -> Cause | None:
+    """Finite operands, an infinite result, and nothing undefined about the operation."""
+    dtype = op.results[0].dtype if op.results else ""
+    fmt = known_format(dtype)
+    limit = f", {dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
+    reach = op.reference.amax if op.reference is not None and op.finite_in_fp64 else None
+    exact = f"in FP64 the result reaches {_number(reach)}{limit}" if reach is not None else f"the range ended{limit}"
+    if op.short in _CASTS:
+        widest = max((o.amax or 0.0 for o in op.operands), default=0.0)
+        return Cause("cast-overflow", 0.97, f"values up to {_number(widest)} were cast{limit}")
+    if op.short in _PRODUCTS:
+        return Cause("matmul-overflow", 0.95, exact)
+    if op.short == "square" or (op.short == "mul" and _is_square(op)):
+        return Cause("square-overflow", 0.95, exact)
+    if op.short in _REDUCTIONS:
+        if op.finite_in_fp64 is False and op.bad_out & NAN:
+            return Cause("division-by-zero", 0.8, _empty_words(op))
+        return Cause("reduction-overflow", 0.9 if op.short not in {"add", "sub"} else 0.7, exact)
+    if op.short == "mul" and op.bad_out & (POS_INF | NAN):
+        return Cause("square-overflow", 0.6, f"a product left the range: {exact}")
+    return None
+
+
+def _is_square(op: Op) -> bool:
+    return len(op.makers) == 2 and op.makers[0] == op.makers[1] and len(op.operands) == 2
+
+
+def _empty_words(op: Op) -> str:
+    count = op.operands[0].numel if op.operands else 0
+    return "a mean over no elements is 0/0" if not count else f"{op.short} of {count:,} elements divides by zero"
+
+
+# -- backward ---------------------------------------------------------------------------------------------------------
+
+
+def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cause | None:
+    node = (op.node or "").removesuffix("0").removesuffix("Backward")
+    made = examined.ops.get(op.forward) if op.forward is not None else None
+    before = made.operands[0] if made is not None and made.operands else None
+    if op.finite_in_fp64 and _half_overflow(op):
+        scale = loss_scale or 1.0
+        if scale > 1.0:
+            return Cause("loss-scale-overflow", 0.9, f"a float16 gradient left its range at loss scale {scale:g}")
+    zeros = f": {before.zero:,} elements are exactly 0 there" if before is not None and before.zero else ""
+    incoming = op.operands[0] if op.operands else None
+    if node in _EDGES and incoming is not None and _thrown_away(examined, op, incoming):
+        return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")
+    if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and made is not None and made.settings.get("exponent") == 0.5):
+        return Cause("sqrt-gradient-at-zero", 0.95, f"the derivative of a square root at 0 is infinite{zeros}")
+    if node in {"LinalgVectorNorm", "Norm", "Cdist", "Std", "Dist"}:
+        return Cause("norm-gradient-at-zero", 0.9, f"the derivative of a norm at 0 is not defined{zeros}")
+    if node in _EDGES:
+        edge = f" (operand from {_number(before.min)} to {_number(before.max)})" if before is not None else ""
+        return Cause(
+            "domain-edge-gradient", 0.9, f"the derivative of {node.lower()} is infinite at the edge{edge}{zeros}"
+        )
+    return None
+
+
+#: Nodes whose derivative is infinite or undefined at the edge of the function's domain.
+_EDGES = _names(
+    "Sqrt Rsqrt Log Log2 Log10 Log1P Log1p Pow Acos Asin Atanh Acosh Reciprocal Logit Erfinv Xlogy Div "
+    "LinalgVectorNorm Norm Lgamma Digamma"
+)
+_DISCARDING = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")
+
+
+def _thrown_away(examined: Examined, op: Op, incoming: Operand) -> bool:
+    """Whether the gradient that met the edge was zero because the forward pass threw the value away."""
+    if incoming.value not in (0.0, None) or not incoming.zero:
+        return False
+    level = [i for m in op.makers for i in m if isinstance(i, int)]
+    for _ in range(4):
+        ops = [examined.ops[i] for i in level if i in examined.ops]
+        if any((o.node or "").startswith(_DISCARDING) for o in ops):
+            return True
+        level = [i for o in ops for m in o.makers for i in m if isinstance(i, int)]
+    return False
+
+
+def _half_overflow(op: Op) -> bool:
+    return any(r.dtype == "float16" and r.bad for r in op.results)
+
+
+def _number(value: float | None) -> str:
+    return "nothing finite" if value is None else f"{value:.4g}"

@@ -1,0 +1,219 @@
+"""How an incident that was put under the microscope is told: op, line, operands, reference, and the way there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precdoctor.diagnosis.examination import Culprit
+from precdoctor.diagnosis.examined import Op, Operand
+from precdoctor.diagnosis.finding import Location
+from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.op_prescriptions import prescribe
+from precdoctor.diagnosis.origin import class_of
+from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.telling import Told, consequences, headroom_story, resume_advice, where_words
+from precdoctor.diagnosis.view import RunView
+
+#: Causes of which the way towards the limit tells something.
+_OF_RANGE = frozenset({"matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow"})
+#: Ops told of in the path.
+_PATH = 8
+
+
+def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
+    """Title, message and prescription of an examined incident."""
+    place, op = _place(view, culprit), culprit.op
+    line = f" at {culprit.source.file}:{culprit.source.line}" if culprit.source is not None else ""
+    cause = f" ({culprit.cause.name})" if culprit.cause.name else ""
+    external = culprit.blamed.external
+    if op.phase == "optimizer":
+        return _tell_optimizer(view, incident, culprit)
+    if external is not None:
+        title = f"{_external(external)} was non-finite before {place} read it{cause}"
+    elif op.phase == "backward":
+        title = f"the backward pass of {_forward_name(culprit)} in {place} makes the first non-finite gradient{cause}"
+    else:
+        title = f"{op.short} in {place} makes the first non-finite value{cause}"
+    message = f"{where_words(view, incident).capitalize()}, {op.name}{line} "
+    message += f"read {_external(external)}{_batch_words(culprit)}. " if external is not None else f"{_made(op)}. "
+    message += _operand_words(op)
+    if culprit.cause.name:
+        message += f" Cause: {culprit.cause.name}: {culprit.cause.why}."
+    message += _reference_words(op) if external is None else ""
+    message += headroom_story(incident) if culprit.cause.name in _OF_RANGE else ""
+    effects = consequences(incident)
+    if effects:
+        message += f" In the same step it reached {', '.join(effects)}."
+    message += _replay_words(culprit)
+    return (
+        f"{title}{line if external is None else ''}",
+        f"{message} {resume_advice(incident)}",
+        prescribe(view, incident, culprit),
+    )
+
+
+def _tell_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Told:
+    op = culprit.op
+    name = f"`{'.'.join(p for p in (op.module, op.parameter) if p)}`"
+    title = f"the optimizer step made {name} non-finite from finite gradients ({culprit.cause.name})"
+    message = f"{where_words(view, incident).capitalize()}, {op.name} {_made(op)} in {name}. {_operand_words(op)}"
+    message += f" Cause: {culprit.cause.name}: {culprit.cause.why}."
+    effects = consequences(incident)
+    if effects:
+        message += f" In the same step also non-finite: {', '.join(effects)}."
+    return title, f"{message} {resume_advice(incident)}", prescribe(view, incident, culprit)
+
+
+def locate_culprit(view: RunView, incident: Incident, culprit: Culprit, known: Location) -> Location:
+    """The module-level location, narrowed to the op and its line."""
+    module = culprit.module if culprit.module is not None else known.module
+    return Location(
+        root=culprit.examined.root or known.root,
+        module=module,
+        module_class=class_of(view.module_classes, culprit.examined.root, module or "") or known.module_class,
+        kind=known.kind,
+        phase=culprit.phase,
+        rank=incident.process.rank,
+        step=incident.step,
+        op=_forward_op(culprit),
+        source=culprit.source,
+    )
+
+
+def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
+    """What was measured at the op, and on the way to and from it."""
+    examined, op = culprit.examined, culprit.op
+    return {
+        "operation": {
+            "op": op.name,
+            "phase": op.phase,
+            "node": op.node,
+            "operands": [_told(o) for o in op.operands],
+            "results": [_told(o) for o in op.results],
+            "reference_fp64": _told(op.reference) if op.reference is not None else None,
+            "settings": dict(op.settings),
+        },
+        "op_path": [_step_of_path(examined.ops[i]) for i in _around(culprit)],
+        "reproduced": examined.reproduced,
+        "micro_step": examined.micro_step,
+        "batch": [_told(o) for o in examined.batch],
+        "changed_arguments": list(examined.changed_arguments),
+        "changed_attributes": list(examined.changed_attributes),
+        "confidence_reason": f"the step was run again op by op, {_REPRODUCED.get(examined.reproduced, 'not compared')}",
+    }
+
+
+_REPRODUCED = {
+    "bit-for-bit": "and its outputs are the run's bit for bit",
+    "in-kind": "with the same kind of result, not bit for bit",
+}
+
+
+def _around(culprit: Culprit) -> list[int]:
+    """Ops that fed the culprit, the culprit, and what became of it."""
+    examined, at = culprit.examined, culprit.op.index
+    behind = set(examined.path) | set(examined.origins)
+    before = [i for i in sorted(examined.ops) if i < at and i not in behind]
+    after = [i for i in sorted(behind) if i > at]
+    return [*before[-3:], at, *after[: _PATH - 4]]
+
+
+def _step_of_path(op: Op) -> dict[str, Any]:
+    result = op.results[0] if op.results else None
+    return {
+        "op": op.name,
+        "module": op.module,
+        "source": op.source,
+        "dtype": result.dtype if result is not None else None,
+        "amax": result.amax if result is not None else None,
+        "headroom_binades": _headroom(result),
+        "bad": op.bad_out != 0,
+    }
+
+
+def _headroom(operand: Operand | None) -> float | None:
+    fmt = known_format(operand.dtype) if operand is not None else None
+    return fmt.headroom(operand.amax) if fmt is not None and operand is not None and operand.amax else None
+
+
+def _told(operand: Operand) -> dict[str, Any]:
+    return {name: value for name, value in vars(operand).items() if value not in (None, "")}
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _place(view: RunView, culprit: Culprit) -> str:
+    root, module = culprit.examined.root, culprit.module or ""
+    kind = class_of(view.module_classes, root, module)
+    return f"`{module or root}`" + (f" ({kind})" if kind and module else "")
+
+
+def _external(external: tuple[str, str] | None) -> str:
+    kind, name = external or ("", "")
+    words = {"batch": "the batch, argument", "argument": "argument", "weight": "weight", "buffer": "buffer"}
+    return f"{words.get(kind, 'a constant tensor')} `{name}`" if name else words.get(kind, "a constant tensor")
+
+
+def _forward_op(culprit: Culprit) -> str:
+    """The op as the user called it: for a gradient, the one whose derivative it is."""
+    made = culprit.examined.ops.get(culprit.op.forward) if culprit.op.forward is not None else None
+    return made.name if made is not None else culprit.op.name
+
+
+def _forward_name(culprit: Culprit) -> str:
+    made = culprit.examined.ops.get(culprit.op.forward) if culprit.op.forward is not None else None
+    return made.short if made is not None else (culprit.op.node or culprit.op.short)
+
+
+def _batch_words(culprit: Culprit) -> str:
+    """What the argument held, and in which sample first."""
+    external = culprit.blamed.external
+    held = next((o for o in culprit.examined.batch if external is not None and o.argument == external[1]), None)
+    if held is None or not held.bad:
+        return ""
+    sample = f", the first in sample {held.first_bad[0]} at {list(held.first_bad)}" if held.first_bad else ""
+    return f", which holds {held.count_words()}{sample}"
+
+
+def _made(op: Op) -> str:
+    bad = next((r for r in op.results if r.bad), None)
+    if bad is None:
+        return "made a non-finite value"
+    where = f", the first at {list(bad.first_bad)}" if bad.first_bad else ""
+    return f"made {bad.count_words()} ({bad.dtype}{where})"
+
+
+def _operand_words(op: Op) -> str:
+    parts = []
+    for operand in op.operands[:3]:
+        name = f"`{operand.argument}`"
+        if operand.amax is None:
+            continue
+        words = f"{name} ({operand.dtype}, {'x'.join(map(str, operand.shape)) or 'scalar'})"
+        words += f" runs from {operand.min:.4g} to {operand.max:.4g}"
+        if operand.value is not None:
+            words += f" and is {operand.value:.4g} there"
+        parts.append(words)
+    return f"Operand{'s' if len(parts) > 1 else ''} {'; '.join(parts)}." if parts else ""
+
+
+def _reference_words(op: Op) -> str:
+    if op.reference is None:
+        return ""
+    if op.reference.bad:
+        return " In FP64 the result is non-finite, too: no wider format would help."
+    if op.reference.amax is None:
+        return ""
+    return f" In FP64 the result is finite and reaches {op.reference.amax:.4g}: the format's range ended."
+
+
+def _replay_words(culprit: Culprit) -> str:
+    examined = culprit.examined
+    words = (
+        "" if examined.reproduced == "bit-for-bit" else " The replay came to the same kind of values, not bit for bit."
+    )
+    if examined.changed_arguments:
+        names = ", ".join(f"`{n}`" for n in examined.changed_arguments)
+        words += f" The batch was modified in place after the call ({names}), so the replay saw other values."
+    return words

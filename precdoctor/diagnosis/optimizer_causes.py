@@ -1,0 +1,55 @@
+"""Why an optimizer step made a weight non-finite of finite gradients: its settings and its state at that element."""
+
+from __future__ import annotations
+
+import math
+
+from precdoctor.diagnosis.causes import Cause
+from precdoctor.diagnosis.examined import Op, Operand
+from precdoctor.diagnosis.rows import known_format
+
+#: State tensors whose root the update divides by.
+_SECOND_MOMENTS = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "v")
+
+
+def optimizer_cause(op: Op) -> Cause:
+    """The cause of one bad parameter, from the facts of its step."""
+    bad_state = next((o for o in op.operands if o.bad and o.argument not in {"weight", "grad"}), None)
+    if (given := op.operand("grad")) is not None and given.bad:
+        return Cause("other", 0.5, f"the gradient it was given holds {given.count_words()}")
+    if (weight := op.operand("weight")) is not None and weight.bad:
+        return Cause("nonfinite-weights", 0.9, "the weight was non-finite before the step")
+    if bad_state is not None and not bad_state.nan:
+        return Cause("optimizer-overflow", 0.95, _overflow_words(op, bad_state))
+    divisor = next((o for name in _SECOND_MOMENTS if (o := op.operand(name)) is not None), None)
+    if divisor is not None and (why := _division(op, divisor)) is not None:
+        return Cause("optimizer-division-by-zero", 0.95, why)
+    if bad_state is not None:
+        return Cause("optimizer-overflow", 0.7, _overflow_words(op, bad_state))
+    return Cause("optimizer-overflow", 0.8, f"the update left the range of the weight{_rate(op)}")
+
+
+def _division(op: Op, divisor: Operand) -> str | None:
+    """In words why the root of the second moment plus eps is zero; None when it is not."""
+    zero_there = divisor.value == 0.0 if divisor.value is not None else divisor.zero > 0
+    if not zero_there:
+        return None
+    eps, fmt = op.settings.get("eps"), known_format(divisor.dtype)
+    flushed = isinstance(eps, (int, float)) and fmt is not None and 0.0 < eps <= fmt.flush_limit
+    if isinstance(eps, (int, float)) and eps != 0 and not flushed:
+        return None
+    reason = f"eps {eps:g} is 0 in {divisor.dtype}" if flushed else "eps is 0"
+    return f"`{divisor.argument}` holds {divisor.zero:,} exact zeros ({divisor.dtype}) and {reason}"
+
+
+def _overflow_words(op: Op, state: Operand) -> str:
+    grad = op.operand("grad")
+    reach = f" from gradients up to {grad.amax:.4g}" if grad is not None and grad.amax is not None else ""
+    fmt = known_format(state.dtype)
+    limit = f", whose range ends at {fmt.max:.6g}" if fmt is not None else ""
+    return f"state `{state.argument}` ({state.dtype}{limit}) holds {state.count_words()}{reach}"
+
+
+def _rate(op: Op) -> str:
+    rate = op.settings.get("lr")
+    return f": the learning rate is {rate:g}" if isinstance(rate, (int, float)) and math.isfinite(rate) else ""

@@ -1,0 +1,222 @@
+"""The guard: before the optimizer touches the weights, is everything it would use finite? If not, what then?
+
+One look per step at the loss and the gradients, as the optimizer will be given them: one wait for the device at most,
+and none with ``--on-nonfinite observe``. Under data parallelism gradients are reduced by then, so all ranks come to the
+same decision and no collective of ours is needed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import attach
+from precdoctor.recording.batch import Deferred, read
+from precdoctor.recording.launch import STOPPED_BY_US
+from precdoctor.recording.microscope import examination, optimizer_facts
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene import Scene
+from precdoctor.recording.sentinel import amax, gradient_amax
+
+#: Incidents examined per process; a run that stays broken repeats itself.
+MAX_EXAMINED = 4
+#: Steps a loss scaler may skip in a row, after it has let one through, before that is an incident.
+MAX_SKIPS = 6
+#: A scale that has come down to this and still overflows does not suffer from the scale.
+SCALE_FLOOR = 1.0
+
+
+class Guard:
+    """Decides at each optimizer-step attempt; see the module's text."""
+
+    def __init__(self, recorder: Recorder, scene: Scene) -> None:
+        self._recorder = recorder
+        self._scene = scene
+        recorder.when_forked.append(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._examined = 0
+        self._incidents = 0
+        self._last_bad: int | None = None
+        self._skips = 0
+        self._let_through = False
+
+    @property
+    def _policy(self) -> str:
+        return self._recorder.options.on_nonfinite
+
+    def skips_step(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:
+        """Look at loss and gradients; examine what is wrong. True when the optimizer is to leave its weights alone.
+
+        Raises:
+            SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
+        """
+        if self._policy == "observe":
+            return False
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if self._policy == "skip" and any(map(_is_sharded, parameters)):
+            self._refuse_to_skip()
+        gradients_bad = not math.isfinite(_value(gradient_amax(parameters)))
+        loss_bad = self._loss_is_bad(scaled=scaler is not None)
+        step = self._recorder.step
+        if not gradients_bad and not loss_bad:
+            self._skips, self._let_through = 0, True
+            return False
+        self._skips += 1
+        if scaler is not None and not loss_bad and not self._is_stuck(scaler):
+            return False  # the scaler takes care of it
+        follows, self._last_bad = self._last_bad == step - 1, step
+        if not (follows and self._policy == "examine"):  # weights that are bad already explain the steps after them
+            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad)
+        if self._policy == "stop":
+            self._stop(step)
+        return self._policy == "skip" and (gradients_bad or not _is_distributed())
+
+    def after_step(self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor]) -> None:
+        """On sampled steps: did the optimizer make weights non-finite out of finite gradients? Never waits for a device.
+
+        Args:
+            before: copies of the weights from before the step, by ``id``, as far as there are any.
+
+        Raises:
+            SystemExit: the run is to stop here.
+        """
+        recorder = self._recorder
+        if self._policy == "observe" or self._last_bad == recorder.step or self._examined >= MAX_EXAMINED:
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(p.device.type != "cpu" for p in parameters) or math.isfinite(_value(amax(parameters))):
+            return
+        self._last_bad = recorder.step
+        self._report_optimizer(optimizer, before, with_gradient=True)
+        if self._policy == "stop":
+            self._stop(recorder.step)
+
+    def _report_optimizer(
+        self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], *, with_gradient: bool
+    ) -> None:
+        recorder = self._recorder
+        values = not recorder.options.redact_names
+        bad = optimizer_facts.bad_parameters(optimizer)
+        rows = optimizer_facts.parameter_events(
+            optimizer, bad, before, self._named, with_gradient=with_gradient, values=values
+        )
+        self._examined += 1
+        number = self._number()
+        data = {"policy": self._policy, "outcome": "origin", "phase": "optimizer", "bad_parameters": len(bad)}
+        recorder.event("incident", id=number, data={**data, "origins": list(range(len(rows)))})
+        for row in rows:
+            recorder.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
+        name = f"{rows[0]['module']}.{rows[0]['data']['parameter']}".lstrip(".") if rows else "a weight"
+        attach.say(f"step {recorder.step}: the optimizer made {name} non-finite; training goes on")
+
+    def _named(self, parameter: Tensor) -> tuple[str, str, str]:
+        found = self._recorder.names.parameter(parameter)
+        return ("", "", "") if found is None else (found[0].root, found[0].module, found[1])
+
+    def _number(self) -> str:
+        number = f"{attach.global_rank()}-i{self._incidents}"
+        self._incidents += 1
+        return number
+
+    # --- what is wrong -----------------------------------------------------------------------------------------------
+
+    def _loss_is_bad(self, *, scaled: bool) -> bool:
+        """An FP16 loss that is only infinite after it was multiplied by the scale is the scaler's business."""
+        values = [v for v in map(read, self._recorder.current.losses) if v is not None]
+        return any(math.isnan(v) if scaled else not math.isfinite(v) for v in values) or (
+            scaled and any(math.isinf(v) for v in values) and not self._recorder.current.narrow_loss
+        )
+
+    def _is_stuck(self, scaler: torch.amp.GradScaler) -> bool:
+        if self._let_through and self._skips >= MAX_SKIPS:
+            return True
+        scale = scaler._scale
+        return scale is not None and float(scale) <= SCALE_FLOOR
+
+    # --- what is done ------------------------------------------------------------------------------------------------
+
+    def _examine(self, *, loss_bad: bool, gradients_bad: bool) -> None:
+        recorder = self._recorder
+        number = self._number()
+        data: dict[str, Any] = {
+            "policy": self._policy,
+            "loss_is_bad": loss_bad,
+            "gradients_are_bad": gradients_bad,
+            "skips_in_a_row": self._skips,
+        }
+        if self._examined >= MAX_EXAMINED:
+            recorder.event("incident", id=number, data={**data, "outcome": "not-examined"})
+            return
+        self._examined += 1
+        what = "the loss" if loss_bad else "a gradient"
+        values = not recorder.options.redact_names
+        done = examination.examine(self._scene, recorder.names, loss_is_bad=loss_bad, values=values)
+        recorder.event("incident", **examination.incident_event(done, number, data))
+        for row in examination.op_events(done, number):
+            recorder.event("op", **row)
+        attach.say(f"step {recorder.step}: {what} is not finite{_told(done)}{self._then()}")
+
+    def _then(self) -> str:
+        return {"stop": "", "skip": "; the step is skipped"}.get(self._policy, "; training goes on")
+
+    def _stop(self, step: int) -> None:
+        message = f"--on-nonfinite stop, at step {step}"
+        self._recorder.close(reason="stopped", message=message)
+        attach.say(f"stopping the run ({message}); the weights are as they were before this step")
+        raise SystemExit(STOPPED_BY_US)
+
+    def _refuse_to_skip(self) -> None:
+        message = "--on-nonfinite skip does not work with sharded gradients (FSDP, DTensor), whose ranks would disagree"
+        self._recorder.close(reason="refused", message=message)
+        attach.say(f"{message}; use --on-nonfinite examine or stop")
+        raise SystemExit(2)
+
+
+def _told(done: examination.Examination) -> str:
+    origin = done.origin
+    if origin is None:
+        return f" ({done.why})" if done.why else ""
+    line = origin.line or (done.found.call.line if done.found is not None else None)
+    where = f" at {line.shown}:{line.number}" if line is not None else ""
+    return f", first made by {origin.op}{where}"
+
+
+def _value(amax: Deferred) -> float:
+    value = read(amax)
+    return 0.0 if value is None else value
+
+
+def _is_sharded(parameter: Tensor) -> bool:
+    return type(parameter).__name__ == "DTensor" or type(parameter.grad).__name__ == "DTensor"
+
+
+def _is_distributed() -> bool:
+    distributed: Any = sys.modules.get("torch.distributed")
+    return bool(
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
+class GradientsAside:
+    """Takes the gradients from the parameters of an optimizer, so that its step finds nothing to do."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._held = [(p, p.grad) for p in parameters if p.grad is not None]
+        for p, _ in self._held:
+            p.grad = None
+
+    def restore(self) -> None:
+        """Gives them back."""
+        for p, grad in self._held:
+            p.grad = grad
+        self._held = []

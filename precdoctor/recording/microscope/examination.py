@@ -1,0 +1,185 @@
+"""One incident under the microscope: which root call to run again, two passes, and the events that come of it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from precdoctor.recording.microscope.facts import badness, describe
+from precdoctor.recording.microscope.frames import Line
+from precdoctor.recording.microscope.replay import Replay, replay
+from precdoctor.recording.microscope.restore import Attributes, RandomState
+from precdoctor.recording.microscope.slicing import Slice
+from precdoctor.recording.microscope.tracer import External, OpRecord
+from precdoctor.recording.naming import Names, unwrap
+from precdoctor.recording.scene import RootCall, Scene
+
+#: Arguments of a root call told of.
+_MAX_ARGUMENTS = 8
+
+
+@dataclass
+class Examination:
+    """What an examination came to.
+
+    Attributes:
+        outcome: ``origin`` (ops follow), ``outside`` (every root call is finite by itself: the code between or after
+            them made it), ``refused`` or ``failed``.
+        phase: of the origin: forward or backward.
+    """
+
+    outcome: str
+    phase: str | None = None
+    why: str | None = None
+    found: Replay | None = None
+    slice: Slice | None = None
+    changed_arguments: list[str] = field(default_factory=list)
+    #: Facts of the floating-point tensors given to the call the incident is about.
+    batch: list[dict[str, Any]] = field(default_factory=list)
+    changed_attributes: tuple[str, ...] = ()
+
+    @property
+    def reproduced(self) -> str | None:
+        """``bit-for-bit``, ``in-kind``; null when nothing was run again."""
+        if self.found is None:
+            return None
+        return "bit-for-bit" if self.found.compared and self.found.equal == self.found.compared else "in-kind"
+
+    @property
+    def origin(self) -> OpRecord | None:
+        """The first op that made something bad of finite operands."""
+        if self.found is None or self.slice is None or not self.slice.origins:
+            return None
+        return self.found.tracer.records[self.slice.origins[0]]
+
+
+def examine(scene: Scene, names: Names, *, loss_is_bad: bool, values: bool) -> Examination:
+    """Run the step's root calls again until one shows the bad value; everything is left as it was.
+
+    Args:
+        loss_is_bad: look in the forward passes; else in the backward passes.
+        values: let facts hold single values.
+    """
+    if scene.refused is not None or not scene.calls:
+        return Examination("refused", why=scene.refused or "no module was called in the step")
+    calls = list(scene.calls)
+    modules = list({id(m): m for c in calls for m in unwrap(c.module).modules()}.values())
+    random, attributes = RandomState.now(), Attributes(modules)
+    try:
+        done = (_forward if loss_is_bad else _backward)(calls, names, values=values)
+    except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
+        done = Examination("failed", why=_sentence(error))
+    finally:
+        random.restore()
+        changed = attributes.restore()
+    done.changed_attributes = changed
+    if done.found is not None:
+        given = [(n, x) for n, x, _ in done.found.call.versions if x.is_floating_point()]
+        done.batch = [{"argument": name, **describe(x.detach())} for name, x in given[:_MAX_ARGUMENTS]]
+    done.changed_arguments = sorted({name for c in calls for name in c.changed})
+    return done
+
+
+def _forward(calls: Sequence[RootCall], names: Names, *, values: bool) -> Examination:
+    for call in calls:
+        done = replay(call, names, backward=False, values=values)
+        if done.bad_outputs:
+            return _closer("forward", done, names, values=values)
+    return Examination("outside", "forward", why="every top-level module's outputs are finite")
+
+
+def _backward(calls: Sequence[RootCall], names: Names, *, values: bool) -> Examination:
+    """In each micro-step the last call comes first in the backward pass."""
+    reason = "the backward pass of every top-level module is finite"
+    for micro_step in sorted({c.micro_step for c in calls}):
+        for call in reversed([c for c in calls if c.micro_step == micro_step]):
+            if any(badness(g) for g in call.gradients.values()):
+                reason = "the gradients of top-level modules' outputs are bad already"
+                continue
+            done = replay(call, names, backward=True, values=values)
+            if done.bad_gradients:
+                return _closer("backward", done, names, values=values)
+    return Examination("outside", "backward", why=reason)
+
+
+def _closer(phase: str, first: Replay, names: Names, *, values: bool) -> Examination:
+    """The second pass, for the facts of the ops around the origin."""
+    found = first.slice()
+    if found is None:
+        return Examination("outside", phase, why="no op of the replay made the bad value", found=first)
+    second = replay(first.call, names, backward=phase == "backward", wanted=found.wanted, values=values)
+    again = second.slice()
+    if again == found:
+        return Examination("origin", phase, found=second, slice=again)
+    return Examination("origin", phase, found=first, slice=found)
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict[str, Any]:
+    """The ``incident`` row."""
+    call = done.found.call if done.found is not None else None
+    more: dict[str, Any] = {
+        "outcome": done.outcome,
+        "phase": done.phase,
+        "why": done.why,
+        "reproduced": done.reproduced,
+        "batch": done.batch,
+        "changed_arguments": done.changed_arguments,
+        "changed_attributes": list(done.changed_attributes),
+    }
+    if done.found is not None:
+        more["micro_step"] = done.found.call.micro_step
+        more["trace_complete"] = done.found.tracer.complete
+        bad = done.found.bad_outputs or done.found.bad_gradients
+        more["bad"] = [{"name": name, "badness": kinds} for name, kinds, _ in bad[:16]]
+    if done.found is not None and done.slice is not None:
+        more["origins"] = list(done.slice.origins)
+        more["path"] = list(done.slice.path)
+        more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
+    row: dict[str, Any] = {"id": number, "root": call.root if call is not None else None, "data": {**data, **more}}
+    return {**row, **_line(call.line if call is not None else None)}
+
+
+def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
+    """An ``op`` row for every op worth telling of, in execution order."""
+    if done.found is None or done.slice is None:
+        return []
+    records = done.found.tracer.records
+    indices = set(done.slice.wanted)
+    indices |= {f for i in indices if (f := records[i].forward) is not None}
+    return [_op_event(records[i], done, number) for i in sorted(indices)]
+
+
+def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any]:
+    assert done.found is not None
+    call = done.found.call
+    data = {
+        "index": record.index,
+        "phase": record.phase,
+        "node": record.node,
+        "forward": record.forward,
+        "suspect": record.suspect,
+        "bad_in": list(record.bad_in),
+        "bad_out": record.bad_out,
+        "sources": [_source(s) for s in record.sources],
+        **record.facts,
+    }
+    row = {"id": f"{number}.{record.index}", "parent_id": number, "root": call.root, "module": record.module}
+    return {**row, "op": record.op, **_line(record.line or call.line), "data": data}
+
+
+def _source(source: tuple[int, ...] | External) -> Any:
+    return {"kind": source.kind, "name": source.name} if isinstance(source, External) else list(source[-4:])
+
+
+def _line(line: Line | None) -> dict[str, Any]:
+    return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
+
+
+def _sentence(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {error}"[:500] + (f" ({where[-1].filename}:{where[-1].lineno})" if where else "")

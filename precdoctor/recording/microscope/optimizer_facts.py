@@ -1,0 +1,85 @@
+"""Raw facts of parameters an optimizer step made non-finite: gradient, state, settings, and the first bad element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import leaves
+from precdoctor.recording.microscope.facts import badness, describe, value_at
+
+#: Parameters told of per incident.
+_MAX_PARAMETERS = 4
+_SETTINGS = ("lr", "eps", "betas", "momentum", "weight_decay", "alpha", "rho", "lr_decay", "maximize", "amsgrad")
+
+#: A parameter's root, module and name.
+Named = Callable[[Tensor], tuple[str, str, str]]
+
+
+def bad_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
+    """The optimizer's parameters that hold a NaN or an infinity, with their group."""
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            dense = leaves.plain(parameter)
+            if dense is not None and badness(dense.detach()):
+                found.append((parameter, group))
+    return found
+
+
+def parameter_events(
+    optimizer: torch.optim.Optimizer,
+    bad: list[tuple[Tensor, dict[str, Any]]],
+    before: Mapping[int, Tensor],
+    named: Named,
+    *,
+    with_gradient: bool,
+    values: bool,
+) -> list[dict[str, Any]]:
+    """An ``op`` row per bad parameter; ``argument`` is weight, grad or the name of a state tensor.
+
+    Args:
+        before: copies of the weights from before the step, by ``id``, as far as there are any.
+        with_gradient: the gradients are still those the step used.
+        values: take single values at the first bad element.
+    """
+    rows = []
+    for index, (parameter, group) in enumerate(bad[:_MAX_PARAMETERS]):
+        root, module, name = named(parameter)
+        after = describe(parameter.detach())
+        tensors: dict[str, Tensor] = {}
+        if (old := before.get(id(parameter))) is not None:
+            tensors["weight"] = old
+        if with_gradient and parameter.grad is not None:
+            tensors["grad"] = parameter.grad
+        tensors |= {k: v for k, v in optimizer.state.get(parameter, {}).items() if isinstance(v, Tensor)}
+        operands = []
+        for argument, x in tensors.items():
+            plain = leaves.plain(x)
+            if plain is None:
+                continue
+            operands.append({"argument": argument, **describe(plain.detach())})
+            if values and "first_bad" in after:
+                operands[-1]["value"] = value_at(plain.detach(), after["first_bad"], parameter.shape)
+        data = {
+            "index": index,
+            "phase": "optimizer",
+            "suspect": True,
+            "bad_out": badness(parameter.detach()),
+            "bad_in": [0 for _ in operands],
+            "parameter": name,
+            "operands": operands,
+            "results": [after],
+            "settings": {k: _plain(group[k]) for k in _SETTINGS if k in group},
+        }
+        rows.append({"root": root, "module": module, "op": f"optim.{type(optimizer).__name__}.step", "data": data})
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 else None
+    return list(value) if isinstance(value, tuple) else value

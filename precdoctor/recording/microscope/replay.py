@@ -1,0 +1,222 @@
+"""Running one root call of the step again, forward and backward, under the tracer and apart from everything else."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from precdoctor.recording import leaves
+from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
+from precdoctor.recording.microscope.slicing import Slice, slice_back
+from precdoctor.recording.microscope.tracer import External, Source, Tracer, storage_key
+from precdoctor.recording.naming import Names, unwrap
+from precdoctor.recording.scene import RootCall
+
+
+@dataclass
+class Replay:
+    """What came of one root call run again."""
+
+    call: RootCall
+    tracer: Tracer
+    #: Output leaves that are bad: name, kinds, and who wrote them.
+    bad_outputs: list[tuple[str, int, Source]] = field(default_factory=list)
+    #: The same of gradients of parameters and arguments.
+    bad_gradients: list[tuple[str, int, Source]] = field(default_factory=list)
+    #: Outputs computed again that are still at hand in the run, and how many of them are equal bit for bit.
+    compared: int = 0
+    equal: int = 0
+    #: Why there was no backward pass.
+    no_backward: str | None = None
+
+    def slice(self) -> Slice | None:
+        """From the bad outputs, else from the bad gradients, back to what made them."""
+        bad = self.bad_outputs or self.bad_gradients
+        return slice_back(self.tracer.records, [source for _, _, source in bad])
+
+
+def replay(
+    call: RootCall, names: Names, *, backward: bool, wanted: frozenset[int] = frozenset(), values: bool = True
+) -> Replay:
+    """Run ``call`` again. The process is left as it was, but for random number generators and module attributes.
+
+    Args:
+        backward: go on into the backward pass, from the gradients the run itself brought to the outputs.
+        wanted: ops of which full facts are wanted, by their index in an earlier replay of the same call.
+        values: let facts hold single values.
+
+    Raises:
+        Exception: whatever the user's forward raises.
+    """
+    module = unwrap(call.module)
+    modules = list(module.modules())
+    call.random.restore()
+    with without_hooks(modules), buffers_aside(modules, call.buffers), _eager():
+        tracer = Tracer(_known(call, module, names), wanted, values=values)
+        done = Replay(call, tracer)
+        _run(done, module, names, backward=backward)
+    return done
+
+
+def _run(done: Replay, module: nn.Module, names: Names, *, backward: bool) -> None:
+    call, tracer = done.call, done.tracer
+    with (
+        _module_names(tracer, names, module),
+        Autocast.again(call.autocast),
+        torch.enable_grad(),
+    ):
+        arguments = _ready(call)
+        with tracer:
+            result = module(*arguments[0], **arguments[1])
+        _judge_outputs(done, result)
+        if backward:
+            _backward(done, module, result, arguments)
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Inside, compiled modules run as they are written; a process that compiles nothing need not load the compiler."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, those that need gradients as leaves of their own."""
+    from precdoctor.recording.scene import mapped
+
+    def leaf(x: Tensor) -> Tensor:
+        return x.detach().requires_grad_() if x.requires_grad else x
+
+    return mapped(call.args, leaf), mapped(call.kwargs, leaf)
+
+
+def _judge_outputs(done: Replay, result: Any) -> None:
+    originals = {name: kept for name, kept, version in done.call.outputs if kept._version == version}
+    for name, x in leaves.floating(result):
+        bad = badness(x.detach())
+        if bad:
+            done.bad_outputs.append((name, bad, done.tracer.source(x)))
+        original = originals.get(name)
+        if original is not None and original.shape == x.shape and original.dtype == x.dtype:
+            done.compared += 1
+            done.equal += _same_bits(original, x.detach())
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and torch.equal(torch.isnan(a), torch.isnan(b))
+
+
+def _backward(done: Replay, module: nn.Module, result: Any, arguments: tuple[Any, Any]) -> None:
+    call = done.call
+    pairs = [
+        (x, call.gradients[name].clone())
+        for name, x in leaves.floating(result)
+        if name in call.gradients and x.requires_grad and call.gradients[name].shape == x.shape
+    ]
+    if not pairs:
+        done.no_backward = "the backward pass brought no gradient to its outputs"
+        return
+    inputs: dict[str, Tensor] = {f"weight {n}": p for n, p in module.named_parameters() if p.requires_grad}
+    inputs |= {f"argument {n}": x for n, x in leaves.tensors(arguments) if x.requires_grad and x.is_leaf}
+    leaves_in = list(inputs.values())
+    with _gradients_aside(leaves_in):
+        gradients = _gradients(done.tracer, pairs, leaves_in, alone=type(call.module) is type(module))
+        for name, grad in zip(inputs, gradients, strict=True):
+            bad = badness(grad) if grad is not None else 0
+            if grad is not None and bad:
+                done.bad_gradients.append((name, bad, done.tracer.source(grad)))
+
+
+def _gradients(
+    tracer: Tracer, pairs: list[tuple[Tensor, Tensor]], inputs: list[Tensor], *, alone: bool
+) -> list[Tensor | None]:
+    """Gradients that reach nobody's ``.grad``.
+
+    Reentrant checkpointing only runs with those; then they are aside, unless a wrapper (``alone`` is false) listens.
+    """
+    outputs, brought = [o for o, _ in pairs], [g for _, g in pairs]
+    try:
+        with tracer:
+            return list(torch.autograd.grad(outputs, inputs, brought, allow_unused=True, retain_graph=True))
+    except RuntimeError as error:
+        if "heckpoint" not in str(error) or not alone:
+            raise
+    run: Any = getattr(torch.autograd.backward, "__wrapped__", torch.autograd.backward)
+    with tracer:
+        run(outputs, brought)
+    return [x.grad for x in inputs]
+
+
+@contextlib.contextmanager
+def _gradients_aside(inputs: list[Tensor]) -> Iterator[None]:
+    """Inside, leaves have no gradients and no hooks."""
+    held = [(x, x.grad) for x in inputs]
+    hooks = [(d, dict(d)) for x in inputs for d in (x._backward_hooks, x._post_accumulate_grad_hooks) if d]
+    try:
+        for x in inputs:
+            x.grad = None
+        for dictionary, _ in hooks:
+            dictionary.clear()
+        yield
+    finally:
+        for x, grad in held:
+            x.grad = grad
+        for dictionary, items in hooks:
+            dictionary.update(items)
+
+
+def _known(call: RootCall, module: nn.Module, names: Names) -> dict[int, External]:
+    """What the storages that exist before the replay are."""
+    known: dict[int, External] = {}
+
+    def note(x: Tensor, external: External) -> None:
+        if (key := storage_key(x)) is not None:
+            known.setdefault(key, external)
+
+    for name, p in module.named_parameters():
+        found = names.parameter(p)
+        note(p, External("weight", name if found is None else ".".join(filter(None, (found[0].module, found[1])))))
+    for name, b in module.named_buffers():
+        note(b, External("buffer", name))
+    for name, x, _ in call.versions:
+        note(x, External("argument" if x.requires_grad else "batch", name))
+    return known
+
+
+@contextlib.contextmanager
+def _module_names(tracer: Tracer, names: Names, module: nn.Module) -> Iterator[None]:
+    """Inside, the tracer knows which module runs."""
+    place = nn.modules.module
+    fqn = {id(m): (found.module if (found := names.find(m)) is not None else n) for n, m in module.named_modules()}
+    stack: list[nn.Module] = []
+
+    def enter(m: nn.Module, _args: Any) -> None:
+        stack.append(m)
+        above = tracer.modules[-1] if tracer.modules else ""
+        tracer.modules.append(fqn.get(id(m), f"{above}.{type(m).__name__}".lstrip(".")))
+
+    def leave(m: nn.Module, _args: Any, _result: Any) -> None:
+        while stack and stack.pop() is not m:
+            tracer.modules.pop()
+        if tracer.modules:
+            tracer.modules.pop()
+
+    handles = [
+        place.register_module_forward_pre_hook(enter),
+        place.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

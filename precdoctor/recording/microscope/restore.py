@@ -1,0 +1,199 @@
+"""Leaving the process as it was: random number generators, buffers, module attributes, hooks, autocast."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: Attributes of a module that hold its tensors, its children or its hooks.
+_MACHINERY = frozenset(vars(nn.Module()))
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_forward_hooks_with_kwargs",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Where every generator a forward pass may draw from stands."""
+
+    cpu: Tensor
+    cuda: tuple[tuple[int, Tensor], ...]
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> RandomState:
+        """Reads the states; changes none and waits for no device."""
+        cuda: tuple[tuple[int, Tensor], ...] = ()
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            cuda = tuple((i, torch.cuda.get_rng_state(i)) for i in range(torch.cuda.device_count()))
+        numpy = sys.modules.get("numpy.random")
+        state = numpy.get_state(legacy=False) if numpy is not None else None
+        return cls(torch.get_rng_state(), cuda, random.getstate(), state)
+
+    def restore(self) -> None:
+        """Sets every generator to what it was."""
+        torch.set_rng_state(self.cpu)
+        for device, state in self.cuda:
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(self.python)
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None and self.numpy is not None:
+            numpy.set_state(self.numpy)
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """The autocast state of one device type."""
+
+    device: str
+    enabled: bool
+    dtype: torch.dtype
+    cache: bool
+
+    @classmethod
+    def now(cls) -> tuple[Autocast, ...]:
+        """The states of the devices training runs on."""
+        cache = torch.is_autocast_cache_enabled()
+        return tuple(cls(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in ("cuda", "cpu"))
+
+    @staticmethod
+    @contextlib.contextmanager
+    def again(states: Sequence[Autocast]) -> Iterator[None]:
+        """Inside, autocast is as it was."""
+        with contextlib.ExitStack() as stack:
+            for state in states:
+                if state.enabled or torch.is_autocast_enabled(state.device):
+                    stack.enter_context(
+                        torch.autocast(
+                            state.device, dtype=state.dtype, enabled=state.enabled, cache_enabled=state.cache
+                        )
+                    )
+            yield
+
+
+class Attributes:
+    """The plain attributes of every module of some trees, and the contents of the containers among them."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._kept = [(m, dict(own), {k: _contents(v) for k, v in own.items()}) for m in modules for own in [_own(m)]]
+
+    def restore(self) -> tuple[str, ...]:
+        """Puts back what was changed; the changed attributes as ``Class.name``."""
+        changed = []
+        for module, values, contents in self._kept:
+            now = _own(module)
+            for name in now.keys() - values.keys():
+                changed.append(f"{type(module).__name__}.{name}")
+                module.__dict__.pop(name, None)
+            for name, value in values.items():
+                if name not in now or now[name] is not value:
+                    changed.append(f"{type(module).__name__}.{name}")
+                    module.__dict__[name] = value
+                if (held := contents[name]) is not None and _differs(value, held):
+                    changed.append(f"{type(module).__name__}.{name}")
+                    _refill(value, held)
+        return tuple(sorted(set(changed)))
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    return {k: v for k, v in module.__dict__.items() if k not in _MACHINERY or k == "training"}
+
+
+def _contents(value: Any) -> Any:
+    return value.copy() if type(value) in (list, dict, set) else None
+
+
+def _differs(value: Any, held: Any) -> bool:
+    """By identity: comparing elements could run code, or compare tensors."""
+    if len(value) != len(held):
+        return True
+    if isinstance(value, set):
+        return {id(v) for v in value} != {id(v) for v in held}
+    if isinstance(value, dict):
+        return any(k not in value or value[k] is not v for k, v in held.items())
+    return any(a is not b for a, b in zip(value, held, strict=True))
+
+
+def _refill(value: Any, held: Any) -> None:
+    if isinstance(value, list):
+        value[:] = held
+    else:
+        value.clear()
+        value.update(held)
+
+
+@contextlib.contextmanager
+def buffers_aside(modules: Sequence[nn.Module], earlier: Mapping[int, Tensor]) -> Iterator[None]:
+    """Inside, modules read and write copies of their buffers; the buffers themselves are never touched.
+
+    Args:
+        earlier: values from before the forward pass, by the ``id`` of the buffer, where those are known.
+    """
+    held = [(m, dict(m._buffers)) for m in modules if m._buffers]
+    copies: dict[int, Tensor] = {}
+    for _, buffers in held:
+        for buffer in buffers.values():
+            if buffer is not None and id(buffer) not in copies:
+                copies[id(buffer)] = earlier.get(id(buffer), buffer).detach().clone()
+    try:
+        for module, buffers in held:
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = copies[id(buffer)]
+        yield
+    finally:
+        for module, buffers in held:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+
+
+@contextlib.contextmanager
+def without_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, neither the user's nor our module hooks run; torch's own (weight and spectral norm, pruning) do.
+
+    The dictionaries are replaced, not emptied, and put back as they were.
+    """
+    held: list[tuple[dict[str, Any], str, Any]] = []
+    place = nn.modules.module
+    globals_before = {name: OrderedDict(getattr(place, name)) for name in _GLOBAL_HOOKS if hasattr(place, name)}
+    try:
+        for name in globals_before:
+            getattr(place, name).clear()
+        for module in modules:
+            for name in _HOOKS:
+                hooks = module.__dict__.get(name)
+                if hooks:
+                    held.append((module.__dict__, name, hooks))
+                    module.__dict__[name] = OrderedDict((k, h) for k, h in hooks.items() if _is_torchs(h))
+        yield
+    finally:
+        for owner, name, hooks in held:
+            owner[name] = hooks
+        for name, hooks in globals_before.items():
+            getattr(place, name).update(hooks)
+
+
+def _is_torchs(hook: Any) -> bool:
+    function = getattr(hook, "__func__", hook)
+    module = getattr(function, "__module__", None) or type(hook).__module__
+    return str(module).split(".")[0] == "torch"

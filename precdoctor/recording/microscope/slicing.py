@@ -1,0 +1,111 @@
+"""From a bad value back to the ops that made it: a slice over the trace that follows bad operands only.
+
+Ops that are bad for themselves and reach nothing that matters (masks, values a ``where`` threw away) are never met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from precdoctor.recording.microscope.tracer import External, OpRecord, Source
+
+#: Ops told of the way from an origin to the bad value, and of the way that led to its operands.
+_MAX_PATH = 12
+_MAX_FEEDING = 12
+_FEEDING_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a bad value came from.
+
+    Attributes:
+        origins: ops of the slice that made something bad of finite operands, by index.
+        externals: bad tensors from before the trace, with the first op that read each.
+        path: indices of the slice's ops in order, from the first origin to the bad value.
+        feeding: ops that made the operands of the origins, nearest first.
+    """
+
+    origins: tuple[int, ...]
+    externals: tuple[tuple[External, int], ...]
+    path: tuple[int, ...]
+    feeding: tuple[int, ...]
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        """Every op to be told of."""
+        return frozenset((*self.origins, *self.path, *self.feeding, *(index for _, index in self.externals)))
+
+
+def slice_back(records: Sequence[OpRecord], targets: Iterable[Source]) -> Slice | None:
+    """Follow bad operands back from ``targets``; None when no op made any of them.
+
+    Args:
+        records: of a trace, by index.
+        targets: sources of the bad tensors.
+    """
+    waiting = [i for t in targets if not isinstance(t, External) for i in t if records[i].bad_out]
+    met: set[int] = set()
+    external: dict[External, int] = {}
+    while waiting:
+        index = waiting.pop()
+        if index in met:
+            continue
+        met.add(index)
+        record = records[index]
+        for source, bad in zip(record.sources, record.bad_in, strict=False):
+            if not bad:
+                continue
+            if isinstance(source, External):
+                external[source] = min(index, external.get(source, index))
+            else:
+                waiting += [i for i in source if i < index and records[i].bad_out]
+    if not met:
+        return None
+    origins = tuple(sorted(i for i in met if records[i].suspect))
+    path = _path(records, sorted(met))
+    return Slice(origins, tuple(external.items()), path, _feeding(records, origins or path[:1]))
+
+
+def _path(records: Sequence[OpRecord], indices: Sequence[int]) -> tuple[int, ...]:
+    """The beginning and the end of the slice, copies and views left out."""
+    told = [i for i in indices if records[i].suspect or not _passes_on(records[i].op)] or list(indices)
+    if len(told) <= _MAX_PATH:
+        return tuple(told)
+    return (*told[: _MAX_PATH - 2], *told[-2:])
+
+
+def _feeding(records: Sequence[OpRecord], origins: Sequence[int]) -> tuple[int, ...]:
+    """The ops behind the origins' operands, breadth first."""
+    found: list[int] = []
+    level = list(origins[:4])
+    for _ in range(_FEEDING_DEPTH):
+        above: list[int] = []
+        for index in level:
+            for source in records[index].sources:
+                if isinstance(source, External):
+                    continue
+                makers = [i for i in source if i < index and i not in found and i not in above]
+                above += makers[-2:]
+        found += above
+        level = above
+    return tuple(found[:_MAX_FEEDING])
+
+
+def _passes_on(op: str) -> bool:
+    """Ops that move values and compute none."""
+    name = op.split(".")[1] if "." in op else op
+    return name in _MOVING
+
+
+def _names(spaced: str) -> frozenset[str]:
+    return frozenset(spaced.split())
+
+
+_MOVING = _names(
+    "view _unsafe_view reshape transpose t permute expand expand_as slice select unsqueeze squeeze detach "
+    "alias split split_with_sizes chunk unbind narrow as_strided clone contiguous cat stack index gather "
+    "select_backward slice_backward unfold diagonal repeat flatten lift_fresh view_as_real view_as_complex "
+    "_reshape_alias"
+)

@@ -1,0 +1,101 @@
+"""A closer look at one op while its operands exist: their ranges, its settings, and its result in FP64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.microscope.facts import describe, value_at
+
+#: An op with more operand elements than this is not run again in FP64.
+_MAX_REFERENCE = 1 << 26
+_MAX_OPERANDS = 8
+_MAX_RESULTS = 3
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def closer_look(
+    func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], results: list[Tensor], *, values: bool
+) -> dict[str, Any]:
+    """The raw facts of one op that has just run.
+
+    Args:
+        func: the ``OpOverload``, called with ``args`` and ``kwargs``.
+        swapped: copies of operands as they were before an in-place op, by ``id``.
+        results: what it returned or wrote.
+        values: take the operands' elements at the result's first bad one, too.
+    """
+    operands: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {}
+    schema = func._schema.arguments
+    bad = next((r for r in map(describe, results) if "first_bad" in r), None)
+    named = [(schema[i].name if i < len(schema) else str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
+    for name, argument in named:
+        for x in _listed(argument):
+            if isinstance(x, Tensor):
+                if len(operands) < _MAX_OPERANDS and (x.is_floating_point() or x.is_complex()):
+                    x = swapped.get(id(x), x)  # noqa: PLW2901 - as it was before
+                    operands.append({"argument": name, **describe(x)})
+                    if values and bad is not None:
+                        operands[-1]["value"] = value_at(x, bad["first_bad"], torch.Size(bad["shape"]))
+            elif (plain := _plain(x)) is not None:
+                settings.setdefault(name, plain)
+    return {
+        "operands": operands,
+        "settings": settings,
+        "results": [describe(r) for r in results[:_MAX_RESULTS]],
+        "reference": _reference(func, args, kwargs, swapped, bad, values=values),
+    }
+
+
+def _listed(argument: Any) -> list[Any]:
+    if isinstance(argument, (list, tuple)) and any(isinstance(x, Tensor) for x in argument):
+        return list(argument)
+    return [argument]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, (list, tuple)) and all(isinstance(v, (int, float)) for v in value):
+        return list(value)
+    return None
+
+
+def _reference(
+    func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], bad: dict[str, Any] | None, *, values: bool
+) -> dict[str, Any] | None:
+    """What the op gives when its operands and its result are FP64; None where it cannot be run so."""
+
+    def widened(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            value = swapped.get(id(value), value)
+            return value.to(torch.float64) if value.dtype in _NARROW else value.clone()
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(widened, value))
+        return torch.float64 if value in _NARROW and isinstance(value, torch.dtype) else value
+
+    if torch.Tag.nondeterministic_seeded in func.tags or any(a.is_out for a in func._schema.arguments):
+        return None
+    if sum(x.numel() for x in _all_tensors(args, kwargs)) > _MAX_REFERENCE:
+        return None
+    try:
+        result = func(*map(widened, args), **{k: widened(v) for k, v in kwargs.items()})
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None  # no FP64 kernel, or operands that must not be wide
+    first = result[0] if isinstance(result, (tuple, list)) and result else result
+    if not isinstance(first, Tensor) or first.dtype != torch.float64:
+        return None
+    facts = describe(first)
+    if values and bad is not None and list(first.shape) == bad["shape"]:
+        facts["value"] = value_at(first, bad["first_bad"], first.shape)
+    return facts
+
+
+def _all_tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    flat = [x for a in (*args, *kwargs.values()) for x in _listed(a)]
+    return [x for x in flat if isinstance(x, Tensor)]

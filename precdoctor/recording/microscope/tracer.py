@@ -1,0 +1,236 @@
+"""The op-level tracer: every aten operation of a forward and backward pass, which of them are bad, and what fed them.
+
+A record per op holds numbers and names only, never a tensor. Full facts (operand ranges, the result in FP64) are taken
+at once of every op that turns finite operands into a non-finite result, because that is when its operands exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from precdoctor.recording import leaves
+from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.frames import Line, innermost_user_line
+from precdoctor.recording.microscope.suspects import closer_look
+
+#: Suspects looked at closely while tracing; a mask filled in each layer is one each.
+_MAX_SUSPECTS = 256
+#: Ops recorded; a replay longer than this is cut and says so.
+MAX_OPS = 400_000
+#: Writers remembered per storage: a buffer filled slice by slice.
+_MAX_WRITERS = 64
+
+#: The number the next autograd node will get; the node of a running forward op has the one before.
+_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # not in __all__
+
+#: They leave memory as it was before somebody else used it.
+_UNINITIALISED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"))
+#: What they write to is not read by them.
+_OVERWRITING = frozenset(("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"))
+
+
+@dataclass(frozen=True)
+class External:
+    """A tensor that existed before the trace: ``kind`` is weight, buffer, batch, argument (made by the code
+    between two top-level modules) or constant.
+    """
+
+    kind: str
+    name: str = ""
+
+
+#: The ops that wrote a tensor's storage, or what it was before the trace.
+Source = tuple[int, ...] | External
+
+
+@dataclass
+class OpRecord:
+    """One executed op."""
+
+    index: int
+    op: str
+    #: forward | recompute | backward
+    phase: str
+    module: str | None
+    line: Line | None
+    sources: tuple[Source, ...]
+    #: Badness of each floating-point operand; known exactly only where the result is bad.
+    bad_in: tuple[int, ...] = ()
+    bad_out: int = 0
+    #: Backward ops: the autograd node, and the forward op that made it.
+    node: str | None = None
+    forward: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def suspect(self) -> bool:
+        """Finite operands, non-finite result."""
+        return bool(self.bad_out) and not any(self.bad_in)
+
+
+class Tracer(TorchDispatchMode):
+    """Records every op run while it is entered; see the module's text.
+
+    Args:
+        known: what the storages of weights, buffers and the batch are, by :func:`storage_key`.
+        wanted: indices of ops of which full facts are wanted whatever they compute.
+        values: also take single operand values at the first bad element.
+    """
+
+    def __init__(
+        self, known: Mapping[int, External], wanted: frozenset[int] = frozenset(), *, values: bool = True
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+        self.records: list[OpRecord] = []
+        #: FQN of the modules whose forward is running, outermost first.
+        self.modules: list[str] = []
+        self.complete = True
+        self._known = known
+        self._wanted = wanted
+        self._values = values
+        self._suspects = 0
+        self._writers: dict[int, tuple[int, ...]] = {}
+        self._made_by_sequence: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(_computes_itself(t) for t in types):
+            return NotImplemented  # its inner ops will come by here
+        if len(self.records) >= MAX_OPS:
+            self.complete = False
+            return func(*args, **kwargs)
+        written = _written(func, args, kwargs)
+        operands = [x for x in _tensors((args, kwargs)) if x.is_floating_point() or x.is_complex()]
+        before = [x.clone() if any(x is w for w in written) else x for x in operands]
+        sources = tuple(self.source(x) for x in operands)
+        sequence = _sequence_number()
+        result = func(*args, **kwargs)
+        record = self._record(func, sources)
+        self._made_by_sequence.setdefault(sequence - 1, record.index)
+        self._note_writes(record.index, func, operands, written, result)
+        self._judge(record, func, args, kwargs, before, operands, written, result)
+        return result
+
+    # --- one op ------------------------------------------------------------------------------------------------------
+
+    def _record(self, func: Any, sources: tuple[Source, ...]) -> OpRecord:
+        index = len(self.records)
+        node: Any = torch._C._current_autograd_node()
+        line = innermost_user_line()
+        module = self.modules[-1] if self.modules else None
+        record = OpRecord(index, str(func), "forward", module, line, sources)
+        if node is not None and module is not None:
+            record.phase = "recompute"
+        elif node is not None or torch._C._current_graph_task_id() != -1:
+            record.phase = "backward"
+            record.node = node.name() if node is not None else None
+            record.forward = self._made_by_sequence.get(node._sequence_nr()) if node is not None else None
+            if record.forward is not None:
+                made = self.records[record.forward]
+                record.module = made.module
+                record.line = line or made.line
+        self.records.append(record)
+        return record
+
+    def _judge(
+        self,
+        record: OpRecord,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        before: list[Tensor],
+        operands: list[Tensor],
+        written: list[Tensor],
+        result: Any,
+    ) -> None:
+        name = _name(func)
+        if name in _UNINITIALISED:
+            return
+        results = [x for x in _tensors(result) if x.is_floating_point() or x.is_complex()]
+        results += [w for w in written if not any(w is r for r in results)]
+        for x in results:
+            record.bad_out |= badness(x)
+        if record.bad_out:
+            ignored = name in _OVERWRITING or _out_variant(func)
+            record.bad_in = tuple(
+                0 if ignored and any(x is w for w in written) else badness(b)
+                for x, b in zip(operands, before, strict=True)
+            )
+        fresh = record.suspect and self._suspects < _MAX_SUSPECTS
+        if fresh or record.index in self._wanted:
+            self._suspects += fresh
+            swapped = {id(x): b for x, b in zip(operands, before, strict=True) if b is not x}
+            record.facts = closer_look(func, args, kwargs, swapped, results, values=self._values)
+
+    # --- who made what -----------------------------------------------------------------------------------------------
+
+    def source(self, x: Tensor) -> Source:
+        """Who made the tensor's values."""
+        key = storage_key(x)
+        if key is None:
+            return External("constant")
+        writers = self._writers.get(key)
+        return writers if writers is not None else self._known.get(key, External("constant"))
+
+    def _note_writes(self, index: int, func: Any, operands: list[Tensor], written: list[Tensor], result: Any) -> None:
+        mine = {storage_key(w) for w in written}
+        for key in mine - {None}:
+            assert key is not None
+            old = () if _name(func) in _OVERWRITING else self._writers.get(key, ())
+            self._writers[key] = (*old, index)[-_MAX_WRITERS:]
+        inputs = {storage_key(x) for x in operands}
+        for x in _tensors(result):
+            key = storage_key(x)
+            if key is not None and key not in inputs:  # a view of an operand was written by whoever wrote that
+                self._writers[key] = (index,)
+
+
+def storage_key(x: Tensor) -> int | None:
+    """Equal for tensors that share memory, as long as both are alive; None without memory of its own."""
+    if x.layout is not torch.strided or leaves.is_wrapped(x):
+        return None
+    return int(x.untyped_storage()._cdata)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Tensors in the arguments or results of an op, which nests lists only."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The floating-point arguments an op changes in place."""
+    found: list[Tensor] = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            found += [x for x in _tensors(value) if x.is_floating_point() or x.is_complex()]
+    return found
+
+
+def _out_variant(func: Any) -> bool:
+    return any(a.is_out for a in func._schema.arguments)
+
+
+def _name(func: Any) -> str:
+    """``add_`` of ``aten.add_.Tensor``."""
+    return str(func.overloadpacket.__name__)
+
+
+def _computes_itself(kind: type) -> bool:
+    if kind is Tensor or kind is torch.nn.Parameter:
+        return False
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return dispatch is not None and dispatch is not Tensor.__torch_dispatch__

@@ -1,0 +1,243 @@
+"""What a replay of the current step needs: the arguments of every root call, and the state they were called in.
+
+Kept by reference, for one step, within ``--scene-memory``; a healthy step pays for a few attribute reads, the states of
+the random number generators, and copies of the buffers that forward passes write to.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from precdoctor.recording import kernels, leaves
+from precdoctor.recording.microscope.frames import Line, innermost_user_line
+from precdoctor.recording.microscope.restore import Autocast, RandomState
+from precdoctor.recording.recorder import Recorder, guarded
+
+#: Root calls kept per step: rollouts and decoding loops make thousands.
+_MAX_CALLS = 64
+
+
+@dataclass
+class RootCall:
+    """One call of a top-level module in training."""
+
+    module: nn.Module
+    root: str
+    micro_step: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    #: Each tensor leaf of the arguments and its version counter when the call began.
+    versions: list[tuple[str, Tensor, int]]
+    random: RandomState
+    autocast: tuple[Autocast, ...]
+    training: bool
+    #: Where the user called it.
+    line: Line | None
+    #: Values before the call of buffers that forward passes write to, by ``id``.
+    buffers: Mapping[int, Tensor] = field(default_factory=dict)
+    #: Output leaves with their version counters, and the gradients the backward pass brought to them.
+    outputs: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> list[str]:
+        """Arguments written to since the call began."""
+        return [name for name, x, version in self.versions if _version(x) != version]
+
+
+class Scene:
+    """The calls of the current step."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.calls: list[RootCall] = []
+        #: Why the step cannot be replayed, if it cannot.
+        self.refused: str | None = None
+        self._left = recorder.options.scene_memory
+        self._storages: set[int] = set()
+        self._step = -1
+        self._buffers: dict[int, _Buffers] = {}
+        #: Some caller or forward writes into the arguments: from now on they are copied.
+        self._copying = False
+        self._cannot: dict[int, tuple[weakref.ref[nn.Module], str | None]] = {}
+        self.enabled = recorder.options.on_nonfinite != "observe" or recorder.options.scene_memory > 0
+        self._keep = guarded(recorder)(self._gradient)
+        recorder.when_forked.append(self.clear)
+
+    def clear(self) -> None:
+        """Let go of everything: the step is over."""
+        self._copying = self._copying or any(call.changed for call in self.calls)
+        self.calls = []
+        self.refused = None
+        self._left = self._recorder.options.scene_memory
+        self._storages.clear()
+
+    # --- root calls --------------------------------------------------------------------------------------------------
+
+    def enter(self, module: nn.Module, root: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RootCall | None:
+        """A top-level module is called in training; null when the call is not kept."""
+        self._begin_step_if_new()
+        if self.refused is not None:
+            return None
+        if (why := self._cannot_replay(module)) is not None or len(self.calls) >= _MAX_CALLS:
+            self._refuse(why or f"the step calls top-level modules more than {_MAX_CALLS} times")
+            return None
+        keep = _copied if self._copying else _without_graph
+        call = RootCall(
+            module,
+            root,
+            self._recorder.micro_step,
+            mapped(args, keep),
+            mapped(dict(kwargs), keep),
+            [],
+            RandomState.now(),
+            Autocast.now(),
+            module.training,
+            innermost_user_line(),
+        )
+        call.versions = [(n, x, _version(x)) for n, x in leaves.tensors({**dict(enumerate(call.args)), **call.kwargs})]
+        for _, x, _ in call.versions:
+            if not self._afford(x):
+                self._refuse("its inputs exceed --scene-memory")
+                return None
+        with kernels.apart_from_user_modes():
+            call.buffers = self._buffers_of(module).before(self._afford)
+        self.calls.append(call)
+        return call
+
+    def leave(self, call: RootCall, result: Any) -> None:
+        """The call has returned: be told of the gradients of its outputs."""
+        for name, x in leaves.floating(result):
+            if self._afford(x):
+                call.outputs.append((name, x.detach(), _version(x)))
+            if x.requires_grad and x.grad_fn is not None:
+                x.register_hook(self._hook(call, name))
+        self._buffers_of(call.module).after()
+
+    def _hook(self, call: RootCall, name: str) -> Callable[[Tensor | None], None]:
+        keep = self._keep
+
+        def precdoctor_root_grad(grad: Tensor | None) -> None:
+            if grad is not None:
+                keep(call, name, grad)
+
+        return precdoctor_root_grad
+
+    def _gradient(self, call: RootCall, name: str, grad: Tensor) -> None:
+        if not self._recorder.in_backward or not any(call is c for c in self.calls):
+            return  # of a graph kept from an earlier step
+        if self._afford(grad):
+            call.gradients[name] = grad.detach()
+        else:
+            self._refuse("the gradients of its outputs exceed --scene-memory")
+
+    # --- limits ------------------------------------------------------------------------------------------------------
+
+    def _begin_step_if_new(self) -> None:
+        if self._recorder.step != self._step:
+            self._step = self._recorder.step
+            self.clear()
+
+    def _refuse(self, why: str) -> None:
+        self.clear()
+        self.refused = why
+
+    def _afford(self, x: Tensor) -> bool:
+        """Count a tensor's memory, once per storage."""
+        if x.layout is not torch.strided or leaves.is_wrapped(x):
+            return True
+        storage = x.untyped_storage()
+        if storage._cdata not in self._storages:
+            self._storages.add(storage._cdata)
+            self._left -= storage.nbytes()
+        return self._left >= 0
+
+    def _buffers_of(self, module: nn.Module) -> _Buffers:
+        known = self._buffers.get(id(module))
+        if known is None or known.module() is not module:
+            known = self._buffers[id(module)] = _Buffers(module)
+        return known
+
+    def _cannot_replay(self, module: nn.Module) -> str | None:
+        known = self._cannot.get(id(module))
+        if known is None or known[0]() is not module:
+            known = self._cannot[id(module)] = (weakref.ref(module), why_not_replayable(module))
+        return known[1]
+
+
+class _Buffers:
+    """The buffers of one root, and which of them its forward passes write to."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self._all = [weakref.ref(b) for b in module.buffers() if not b.is_inference()]
+        self._versions: list[int] | None = None
+        self._written: set[int] | None = None
+
+    def before(self, afford: Callable[[Tensor], bool]) -> dict[int, Tensor]:
+        """Copies of those written to; at the first call, of all."""
+        copies = {}
+        live = [(i, b) for i, ref in enumerate(self._all) if (b := ref()) is not None]
+        self._versions = [b._version for _, b in live]
+        for i, buffer in live:
+            if (self._written is None or i in self._written) and afford(buffer):
+                copies[id(buffer)] = buffer.detach().clone()
+        return copies
+
+    def after(self) -> None:
+        """Notes which were written to since :meth:`before`."""
+        now = [b._version for ref in self._all if (b := ref()) is not None]
+        if self._versions is not None and len(now) == len(self._versions):
+            changed = {i for i, (a, b) in enumerate(zip(self._versions, now, strict=True)) if a != b}
+            self._written = (self._written or set()) | changed
+
+
+def why_not_replayable(module: nn.Module) -> str | None:
+    """The reason that running this module again by itself would be wrong; None when nothing speaks against it."""
+    for part in module.modules():
+        names = {c.__name__ for c in type(part).__mro__}
+        if names & {"FSDPModule", "FullyShardedDataParallel"}:
+            return "its parameters are sharded (FSDP)"
+        if "SyncBatchNorm" in names:
+            return "SyncBatchNorm talks to the other ranks"
+        if names & {"DeepSpeedEngine", "PipelineStage"}:
+            return f"{type(part).__name__} schedules its own passes"
+        if any(isinstance(v, torch.Generator) for v in part.__dict__.values()):
+            return f"{type(part).__name__} has a random number generator of its own"
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    if dtensor is not None and any(isinstance(p, dtensor.DTensor) for p in module.parameters()):
+        return "its parameters are sharded (DTensor)"
+    return None
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nest of plain tuples, lists and dicts with every tensor replaced; anything else as it is."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(mapped(v, change) for v in value)
+    if type(value) is dict:
+        return {k: mapped(v, change) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(v, change) for v in value))
+    return value
+
+
+def _without_graph(x: Tensor) -> Tensor:
+    """A tensor that belongs to a graph is detached: the graph must not be kept alive."""
+    return x.detach().requires_grad_(x.requires_grad) if x.grad_fn is not None else x
+
+
+def _copied(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_(x.requires_grad)
+
+
+def _version(x: Tensor) -> int:
+    return -1 if x.is_inference() else x._version
