@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit gpu bench docs samples clean
+.PHONY: help demo test lint unit gpu bench faults docs samples clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,11 @@ gpu:  ## what only a CUDA device can show: its tests, and a table under benchmar
 bench: $(VENV)/.installed-dev  ## what recording costs on this CPU, as ratios; a table under benchmarks/results/
 	mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/overhead.py --device cpu | tee benchmarks/results/cpu.md
+
+faults: $(VENV)/.installed-dev  ## score the fault corpus and its peers; a table under benchmarks/results/
+	mkdir -p benchmarks/results
+	$(BIN)/python -m benchmarks.faults.oracle $(ARGS)
+	$(BIN)/python -m benchmarks.faults.score --peers $(ARGS) | tee benchmarks/results/faults.md
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
 	$(BIN)/python docs/generate.py

@@ -1,0 +1,241 @@
+"""Scores diagnoses against the truth: python -m benchmarks.faults.score [--half first] [--only NAME] [--peers] ...
+
+Every script is recorded with `precdoctor record` in a process of its own, the log is diagnosed with
+`diagnose --output-format json`, and the first finding at warning or above (for module@3: any of the first three) is
+compared with ``truth/*.toml``. Prints one Markdown table and, below it, what was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults.truth import Truth, base_name, environment, load
+
+PATIENCE = 300
+QUESTIONS = ("found", "family", "code", "phase", "module@1", "module@3", "op", "line", "cause")
+PEERS = {"anomaly": "torch.autograd.detect_anomaly", "underflow": "transformers DebugUnderflowOverflow"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One place a tool points at. None: it does not say."""
+
+    code: str | None = None
+    phase: str | None = None
+    root: str | None = None
+    module: str | None = None
+    op: str | None = None
+    file: str | None = None
+    line: int | None = None
+    cause: str | None = None
+    #: Whether the tool names modules at all; None as a module then means "outside any".
+    knows_modules: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a tool said about one script, best first; ``broke`` when it said nothing because something failed."""
+
+    truth: Truth
+    answers: tuple[Answer, ...]
+    seconds: float
+    broke: str | None = None
+
+
+# -- right or wrong ----------------------------------------------------------------------------------------------------
+
+
+def _module_right(truth: Truth, answer: Answer) -> bool:
+    if not answer.knows_modules or (answer.module or "") != truth.module:
+        return False
+    if truth.root is None or truth.phase == "data":
+        return not answer.module
+    return answer.root is None or answer.root.split("#")[0] == truth.root
+
+
+def _line_right(truth: Truth, answer: Answer) -> bool:
+    if answer.file is None or answer.line is None:
+        return False
+    same = Path(answer.file).parts[-1] == truth.source.name
+    return same and answer.line in truth.lines()
+
+
+def verdicts(result: Result) -> dict[str, bool | None]:
+    """Every question about a faulty script: right, wrong, or None where there is no truth (the op of a bad batch)."""
+    truth = result.truth
+    first = result.answers[0] if result.answers else Answer(knows_modules=False)
+    code = truth.code or ""
+    return {
+        "found": bool(result.answers),
+        "family": (first.code or "")[:3] == code[:3],
+        "code": first.code == code,
+        "phase": first.phase == truth.phase,
+        "module@1": _module_right(truth, first),
+        "module@3": any(_module_right(truth, a) for a in result.answers[:3]),
+        "op": None if truth.op is None else base_name(first.op or "") in truth.ops,
+        "line": None if truth.text is None else _line_right(truth, first),
+        "cause": first.cause in truth.causes,
+    }
+
+
+# -- the tools ---------------------------------------------------------------------------------------------------------
+
+
+def _run(command: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def precdoctor(truth: Truth, options: Sequence[str], runs: Path) -> Result:
+    """Record and diagnose one script."""
+    directory = runs / truth.name.replace("/", "-")
+    began = time.perf_counter()
+    main = [sys.executable, "-m", "precdoctor"]
+    try:
+        record = _run(
+            [*main, "record", "-o", str(directory), *options, "--", sys.executable, truth.script.name],
+            truth.script.parent,
+        )
+        seconds = time.perf_counter() - began
+        told = _run([*main, "diagnose", str(directory), "--output-format", "json"], truth.script.parent)
+    except subprocess.TimeoutExpired as error:
+        return Result(truth, (), time.perf_counter() - began, f"timed out: {shlex.join(error.cmd)[-80:]}")
+    if told.returncode != 0 and not told.stdout.startswith("{"):
+        return Result(truth, (), seconds, (told.stderr or record.stderr).strip()[-300:])
+    findings = json.loads(told.stdout)["findings"]
+    answers = tuple(_answer(f) for f in findings if f["severity"] in ("error", "warning"))
+    broke = None if record.returncode in (0, 66) else f"record returned {record.returncode}: {record.stderr[-300:]}"
+    return Result(truth, answers, seconds, broke)
+
+
+def _answer(finding: dict[str, Any]) -> Answer:
+    place = finding["location"]
+    source = place.get("source") or {}
+    return Answer(
+        finding["code"],
+        place.get("phase"),
+        place.get("root"),
+        place.get("module"),
+        place.get("op"),
+        source.get("file"),
+        source.get("line"),
+        finding.get("cause"),
+    )
+
+
+def peer(kind: str, truth: Truth) -> Result:
+    """One script under one of ``PEERS``. Both speak of non-finite values only, so the family is granted."""
+    began = time.perf_counter()
+    try:
+        done = _run([sys.executable, "-m", "benchmarks.faults.peers", kind, str(truth.script)], truth.script.parent)
+    except subprocess.TimeoutExpired:
+        return Result(truth, (), PATIENCE, "timed out")
+    seconds = time.perf_counter() - began
+    if done.returncode:
+        return Result(truth, (), seconds, done.stderr.strip()[-300:])
+    said = json.loads(done.stdout.splitlines()[-1])
+    if not said["alarm"]:
+        return Result(truth, (), seconds, said.get("broke"))
+    answer = Answer(
+        "PD1", None, None, said["module"], said["op"], said["file"], said["line"], None, kind == "underflow"
+    )
+    return Result(truth, (answer,), seconds, said.get("broke"))
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def row(name: str, results: Iterable[Result]) -> str:
+    """One line of the table."""
+    results = list(results)
+    faulty = [verdicts(r) for r in results if r.truth.faulty]
+    healthy = [r for r in results if not r.truth.faulty]
+    cells = [name, str(len(faulty))]
+    for question in QUESTIONS:
+        asked = [v[question] for v in faulty if v[question] is not None]
+        cells.append(f"{sum(map(bool, asked))}/{len(asked)}" if asked else "-")
+    cells.append(f"{sum(bool(r.answers) for r in healthy)}/{len(healthy)}")
+    cells.append(f"{statistics.median(r.seconds for r in results):.1f}")
+    return "| " + " | ".join(cells) + " |"
+
+
+def table(rows: Iterable[str]) -> str:
+    """The Markdown table."""
+    heads = ["tool and half", "faults", *QUESTIONS, "false alarms", "median s"]
+    return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *rows])
+
+
+def misses(results: Iterable[Result]) -> list[str]:
+    """One line for every script that was not answered in full."""
+    lines = []
+    for r in results:
+        if not r.truth.faulty:
+            if r.answers or r.broke:
+                said = ", ".join(f"{a.code} {a.root}:{a.module} {a.cause}" for a in r.answers[:3])
+                lines.append(f"- `{r.truth.name}` (healthy): {said or r.broke}")
+            continue
+        wrong = [q for q, v in verdicts(r).items() if v is False]
+        if wrong or r.broke:
+            a = r.answers[0] if r.answers else None
+            said = f"{a.code} {a.phase} {a.root}:{a.module} {a.op} {a.file}:{a.line} {a.cause}" if a else "nothing"
+            lines.append(f"- `{r.truth.name}`: {', '.join(wrong)} (said: {said}){' ' + r.broke if r.broke else ''}")
+    return lines
+
+
+def _score(tool: Callable[[Truth], Result], truths: Sequence[Truth], jobs: int) -> list[Result]:
+    def one(truth: Truth) -> Result:
+        print(f"  {truth.name}", file=sys.stderr, flush=True)
+        return tool(truth)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, truths))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--half", choices=("first", "second", "all"), default="all")
+    parser.add_argument("--only", metavar="NAME", help="scripts whose name contains NAME")
+    parser.add_argument("--jobs", type=int, default=1, help="scripts at a time (default 1: run times mean something)")
+    parser.add_argument("--record-options", default="", metavar="OPTIONS", help="passed on, as in '--every 1'")
+    parser.add_argument("--peers", action="store_true", help="score the peers, too")
+    parser.add_argument("--keep", metavar="DIR", type=Path, help="leave the recorded runs there")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Score the chosen scripts; see the module's text."""
+    arguments = _arguments()
+    truths = load(arguments.half, arguments.only)
+    if not truths:
+        print("no script matches", file=sys.stderr)
+        return 2
+    options = shlex.split(arguments.record_options)
+    halves = list(dict.fromkeys(t.half for t in truths))
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = arguments.keep or Path(scratch)
+        tools: dict[str, Callable[[Truth], Result]] = {"precdoctor": lambda t: precdoctor(t, options, runs)}
+        if arguments.peers:
+            tools |= {title: functools.partial(peer, kind) for kind, title in PEERS.items()}
+        results = {name: _score(tool, truths, arguments.jobs) for name, tool in tools.items()}
+    print(table(row(f"{n}, {h}", [r for r in rs if r.truth.half == h]) for n, rs in results.items() for h in halves))
+    for name, rs in results.items():
+        print(f"\n### What {name} missed\n\n" + "\n".join(misses(rs) or ["nothing"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

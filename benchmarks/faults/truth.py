@@ -1,0 +1,141 @@
+"""The truth about every script of the corpus: read from ``truth/*.toml``, resolved against the scripts."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+HALVES = ("first", "second")
+
+#: Causes of non-finite values, and the phases they arise in.
+CAUSES = (
+    "log-of-nonpositive",
+    "sqrt-of-negative",
+    "division-by-zero",
+    "zero-times-inf",
+    "inf-minus-inf",
+    "exp-overflow",
+    "matmul-overflow",
+    "reduction-overflow",
+    "square-overflow",
+    "cast-overflow",
+    "softmax-fully-masked",
+    "domain-error",
+    "sqrt-gradient-at-zero",
+    "norm-gradient-at-zero",
+    "where-gradient-trap",
+    "domain-edge-gradient",
+    "nonfinite-input-batch",
+    "extreme-input-batch",
+    "nonfinite-weights",
+    "optimizer-division-by-zero",
+    "optimizer-overflow",
+    "loss-scale-overflow",
+    "other",
+)
+PHASES = ("data", "forward", "loss", "backward", "optimizer")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp16+scaler")
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """One script. Of a healthy one only the first fields are set."""
+
+    name: str
+    half: str
+    architecture: str
+    precision: str = "fp32"
+    #: accumulation | checkpointing | compile | ...
+    setting: tuple[str, ...] = ()
+    #: Why a healthy script looks alarming.
+    healthy: str | None = None
+    #: What was done to a faulty one.
+    fault: str | None = None
+    code: str | None = None
+    phase: str | None = None
+    #: Class of the root module; None for code outside modules.
+    root: str | None = None
+    #: FQN below the root.
+    module: str = ""
+    op: str | None = None
+    also_op: tuple[str, ...] = ()
+    #: For a fault in the backward pass: the op whose gradient it is.
+    forward_op: str | None = None
+    #: The file below ``scripts``, if it is not the script itself, and the statement (one line of it, unique there).
+    file: str | None = None
+    text: str | None = None
+    cause: str | None = None
+    also_cause: tuple[str, ...] = ()
+    #: The optimizer-step attempt, from 0, in which the first harmful non-finite value is made.
+    step: int | None = None
+
+    @property
+    def script(self) -> Path:
+        return SCRIPTS / f"{self.name}.py"
+
+    @property
+    def source(self) -> Path:
+        return SCRIPTS / self.file if self.file else self.script
+
+    @property
+    def faulty(self) -> bool:
+        return self.healthy is None
+
+    @property
+    def ops(self) -> set[str]:
+        """Base names of every op that is a right answer."""
+        return {base_name(o) for o in (self.op, self.forward_op, *self.also_op) if o}
+
+    @property
+    def causes(self) -> set[str]:
+        return {c for c in (self.cause, *self.also_cause) if c}
+
+    def lines(self) -> range:
+        """The lines of the statement that contains ``text``; empty where the truth has none.
+
+        Raises:
+            ValueError: the text is not exactly once in the file.
+        """
+        if self.text is None:
+            return range(0)
+        code = self.source.read_text()
+        hits = [i for i, line in enumerate(code.splitlines(), 1) if line.strip().startswith(self.text)]
+        if len(hits) != 1:
+            raise ValueError(f"{self.name}: {self.text!r} is in {self.source.name} {len(hits)} times")
+        spans = [
+            range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            for node in ast.walk(ast.parse(code))
+            if isinstance(node, ast.stmt) and node.lineno <= hits[0] <= (node.end_lineno or node.lineno)
+        ]
+        return min(spans, key=len)
+
+
+def base_name(op: str) -> str:
+    """``aten._foreach_addcdiv_.ScalarList`` -> ``addcdiv``: an op without overload, in-place and foreach variants."""
+    name = op.rpartition("::")[2].removeprefix("aten.").split(".")[0]
+    return name.removeprefix("_foreach_").strip("_")
+
+
+def load(half: str = "all", only: str | None = None) -> list[Truth]:
+    """The truth of one half or of ``all``, in order of the files; ``only`` picks names by substring."""
+    found = []
+    for name in HALVES if half == "all" else (half,):
+        path = HERE / "truth" / f"{name}.toml"
+        for key, facts in (tomli.loads(path.read_text()) if path.exists() else {}).items():
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+            found.append(Truth(name=key, half=name, **values))
+    return [t for t in found if only is None or only in t.name]
+
+
+def environment() -> dict[str, str]:
+    """The environment every script runs in: one thread, because results differ in the last bits with their number."""
+    root = str(HERE.parents[1])
+    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "NO_COLOR": "1"}
