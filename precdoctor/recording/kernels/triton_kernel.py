@@ -56,9 +56,9 @@ _HIST = tl.constexpr(at.HIST)
 _BINS = tl.constexpr(at.BLOCK_BINS)
 _BLOCK16, _BLOCK32, _BLOCK128 = (tl.constexpr(at.block_hist(size)) for size in at.BLOCK_SIZES)
 _TO_PEAKS = tl.constexpr(at.BLOCK_WIDTH)
-# The scrap entries of two block rows: programs that have finished, and what they found that is not finite.
-_DONE = tl.constexpr(at.block_hist(16) + at.BLOCK_BINS)
-_BAD = tl.constexpr(at.block_hist(32) + at.BLOCK_BINS)
+# Cells that only update rows use, 0 between launches: programs that have finished, and what they found not finite.
+_DONE = tl.constexpr(at.REL)
+_BAD = tl.constexpr(at.REL + 1)
 _EXP_MIN = tl.constexpr(EXP_MIN)
 _EXP_MAX = tl.constexpr(EXP_MAX)
 _GOLDEN = tl.constexpr(reference.signed32(reference.GOLDEN))
