@@ -28,6 +28,9 @@ def main():
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu.py needs a CUDA device; there is none here")
     print(f"{time.strftime('%Y-%m-%d')}  {torch.cuda.get_device_name()}  torch {torch.__version__}")
+    device = torch.device("cuda", torch.cuda.current_device())
+    kernels.stat(torch.ones(1 << 20, device=device, dtype=torch.bfloat16), 0)
+    print(f"kernel: {kernels.in_use(device)}; a copy reads and writes, statistics only read\n")
     print("| tensor | copy, GB/s | statistics, GB/s | share |\n|---|---|---|---|")
     for mebibytes in (1, 16, 64, 256):
         x = torch.randn(mebibytes << 19, device="cuda").bfloat16()
@@ -36,6 +39,10 @@ def main():
         copy = 2 * size / seconds(lambda x=x, y=y: y.copy_(x))
         ours = size / seconds(lambda x=x: kernels.stat(x, 0))
         print(f"| BF16 {mebibytes} MiB | {copy / 1e9:.0f} | {ours / 1e9:.1f} | {ours / copy:.1%} |")
+    small = [torch.randn(size, device="cuda") for size in (64, 1024, 4096, 65536)]
+    print("\n| FP32 elements | one launch, µs |\n|---|---|")
+    for x in small:
+        print(f"| {x.numel()} | {seconds(lambda x=x: kernels.stat(x, 1)) * 1e6:.1f} |")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,75 @@ def test_the_device_counts_what_the_reference_counts(dtype, shape):
     assert torch.allclose(here[1], there[1].cpu(), rtol=1e-9, equal_nan=True)
 
 
+@pytest.fixture
+def triton_bank():
+    """The device's bank, fresh, where Triton is there to fill it."""
+    pytest.importorskip("triton")
+    yield kernels.bank(torch.device("cuda", torch.cuda.current_device()))
+    kernels.forget_all()
+
+
+def row_of(bank, slot=0):
+    """A slot on the host, its scrap cleared."""
+    torch.cuda.synchronize()
+    ints, floats = (t.cpu().clone() for t in bank.row(slot))
+    for block in at.BLOCK_SIZES:
+        ints[at.block_hist(block) + at.BLOCK_BINS] = 0
+    return ints, floats
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+@pytest.mark.parametrize("shape", [(), (7,), (3, 33), (2, 5, 130), (300, 257), (3_000_001,)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_triton_kernel_counts_what_the_reference_counts(triton_bank, dtype, shape, transposed):
+    x = torch.randn(shape, dtype=torch.float64)
+    x.view(-1)[: min(len(RARE), x.numel())] = torch.tensor(RARE[: x.numel()], dtype=torch.float64)
+    x = x.to(dtype)
+    x = x.transpose(0, -1) if transposed and x.dim() > 1 else x
+    here = rows("cpu")
+    kernels.want_block16(0)
+    for _ in range(2):
+        reference.measure(x, *here, at.BLOCK_SIZES)
+        kernels.stat(x.cuda() if not transposed else x.transpose(0, -1).cuda().transpose(0, -1), 0)
+    assert kernels.in_use(triton_bank.device) == "Triton"
+    ints, floats = row_of(triton_bank)
+    for block in at.BLOCK_SIZES:
+        here[0][at.block_hist(block) + at.BLOCK_BINS] = 0
+    assert torch.equal(ints, here[0]), (ints != here[0]).nonzero().flatten()
+    assert torch.equal(floats[:2], here[1][:2])
+    assert torch.allclose(floats, here[1], rtol=1e-5, atol=1e-3, equal_nan=True)
+
+
+def test_a_captured_graph_counts_every_replay_in_order(triton_bank):
+    x = torch.randn(100_000, device="cuda")
+    for _ in range(3):  # capturing compiles nothing and makes no bank
+        kernels.stat(x, 0)
+    triton_bank.snapshot(2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernels.stat(x, 0)
+        kernels.stat(x, 1)
+    graph.replay()
+    x[77] = math.inf
+    graph.replay()
+    first, second = row_of(triton_bank, 0)[0], row_of(triton_bank, 1)[0]
+    assert first[at.LAUNCHES] == second[at.LAUNCHES] == 2
+    assert [int(first[at.ORDER]), int(second[at.ORDER])] == [1, 2]
+    assert [int(first[at.FIRST_BAD_ORDER]), int(second[at.FIRST_BAD_ORDER])] == [3, 4]
+
+
+def test_one_tensor_is_one_launch(triton_bank):
+    x = torch.randn(1 << 20, device="cuda", dtype=torch.bfloat16)
+    kernels.stat(x, 0)
+    before = torch.cuda.memory_allocated()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        kernels.stat(x, 0)
+        torch.cuda.synchronize()
+    launched = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(launched) == 1, launched
+    assert torch.cuda.memory_allocated() == before
+
+
 def test_measuring_and_taking_a_snapshot_never_wait_for_the_device():
     x = torch.randn(1 << 20, device="cuda", dtype=torch.bfloat16)
     bank = kernels.bank(x.device)

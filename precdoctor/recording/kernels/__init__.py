@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from precdoctor.recording.kernels import blocked, native, reference
+from precdoctor.recording.kernels import blocked, cuda, native, reference
 from precdoctor.recording.kernels import layout as at
 
 _SLOTS_PER_BLOCK = 128
@@ -236,6 +236,8 @@ def _stat(x: Tensor, slot: int) -> None:
         native.measure_at(x, *home.addresses(slot), home.counter_address, want)
         return
     blocks = at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
+    if x.is_cuda and cuda.measure(x, *home.row(slot), home.counter, blocks):
+        return
     fast = x.is_cpu and x.dtype != torch.float64
     (blocked if fast else reference).measure(x, *home.row(slot), home.counter, blocks)
 
@@ -282,6 +284,15 @@ def update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
         torch.ops.precdoctor.update.default(before, after, intended, slot)
     else:
         _update(before, after, intended, slot)
+
+
+def in_use(device: torch.device) -> str:
+    """Which kernel measures tensors of a device, for people: ``C (avx2)``, ``Triton``, ``torch operations``."""
+    if device.type == "cpu" and native.library() is not None:
+        return f"C ({native.variant()})"
+    if device.type == "cuda":
+        return "Triton" if cuda.failure() is None else f"torch operations ({cuda.failure()})"
+    return "torch operations"
 
 
 class apart_from_user_modes:  # noqa: N801 - used like a function

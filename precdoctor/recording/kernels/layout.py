@@ -7,6 +7,7 @@ kernel has to fill these columns and nothing else; ``reference.py`` is what it i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from precdoctor.numerics import EXP_MAX, EXP_MIN
@@ -61,3 +62,30 @@ def block_hist(block: int) -> int:
 def block_amax(block: int) -> int:
     """First column of the amax histogram of blocks of ``block`` elements."""
     return block_hist(block) + BLOCK_WIDTH
+
+
+Dimension = tuple[int, int, int]  # size, stride in memory, pitch in logical order; both in elements
+
+
+def walk(shape: Sequence[int], strides: Sequence[int] | None) -> tuple[Dimension, list[Dimension]]:
+    """How a compiled kernel walks a tensor: its last dimension, which blocks run along, and the others.
+
+    Args:
+        shape: the tensor's; not empty.
+        strides: in elements; null for a contiguous tensor.
+
+    Returns:
+        The last dimension (one of size 1 for a scalar), and the others, outermost first, merged where they can be;
+        at least one.
+    """
+    sizes, pitches = tuple(shape) or (1,), [1]
+    for size in reversed(sizes[1:]):
+        pitches.insert(0, pitches[0] * size)
+    *others, (columns, stride, _) = zip(sizes, strides or pitches, pitches, strict=True)
+    merged: list[Dimension] = []
+    for size, step, pitch in others:
+        if merged and size > 1 and merged[-1][1] == size * step:
+            merged[-1] = (merged[-1][0] * size, step, pitch)
+        elif size > 1:
+            merged.append((size, step, pitch))
+    return (columns, stride if columns > 1 else 1, 1), merged or [(1, columns, columns)]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels.layout import Dimension, walk
 
 #: File name of the library beside this module; made by the package build (``hatch_build.py``).
 LIBRARY: Final = "_stats.so"
@@ -84,7 +85,17 @@ def choose_variant(name: str | None, lib: ctypes.CDLL | None = None) -> str:
     assert lib is not None
     wanted = VARIANTS.index(name) + 1 if name in VARIANTS else 0
     best = lib.precdoctor_choose(wanted)
-    return VARIANTS[(min(wanted, best) if wanted else best) - 1]
+    chosen = VARIANTS[(min(wanted, best) if wanted else best) - 1]
+    _chosen[:] = [chosen]
+    return chosen
+
+
+_chosen: list[str] = []
+
+
+def variant() -> str:
+    """The name of the variant in use, once there is a library."""
+    return _chosen[0]
 
 
 def _address_of_parallel() -> int | None:
@@ -172,36 +183,18 @@ def _plan(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...] | None
         strides: in elements; null for a contiguous tensor.
         want: block sizes as :func:`wanted` gives them.
     """
-    return _pack(dtype, want, reference.fingerprint_seed(dtype, shape), _walk(tuple(shape) or (1,), strides))
+    return _pack(dtype, want, reference.fingerprint_seed(dtype, shape), walk(shape, strides))
 
 
 @functools.lru_cache(maxsize=4096)
 def _update_plan(dtype: torch.dtype, shape: torch.Size) -> Plan:
     """The same for an update: its elements in one row, its fingerprint that of an FP32 tensor."""
-    return _pack(dtype, 0, reference.fingerprint_seed(torch.float32, shape), _walk((shape.numel(),), None))
+    return _pack(dtype, 0, reference.fingerprint_seed(torch.float32, shape), walk((shape.numel(),), None))
 
 
-Dimension = tuple[int, int, int]  # size, stride in memory, pitch in logical order; both in elements
-
-
-def _walk(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[Dimension, list[Dimension]]:
-    """The last dimension, and the others merged where they can be, outermost first."""
-    pitches = [1]
-    for size in reversed(shape[1:]):
-        pitches.insert(0, pitches[0] * size)
-    dims = list(zip(shape, strides or pitches, pitches, strict=True))
-    *others, (columns, stride, _) = dims
-    merged: list[Dimension] = []
-    for dim in (d for d in others if d[0] > 1):
-        if merged and merged[-1][1] == dim[0] * dim[1]:
-            dim = (merged.pop()[0] * dim[0], dim[1], dim[2])  # noqa: PLW2901 - it goes on as the merged one
-        merged.append(dim)
-    return (columns, stride if columns > 1 else 1, 1), merged or [(1, columns, columns)]
-
-
-def _pack(dtype: torch.dtype, want: int, seed: int, walk: tuple[Dimension, list[Dimension]]) -> Plan:
+def _pack(dtype: torch.dtype, want: int, seed: int, walked: tuple[Dimension, list[Dimension]]) -> Plan:
     """Choose the tiles and lay everything out as the library reads it."""
-    (columns, column_stride, _), others = walk
+    (columns, column_stride, _), others = walked
     # Tiles run along the last dimension and the one nearest in memory, if that is long enough to fill them.
     room = _TILE // min(_padded(columns), _TILE)
     nearest = min(range(len(others)), key=lambda i: (-min(others[i][0], room, 16), others[i][1], -i))

@@ -669,11 +669,15 @@ static void value_tile(const plan_t *plan, const void *data, int64_t index, int 
 /* Tiles first .. end - 1 of the subject. */
 void VARIANT(const subject_t *subject, int64_t first, int64_t end, state_t *state) {
     const plan_t *plan = subject->plan;
+    int across = plan->row_stride < plan->column_stride;
     for (int64_t tile = first; tile < end; tile++) {
-        int64_t c = tile % plan->column_tiles * plan->tile_columns, rest = tile / plan->column_tiles;
-        int64_t r = rest % plan->row_tiles * plan->tile_rows;
+        /* Whichever way the next tile is nearer: its cache lines and pages are. */
+        int64_t inner = across ? plan->row_tiles : plan->column_tiles, rest = tile / inner;
+        int64_t other = across ? plan->column_tiles : plan->row_tiles;
+        int64_t r = (across ? tile % inner : rest % other) * plan->tile_rows;
+        int64_t c = (across ? rest % other : tile % inner) * plan->tile_columns;
         int64_t offset = r * plan->row_stride + c * plan->column_stride, index = r * plan->row_pitch + c;
-        rest /= plan->row_tiles;
+        rest /= other;
         for (int64_t d = plan->outer - 1; d >= 0; d--) {
             offset += rest % plan->size[d] * plan->stride[d];
             index += rest % plan->size[d] * plan->pitch[d];

@@ -1,0 +1,98 @@
+"""The Triton kernel counts what the reference counts: by Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from precdoctor.recording import kernels
+from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels import reference
+
+with pytest.MonkeyPatch.context() as _patch:
+    if not torch.cuda.is_available():
+        _patch.setenv("TRITON_INTERPRET", "1")
+    pytest.importorskip("triton")
+    triton_kernel = pytest.importorskip("precdoctor.recording.kernels.triton_kernel")
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+RARE = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 2.0**-149, -(2.0**-126), 3.4e38, 2.0**-24, 448.0]
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.transpose(0, -1),
+    "every third": lambda x: x[..., ::3],
+    "expanded": lambda x: x[:, :1].expand(x.shape),
+}
+
+
+def row():
+    ints, floats = kernels.Bank(DEVICE).row(0)
+    return ints.clone(), floats.clone(), torch.zeros((), dtype=torch.int64, device=DEVICE)
+
+
+def both(tensors, blocks=at.BLOCK_SIZES):
+    """Rows of the kernel and of the reference, after the same tensors."""
+    rows = []
+    for measure in (triton_kernel.measure, reference.measure):
+        ints, floats, counter = row()
+        for x in tensors:
+            measure(x.to(DEVICE), ints, floats, counter, blocks)
+        for block in at.BLOCK_SIZES:
+            ints[at.block_hist(block) + at.BLOCK_BINS] = 0  # scrap
+        rows.append((ints.cpu(), floats.cpu()))
+    return rows
+
+
+def assert_equal(tensors, blocks=at.BLOCK_SIZES):
+    (ints, floats), (truth, true_floats) = both(tensors, blocks)
+    assert torch.equal(ints, truth), (ints != truth).nonzero().flatten()
+    assert torch.equal(floats[:2], true_floats[:2])
+    spread = math.sqrt(float(true_floats[at.SUM_SQ]) * sum(x.numel() for x in tensors))
+    assert float(floats[at.SUM]) == pytest.approx(float(true_floats[at.SUM]), rel=1e-5, abs=1e-6 * spread + 1e-300)
+    assert float(floats[at.SUM_SQ]) == pytest.approx(float(true_floats[at.SUM_SQ]), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", triton_kernel._FORMATS, ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (3, 33), (2, 5, 130), (5003,)], ids=str)
+def test_counts_what_the_reference_counts(dtype, shape):
+    x = torch.randn(shape, dtype=torch.float64)
+    planted = x.clone()
+    planted.view(-1)[: len(RARE)] = torch.tensor(RARE[: x.numel()], dtype=torch.float64)
+    far_apart = x * torch.randint(-140, 120, shape).double().exp2()
+    assert_equal([x.to(dtype)])
+    assert_equal([planted.to(dtype)])
+    assert_equal([far_apart.to(dtype)])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_walks_any_strides(layout):
+    x = LAYOUTS[layout](torch.randn(4, 6, 50).bfloat16())
+    assert triton_kernel.supports(x)
+    assert_equal([x], (32, 128))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2fnuz], ids=str)
+def test_every_code_point(dtype):
+    size = torch.empty(0, dtype=dtype).element_size()
+    codes = torch.arange(256**size, dtype=torch.int32).to(torch.int8 if size == 1 else torch.int16)
+    assert_equal([codes.view(dtype)], ())
+
+
+def test_launches_merge_and_the_first_bad_one_sticks():
+    x = torch.randn(9000)
+    bad = x.clone()
+    bad[[3, 8000]] = math.inf
+    (ints, _), _ = both([x, bad, bad])
+    assert ints[at.ORDER] == 1
+    assert ints[at.FIRST_BAD_ORDER] == 2
+    assert ints[at.LAUNCHES] == 3
+    assert_equal([x, bad, bad, x])
