@@ -44,11 +44,12 @@ unit: $(VENV)/.installed-dev  ## the tests alone; make unit ARGS="-k gate" picks
 gpu:  ## what only a CUDA device can show: its tests, and a table under benchmarks/results/ (PYTHON=...)
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
 	mkdir -p benchmarks/results
-	(PYTHONPATH=. $(PYTHON) benchmarks/gpu.py && PYTHONPATH=. $(PYTHON) benchmarks/overhead.py --device cuda --size medium) \
+	(PYTHONPATH=. $(PYTHON) benchmarks/gpu.py && PYTHONPATH=. $(PYTHON) benchmarks/overhead.py --device cuda --models medium) \
 	  | tee benchmarks/results/gpu-$$(date -u +%Y%m%d).md
 
-bench: $(VENV)/.installed-dev  ## what recording costs on this CPU, as ratios; a table under benchmarks/results/
+bench: $(VENV)/.installed-dev  ## what recording costs on this CPU beside others (requirements/bench.txt), as a table
 	mkdir -p benchmarks/results
+	-$(PIP) install --requirement requirements/bench.txt
 	$(BIN)/python benchmarks/overhead.py --device cpu | tee benchmarks/results/cpu.md
 
 faults: $(VENV)/.installed-dev  ## score the fault corpus and its peers; a table under benchmarks/results/

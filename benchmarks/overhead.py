@@ -1,119 +1,301 @@
-"""What recording costs a training step: plain and recorded steps of the same model in turn, in one process.
+"""What recording costs a training step, ours and what people use today: plain and recorded steps in turn.
 
-    python benchmarks/overhead.py [--device cpu|cuda] [--size small|medium] [--every 1] [--pairs 8]
+    python benchmarks/overhead.py [--device cpu|cuda] [--models gpt,cnn,lstm] [--recorders NAME,...] [--pairs 8]
 
-Prints one line of a table per precision. The ratio is the median over pairs of (recorded step / plain step); on the CPU
-process time is used, which other programs do not disturb. Write the table to a file under benchmarks/results/.
+Each recorder gets a process of its own, with two equal models: one is trained plainly, one recorded, step by step in
+turn. The ratio is that of all recorded steps to all plain ones. On a CPU it is a ratio of process CPU time at one
+thread, helper threads included, which other programs disturb least; on a GPU, of wall time. Peers that are not
+installed are left out (requirements/bench.txt). Prints a Markdown table.
 """
 
 import argparse
+import contextlib
+import importlib.util
+import json
 import os
 import platform
-import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+import models
 import torch
-from torch import nn
-from torch.nn import functional as F
 
-SIZES = {"small": (6, 256, 4, 256, 8, 512), "medium": (24, 1024, 16, 1024, 4, 32768)}
-
-
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.act, self.down = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        b, t, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d))
-        return x + self.down(self.act(self.up(self.norm2(x))))
-
-
-class GPT(nn.Module):
-    def __init__(self, layers, width, heads, context, vocabulary):
-        super().__init__()
-        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, tokens):
-        x = self.token(tokens) + self.position.weight
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+CORE = ("output", "grad_output", "weight", "weight_grad")
+PRECISIONS = {"FP32": None, "BF16": torch.bfloat16}
+#: Options of ours, by the name of the row.
+OURS = {
+    "every step, core": {"every": 1, "kinds": CORE},
+    "every step, all": {"every": 1},
+    "every 8th, all": {"every": 8},
+    "budget 1%, all": {"budget": 0.01},
+}
+WHAT = {
+    "every step, core": "26 statistics: outputs, gradients, weights, weight gradients",
+    "every step, all": "... and given gradients, updates, inputs, buffers, loss",
+    "every 8th, all": "the same",
+    "budget 1%, all": "the same, behind the first 64 steps",
+    "plain hook": "isnan, isinf, min, max, mean, std of outputs",
+    "detect_anomaly": "NaN in each backward result; stores nothing",
+    "DebugUnderflowOverflow": "absolute min and max of weights, inputs, outputs",
+    "wandb.watch": "64-bin histograms of weights and weight gradients",
+    "TensorBoard": "histograms of outputs, weights, weight gradients",
+}
 
 
-def steps(recorder, arguments, dtype):
-    """Seconds of each plain and each recorded step, pair by pair; one pair of warm-up is left out."""
-    layers, width, heads, context, batch, vocabulary = SIZES[arguments.size]
-    model = GPT(layers, width, heads, context, vocabulary).to(arguments.device)
+# --- recorders -------------------------------------------------------------------------------------------------------
+
+
+class Ours:
+    """precdoctor itself, in this process: off during plain steps."""
+
+    def __init__(self, options):
+        from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
+        from precdoctor.runlog.layout import create_run
+
+        self._folder = tempfile.TemporaryDirectory()
+        self.run = Path(self._folder.name) / "run"
+        create_run(self.run, {"command": ["benchmark"]})
+        os.environ[RUN_VARIABLE] = str(self.run)
+        os.environ[OPTIONS_VARIABLE] = RecordOptions(**options).to_json()
+        from precdoctor.recording import hooks
+
+        self.recorder = hooks.install()
+        self._state = "idle"
+        self.recorder.state = "off"
+
+    def attach(self, model, optimizer):
+        """Its hooks are global."""
+
+    @contextlib.contextmanager
+    def step(self):
+        self.recorder.state = self._state
+        yield
+        drain = self.recorder.drain
+        while drain is not None and not drain.idle:  # its work belongs to this step
+            time.sleep(0.001)
+        self._state, self.recorder.state = self.recorder.state, "off"
+
+    def close(self):
+        import precdoctor
+
+        self.recorder.state = self._state
+        self.recorder.close()
+        run = precdoctor.open_run(self.run)
+        rows, steps = len(run.tensors(columns=["step"])), run.steps()
+        size = sum(f.stat().st_size for f in self.run.rglob("tensors-*.parquet"))
+        sampled = max(1, int(steps["sampled"].sum()))
+        return {"tensors": rows / sampled, "bytes": size / rows, "sampled": f"{sampled} of {len(steps)}"}
+
+
+class Peer:
+    """A recorder that sits on one model; its base does nothing."""
+
+    def attach(self, model, optimizer):
+        """Sit down on a model and its optimizer."""
+        self.model, self.optimizer = model, optimizer
+        self.begin()
+
+    def begin(self):
+        """Register what there is to register."""
+
+    def step(self):
+        """A context for one step."""
+        return contextlib.nullcontext()
+
+    def close(self):
+        return {}
+
+
+class PlainHook(Peer):
+    def begin(self):
+        def look(_module, _args, output):
+            if isinstance(output, torch.Tensor):
+                x = output.detach()
+                numbers = x.isnan().any(), x.isinf().any(), x.min(), x.max(), x.mean(), x.std()
+                self.seen = [number.item() for number in numbers]
+
+        for module in self.model.modules():
+            module.register_forward_hook(look)
+
+
+class DetectAnomaly(Peer):
+    def step(self):
+        return torch.autograd.detect_anomaly(check_nan=True)
+
+
+class UnderflowOverflow(Peer):
+    def begin(self):
+        from transformers.debug_utils import DebugUnderflowOverflow
+
+        self.debug = DebugUnderflowOverflow(self.model)
+
+
+class Wandb(Peer):
+    def begin(self):
+        import wandb
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.run = wandb.init(mode="offline", dir=self.folder.name, project="overhead")
+        self.run.watch(self.model, log="all", log_freq=1)
+
+    @contextlib.contextmanager
+    def step(self):
+        yield
+        self.run.log({"step": 1})
+
+
+class TensorBoard(Peer):
+    def begin(self):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.folder, self.count = tempfile.TemporaryDirectory(), 0
+        self.writer = SummaryWriter(self.folder.name)
+
+        def look(name):
+            def hook(_module, _args, output):
+                if isinstance(output, torch.Tensor):
+                    self.writer.add_histogram(f"output/{name}", output.detach().float(), self.count)
+
+            return hook
+
+        for name, module in self.model.named_modules():
+            module.register_forward_hook(look(name))
+        self.optimizer.register_step_pre_hook(lambda *_: self.parameters())
+
+    def parameters(self):
+        for name, parameter in self.model.named_parameters():
+            self.writer.add_histogram(f"weight/{name}", parameter.detach(), self.count)
+            self.writer.add_histogram(f"grad/{name}", parameter.grad, self.count)
+        self.count += 1
+
+
+PEERS = {
+    "plain hook": (PlainHook, "torch"),
+    "detect_anomaly": (DetectAnomaly, "torch"),
+    "DebugUnderflowOverflow": (UnderflowOverflow, "transformers"),
+    "wandb.watch": (Wandb, "wandb"),
+    "TensorBoard": (TensorBoard, "tensorboard"),
+}
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def measure(name, model_name, dtype, device, pairs):
+    """One recorder on one model: the table's numbers."""
+    ours = name in OURS
+    recorder = Ours(OURS[name]) if ours else PEERS[name][0]()
+    plain, recorded = trainer(model_name, dtype, device), trainer(model_name, dtype, device)
+    recorder.attach(*recorded[1:])
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    warm_up = 2
+    if name.startswith("budget"):
+        from precdoctor.recording.sampling import WARM_UP
+
+        warm_up, pairs = WARM_UP + 2, 8 * pairs
+    elif name.startswith("every 8th"):
+        warm_up, pairs = 8, 8 * max(1, pairs // 4)
+    times = []
+    for number in range(warm_up + pairs):
+        began = clock()
+        if number >= warm_up or not name.startswith("budget"):
+            plain[0]()
+        middle = clock()
+        with recorder.step():
+            recorded[0]()
+        times.append((middle - began, clock() - middle))
+    times = times[warm_up:]
+    ratio = sum(b for _, b in times) / sum(a for a, _ in times)
+    facts = recorder.close()
+    return {"ratio": ratio, "plain_ms": sum(a for a, _ in times) / pairs * 1e3, "memory": peak_memory(device), **facts}
+
+
+def trainer(model_name, dtype, device):
+    """A training step of a fresh model, the model, its optimizer."""
+    model, loss_of = models.make(model_name, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(vocabulary, (batch, context + 1), device=arguments.device)
-    clock = time.process_time if arguments.device == "cpu" else time.perf_counter
-    pairs = []
-    for _ in range(arguments.pairs + 1):
-        times = []
-        for recording in (False, True):
-            recorder.live = recording and recorder.options.samples(recorder.step)
-            recorder.current.sampled = recorder.live
-            if arguments.device == "cuda":
-                torch.cuda.synchronize()
-            began = clock()
-            with torch.autocast(arguments.device, dtype=dtype, enabled=dtype is not None):
-                loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if arguments.device == "cuda":
-                torch.cuda.synchronize()
-            times.append(clock() - began)
-        pairs.append(times)
-    return pairs[1:]
+
+    def step():
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+            loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return step, model, optimizer
+
+
+def peak_memory(device):
+    """In MB, of the whole process, both models included."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e6
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e3 if sys.platform == "linux" else 1e6)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def child(arguments, name, model_name, precision):
+    """Measure in a process of its own; null when the recorder fails there, which is said on stderr."""
+    command = [sys.executable, __file__, "--device", arguments.device, "--pairs", str(arguments.pairs)]
+    command += ["--threads", str(arguments.threads), "--child", name, model_name, precision]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"ratio"')]
+    if not lines:
+        print(f"{name}, {model_name}, {precision}: {done.stderr.strip()[-300:]}", file=sys.stderr)
+    return json.loads(lines[-1]) if lines else None
+
+
+def table(arguments):
+    """Print it, a row as soon as it is known."""
+    device = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or platform.machine()
+    from precdoctor.recording.kernels import native
+
+    kernel = "Triton or torch" if arguments.device == "cuda" else ("C" if native.library() else "torch, blocked")
+    clock = "CPU time of the process" if arguments.device == "cpu" else "wall time"
+    print(f"{time.strftime('%Y-%m-%d')}  {device}, {os.cpu_count()} cores  torch {torch.__version__}  kernel: {kernel}")
+    print(f"Ratio of recorded to plain steps, {clock}, {arguments.threads} thread(s), {arguments.pairs} pairs.\n")
+    chosen = arguments.recorders.split(",") if arguments.recorders else [*OURS, *PEERS]
+    for model_name in arguments.models.split(","):
+        print(f"| {model_name} | collects | tensors a step | bytes a tensor | FP32 | BF16 autocast | peak memory, MB |")
+        print("|---|---|---|---|---|---|---|")
+        for name in chosen:
+            if name in PEERS and importlib.util.find_spec(PEERS[name][1]) is None:
+                continue
+            found = {p: child(arguments, name, model_name, p) for p in PRECISIONS}
+            known = next((f for f in found.values() if f), {})
+            ratios = " | ".join(f"{f['ratio']:.3f}" if f else "fails" for f in found.values())
+            tensors = f"{known['tensors']:.0f} ({known['sampled']} steps)" if "tensors" in known else ""
+            size = f"{known['bytes']:.0f}" if "bytes" in known else ""
+            print(
+                f"| {name} | {WHAT[name]} | {tensors} | {size} | {ratios} | {known.get('memory', 0):.0f} |", flush=True
+            )
+        print()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--models", default="gpt,cnn,lstm", help="of gpt, cnn, lstm, medium")
+    parser.add_argument("--recorders", help=f"of {', '.join((*OURS, *PEERS))}; default: all that are installed")
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--child", nargs=3, metavar=("RECORDER", "MODEL", "PRECISION"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         torch.set_num_threads(arguments.threads)
-    from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
-    from precdoctor.runlog.layout import create_run
-
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        create_run(run, {"command": ["benchmark"]})
-        os.environ[RUN_VARIABLE] = str(run)
-        os.environ[OPTIONS_VARIABLE] = RecordOptions(every=arguments.every).to_json()
-        from precdoctor.recording import hooks
-        from precdoctor.recording.kernels import native
-
-        recorder = hooks.install()
-        device = (
-            torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or platform.machine()
-        )
-        kernel = "torch" if arguments.device == "cuda" else ("C" if native.library() else "torch, blocked")
-        print(
-            f"{time.strftime('%Y-%m-%d')}  {device}  torch {torch.__version__}  kernel: {kernel}  GPT {arguments.size}"
-        )
-        print("| precision | plain step, ms | recorded / plain | spread |\n|---|---|---|---|")
-        for name, dtype in (("FP32", None), ("BF16 autocast", torch.bfloat16)):
-            pairs = steps(recorder, arguments, dtype)
-            ratios = sorted(recorded / plain for plain, recorded in pairs)
-            plain = statistics.median(p for p, _ in pairs) * 1e3
-            print(f"| {name} | {plain:.0f} | {statistics.median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |")
-        recorder.close()
+    if arguments.child:
+        name, model_name, precision = arguments.child
+        print(json.dumps(measure(name, model_name, PRECISIONS[precision], arguments.device, arguments.pairs)))
+    else:
+        table(arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor
 from precdoctor.recording import attach
 from precdoctor.recording.batch import defer
 from precdoctor.recording.manual import ManualSteps
-from precdoctor.recording.naming import Place
+from precdoctor.recording.naming import Place, Root
 from precdoctor.recording.recorder import Recorder, guarded
 
 _LOSS = Place("", "", "")
@@ -68,7 +68,8 @@ class Backward:
             if recorder.live:
                 name = "" if len(roots) == 1 else str(index)
                 recorder.measure(recorder.site(_LOSS, "loss", name, root), root)
-        self.hook_parameters()
+        if recorder.live or not self._manual.has_optimizer:
+            self.hook_parameters()
 
     def _ended(self) -> None:
         self._recorder.in_backward = False
@@ -98,17 +99,23 @@ class Backward:
 
     def _gradient_hook(self) -> Callable[[Tensor], None]:
         recorder, manual = self._recorder, self._manual
+        owner: Root | None = None
+
+        def precdoctor_weight_grad(parameter: Tensor) -> None:
+            if recorder.live or not manual.has_optimizer or owner is None or not owner.trained:
+                arrived(parameter)
 
         @guarded(recorder)
-        def precdoctor_weight_grad(parameter: Tensor) -> None:
+        def arrived(parameter: Tensor) -> None:
+            nonlocal owner
             found = recorder.names.search_parameter(parameter)
             grad = parameter.grad
             if found is None or grad is None:
                 return
             place, name = found
-            root = recorder.names.roots.get(place.root)
-            if root is not None:
-                root.trained = True
+            owner = recorder.names.roots.get(place.root)
+            if owner is not None:
+                owner.trained = True
             if not manual.has_optimizer:
                 manual.gradient_arrived(parameter)
             if recorder.live and recorder.in_backward and recorder.wants(place):

@@ -74,6 +74,7 @@ class Drain:
         self._lost_items = 0
         self._spoke = False
         self._log = EventLog(rank, redact=options.redact_names)
+        self._turning = False
         #: Steps rows to be written with the next ones.
         self._held: list[dict[str, Any]] = []
         self._scales = LossScales()
@@ -105,6 +106,11 @@ class Drain:
     def behind(self) -> bool:
         """Whether half of what may wait does: the training side is asked to make fewer rows before any is dropped."""
         return len(self._heavy) >= _MAX_STEPS // 2 and 2 * self._rows_waiting > _MAX_ROWS
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything handed over so far has been written."""
+        return not self._queue and not self._turning
 
     def _take(self) -> StepBatch | EventBatch:
         """The oldest item of the queue."""
@@ -178,6 +184,7 @@ class Drain:
                 self._wake.wait(_IDLE_SECONDS)
             facts, self._facts = self._facts, None
             item = self._take() if self._queue else None
+            self._turning = item is not None
         with self._busy:
             if facts is not None:
                 writer.write_facts(facts)
@@ -185,6 +192,7 @@ class Drain:
                 self._write(writer, item)
             if not self._queue:
                 self._write_held(writer)
+            self._turning = False
         return item is not None or self._end is None
 
     def _write(self, writer: RankWriter, item: StepBatch | EventBatch) -> None:

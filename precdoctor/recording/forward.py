@@ -73,6 +73,7 @@ class Forward:
         self._scene = scene
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
+        self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = _Seen(recorder)
         #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
@@ -93,6 +94,8 @@ class Forward:
         def precdoctor_forward_pre(module: nn.Module, args: Any) -> None:
             if torch.compiler.is_compiling():
                 return
+            if not recorder.live and self._is_inside():
+                return  # between samples only top-level calls count
             if recorder.state == "armed" or (recorder.state == "idle" and recorder.arm()):
                 enter(module, args)
 
@@ -104,10 +107,25 @@ class Forward:
         def precdoctor_forward(module: nn.Module, _args: Any, result: Any) -> None:
             if torch.compiler.is_compiling():
                 return
+            if not recorder.live and not self._was_entered(module):
+                return
             if recorder.state == "armed":
                 leave(module, result)
 
         return precdoctor_forward
+
+    def _is_inside(self) -> bool:
+        """Whether a module call is in progress; notes autocast, which frameworks enter inside the root's forward."""
+        stack = self._stack()
+        if not stack:
+            return False
+        if self._recorder.current.autocast_dtype is None and not stack[-1].mode.evaluating:
+            self._guarded_note_autocast()
+        return True
+
+    def _was_entered(self, module: nn.Module) -> bool:
+        stack = self._stack()
+        return bool(stack) and stack[-1].module is module
 
     # --- entering ----------------------------------------------------------------------------------------------------
 

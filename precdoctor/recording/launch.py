@@ -274,6 +274,8 @@ def why_nothing_armed(directory: Path) -> str:
             return f"the recorder could not start in {note.get('executable')}: {note.get('message')}"
     if "armed" in events:
         return "a process began to record, but its directory is gone"
+    if "left out" in events:
+        return "no process has a rank that --ranks names"
     if "torch" in events:
         return "torch was imported, but no module was ever called and no optimizer stepped"
     if "boot" in events:

@@ -201,7 +201,8 @@ class Optimizers:
     def _owned(self, optimizer: torch.optim.Optimizer) -> frozenset[tuple[str, str, str]] | None:
         """Root, module and name of its parameters; null when not all of their gradients have rows."""
         recorder = self._recorder
-        if recorder.options.include or recorder.options.exclude:
+        options = recorder.options
+        if options.include or options.exclude or not options.takes("weight_grad"):
             return None
         found = [recorder.names.parameter(p) for group in optimizer.param_groups for p in group["params"]]
         return None if None in found else frozenset((f[0].root, f[0].module, f[1]) for f in found if f is not None)
@@ -256,6 +257,8 @@ class Optimizers:
 
     def _copy_weights(self, attempt: Attempt) -> None:
         """Copies of the weights about to change, up to ``--scene-memory``, going round the parameters step by step."""
+        if not self._recorder.options.takes("update"):
+            return
         changing = (p for p, *_ in self._parameters(attempt.optimizer) if p.requires_grad)
         candidates = [p for p in changing if attempt.closure or p.grad is not None]
         budget, taken = self._recorder.options.scene_memory, 0

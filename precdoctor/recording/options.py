@@ -38,6 +38,8 @@ class RecordOptions:
     #: Module globs (FQN below the root); empty means all.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    #: Kinds of rows; empty means all. No flag sets it: benchmarks compare with recorders that know fewer.
+    kinds: tuple[str, ...] = ()
     #: Number of the first step, for a run that resumes.
     first_step: int = 0
     #: At a non-finite loss or gradient: examine | stop | skip | observe.
@@ -67,6 +69,10 @@ class RecordOptions:
             )
         if self.first_step < 0:
             raise UsageError(f"--first-step takes a step number from 0, got {self.first_step}")
+
+    def takes(self, kind: str) -> bool:
+        """Whether rows of this kind are wanted."""
+        return not self.kinds or kind in self.kinds
 
     def to_json(self) -> str:
         """One line of JSON, as the environment variable carries it."""

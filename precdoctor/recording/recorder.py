@@ -207,6 +207,8 @@ class Recorder:
         launch: Callable[[Tensor, int], None] = kernels.stat,
     ) -> Entry | None:
         """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there."""
+        if not self.options.takes(site.kind):
+            return None
         dense = leaves.plain(x) if dense is None else dense
         if dense is None:
             return None

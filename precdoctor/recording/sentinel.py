@@ -11,6 +11,9 @@ from torch import Tensor
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.batch import Deferred, defer
 
+#: In elements: two microseconds of reading.
+_SMALL = 16 * 1024
+
 
 def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
     """Largest magnitude over the gradients of some parameters; not finite exactly if one of them is not."""
@@ -42,7 +45,7 @@ def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor] | N
     home = gradients[0].device
     exact = torch.float64 if home.type in {"cpu", "cuda"} else torch.float32
     with kernels.apart_from_user_modes():
-        wide = [g if g.dtype in {torch.float32, torch.float64} else g.to(torch.float32) for g in gradients]
+        wide = _joined([g if g.dtype in {torch.float32, torch.float64} else g.to(torch.float32) for g in gradients])
         squares = torch.stack([n.to(home, exact) for n in torch._foreach_norm(wide, 2.0)])
         return torch.linalg.vector_norm(squares), _largest(wide)
 
@@ -52,7 +55,21 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     return [g.detach() for g in dense if g is not None]
 
 
+def _joined(tensors: list[Tensor]) -> list[Tensor]:
+    """On a CPU the small FP32 ones are put together into one: there a call costs more than their elements do."""
+    small = [t for t in tensors if t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() <= _SMALL]
+    if len(small) < 2:
+        return tensors
+    few = {id(t) for t in small}
+    return [t for t in tensors if id(t) not in few] + [torch.cat([t.reshape(-1) for t in small])]
+
+
 def _largest(gradients: list[Tensor]) -> Tensor:
+    """Largest magnitude; NaN if there is one."""
     home = gradients[0].device
     exact = torch.float64 if home.type in {"cpu", "cuda"} else torch.float32
-    return torch.stack([n.to(home, exact) for n in torch._foreach_norm(gradients, math.inf)]).max()
+    if home.type == "cpu":  # there the infinity norm takes fifteen times as long
+        ends: tuple[Tensor, ...] | list[Tensor] = [end for g in gradients for end in torch.aminmax(g)]
+    else:
+        ends = torch._foreach_norm(gradients, math.inf)
+    return torch.stack([end.to(home, exact) for end in ends]).abs().max()
