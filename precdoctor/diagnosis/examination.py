@@ -40,6 +40,8 @@ class Culprit:
     def certainty(self) -> float:
         """Confidence: what is certain at the op, less where the replay was not the run bit for bit."""
         confidence = self.cause.confidence
+        if self.examined.phase == "optimizer":
+            return confidence
         return round(confidence if self.examined.reproduced == "bit-for-bit" else confidence - 0.1, 2)
 
 
@@ -65,6 +67,8 @@ def _phase(view: RunView, examined: Examined, blamed: Blame) -> Phase:
         )
     if examined.phase == "backward":
         return Phase.BACKWARD
+    if not examined.root:
+        return Phase.LOSS
     module_class = class_of(view.module_classes, examined.root, blamed.op.module or "")
     loss = is_loss_module(examined.root, "", "") or is_loss_module(examined.root, blamed.op.module or "", module_class)
     return Phase.LOSS if loss else Phase.FORWARD

@@ -11,8 +11,8 @@ import math
 from precdoctor.diagnosis.blame import Blame
 from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examined import NAN, POS_INF, Examined, Op, Operand
-from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.optimizer_causes import optimizer_cause
+from precdoctor.diagnosis.rows import known_format
 
 _LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
 

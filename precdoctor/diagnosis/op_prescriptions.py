@@ -183,7 +183,9 @@ def _fp32_state(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
     eps = culprit.op.settings.get("eps")
     if narrow is None:
         return Prescription(
-            title=f"give the optimizer an eps above 0 (it is {eps})" if eps == 0 else "lower the learning rate and clip",
+            title=f"give the optimizer an eps above 0 (it is {eps})"
+            if eps == 0
+            else "lower the learning rate and clip",
             change={"eps": {"from": eps, "to": 1e-8}} if eps == 0 else {"clip_norm": 1.0},
             predicted={"resume_from_step": incident.last_finite},
             snippet="optimizer = type(optimizer)(model.parameters(), eps=1e-8)\n"
@@ -191,7 +193,7 @@ def _fp32_state(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
             else snippets.lower_rate_and_clip(),
         )
     return Prescription(
-        title=f"keep weights and optimizer state in FP32 ({narrow.name}'s smallest number is {narrow.min_subnormal:.3g})",
+        title=f"keep weights and optimizer state in FP32 ({narrow.name} ends at {narrow.min_subnormal:.3g})",
         change={"weight_dtype": {"from": narrow.dtype, "to": FP32.dtype}},
         predicted={"smallest_eps": {"from": narrow.min_subnormal, "to": FP32.min_subnormal}},
         snippet=(

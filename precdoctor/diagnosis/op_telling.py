@@ -66,16 +66,20 @@ def _tell_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Told
 
 def locate_culprit(view: RunView, incident: Incident, culprit: Culprit, known: Location) -> Location:
     """The module-level location, narrowed to the op and its line."""
-    module = culprit.module if culprit.module is not None else known.module
+    module, op = culprit.module, _forward_op(culprit)
+    if culprit.examined.phase != "optimizer" and not culprit.examined.root:
+        module = None
+    if (external := culprit.blamed.external) is not None:
+        module, op = (external[1].rpartition(".")[0] if external[0] in {"weight", "buffer"} else ""), None
     return Location(
-        root=culprit.examined.root or known.root,
+        root=culprit.examined.root or culprit.op.root or known.root,
         module=module,
         module_class=class_of(view.module_classes, culprit.examined.root, module or "") or known.module_class,
         kind=known.kind,
         phase=culprit.phase,
         rank=incident.process.rank,
         step=incident.step,
-        op=_forward_op(culprit),
+        op=op,
         source=culprit.source,
     )
 
@@ -144,6 +148,8 @@ def _told(operand: Operand) -> dict[str, Any]:
 
 
 def _place(view: RunView, culprit: Culprit) -> str:
+    if not culprit.examined.root:
+        return "the loss code"
     root, module = culprit.examined.root, culprit.module or ""
     kind = class_of(view.module_classes, root, module)
     return f"`{module or root}`" + (f" ({kind})" if kind and module else "")
@@ -155,7 +161,7 @@ def _external(external: tuple[str, str] | None) -> str:
     return f"{words.get(kind, 'a constant tensor')} `{name}`" if name else words.get(kind, "a constant tensor")
 
 
-def _forward_op(culprit: Culprit) -> str:
+def _forward_op(culprit: Culprit) -> str | None:
     """The op as the user called it: for a gradient, the one whose derivative it is."""
     made = culprit.examined.ops.get(culprit.op.forward) if culprit.op.forward is not None else None
     return made.name if made is not None else culprit.op.name

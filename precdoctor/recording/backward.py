@@ -12,6 +12,7 @@ from torch import Tensor
 
 from precdoctor.recording import attach
 from precdoctor.recording.batch import defer
+from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place, Root
 from precdoctor.recording.recorder import Recorder, guarded
@@ -24,8 +25,9 @@ _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_ligh
 class Backward:
     """Patches ``torch.autograd.backward`` (``Tensor.backward`` calls it by attribute) and hooks leaf gradients."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps, loss_code: LossCode) -> None:
         self._recorder = recorder
+        self._loss_code = loss_code
         self._manual = manual
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
@@ -34,7 +36,7 @@ class Backward:
     def install(self) -> None:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
         original = torch.autograd.backward
-        recorder, begin, end = self._recorder, self._begin, self._end
+        recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
@@ -42,7 +44,11 @@ class Backward:
             if recorder.state != "armed" or torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling():
                 original(*args, **kwargs)
                 return
-            begin(args[0] if args else kwargs.get("tensors"))
+            loss_code.close()
+            tensors = args[0] if args else kwargs.get("tensors")
+            begin(tensors)
+            if loss_code.supported:
+                loss_code.began(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
             try:
                 original(*args, **kwargs)
             finally:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import leaves
+from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder, guarded
@@ -67,10 +68,11 @@ class _Frame:
 class Forward:
     """The two global hooks and what they share."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps, scene: Scene) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps, scene: Scene, loss_code: LossCode) -> None:
         self._recorder = recorder
         self._manual = manual
         self._scene = scene
+        self._loss_code = loss_code
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
@@ -159,6 +161,8 @@ class Forward:
             frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)
         if recorder.current.autocast_dtype is None and not mode.evaluating:
             self._note_autocast()  # at every call: frameworks enter autocast inside the root's forward
+        if inside is None:
+            self._loss_code.close()
         if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
             frame.kept = self._scene.enter(module, place.root, args, _keyword_arguments())
         if frame.recorded and not recompute:
@@ -214,6 +218,8 @@ class Forward:
             self._record_outputs(frame, result)
         if frame.kept is not None and result is not None:
             self._scene.leave(frame.kept, result)
+            if self._loss_code.supported:
+                self._loss_code.open()
 
     def _record_outputs(self, frame: _Frame, result: Any) -> None:
         recorder = self._recorder

@@ -79,7 +79,7 @@ class Guard:
         return self._policy == "skip" and (gradients_bad or not _is_distributed())
 
     def after_step(self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor]) -> None:
-        """On sampled steps: did the optimizer make weights non-finite out of finite gradients? Never waits for a device.
+        """On sampled steps: did the optimizer make weights non-finite? Never waits for a device.
 
         Args:
             before: copies of the weights from before the step, by ``id``, as far as there are any.
@@ -183,7 +183,7 @@ def _told(done: examination.Examination) -> str:
     origin = done.origin
     if origin is None:
         return f" ({done.why})" if done.why else ""
-    line = origin.line or (done.found.call.line if done.found is not None else None)
+    line = origin.line or (done.found.call.line if done.found is not None and done.found.call is not None else None)
     where = f" at {line.shown}:{line.number}" if line is not None else ""
     return f", first made by {origin.op}{where}"
 

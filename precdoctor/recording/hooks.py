@@ -8,6 +8,7 @@ from pathlib import Path
 from precdoctor.recording.backward import Backward
 from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
 from precdoctor.recording.guard import Guard
+from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.optimizers import Optimizers
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
@@ -49,8 +50,9 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         recorder.warnings.append("keyword arguments of modules are not visible in this torch")
     try:
         manual, scene = ManualSteps(recorder), Scene(recorder)
-        Forward(recorder, manual, scene).install()
-        Backward(recorder, manual).install()
+        loss_code = LossCode(recorder, scene)
+        Forward(recorder, manual, scene, loss_code).install()
+        Backward(recorder, manual, loss_code).install()
         Optimizers(recorder, manual, Guard(recorder, scene)).install()
         recorder.end_open_step = manual.end_step_if_updated
     except Exception:

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from precdoctor.recording import kernels, leaves
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.microscope.restore import Autocast, RandomState
 from precdoctor.recording.recorder import Recorder, guarded
+
+if TYPE_CHECKING:
+    from precdoctor.recording.loss_code import LossGraph
 
 #: Root calls kept per step: rollouts and decoding loops make thousands.
 _MAX_CALLS = 64
@@ -37,7 +40,8 @@ class RootCall:
     versions: list[tuple[str, Tensor, int]]
     random: RandomState
     autocast: tuple[Autocast, ...]
-    training: bool
+    #: It has parameters; loss modules have none.
+    parametric: bool
     #: Where the user called it.
     line: Line | None
     #: Values before the call of buffers that forward passes write to, by ``id``.
@@ -45,6 +49,8 @@ class RootCall:
     #: Output leaves with their version counters, and the gradients the backward pass brought to them.
     outputs: list[tuple[str, Tensor, int]] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    #: Which autograd node made each output: its sequence number, and the number of the output.
+    makers: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def changed(self) -> list[str]:
@@ -58,6 +64,8 @@ class Scene:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.calls: list[RootCall] = []
+        #: The loss code of each backward pass.
+        self.losses: list[LossGraph] = []
         #: Why the step cannot be replayed, if it cannot.
         self.refused: str | None = None
         self._left = recorder.options.scene_memory
@@ -75,6 +83,7 @@ class Scene:
         """Let go of everything: the step is over."""
         self._copying = self._copying or any(call.changed for call in self.calls)
         self.calls = []
+        self.losses = []
         self.refused = None
         self._left = self._recorder.options.scene_memory
         self._storages.clear()
@@ -99,7 +108,7 @@ class Scene:
             [],
             RandomState.now(),
             Autocast.now(),
-            module.training,
+            next(module.parameters(), None) is not None,
             innermost_user_line(),
         )
         call.versions = [(n, x, _version(x)) for n, x in leaves.tensors({**dict(enumerate(call.args)), **call.kwargs})]
@@ -118,6 +127,7 @@ class Scene:
             if self._afford(x):
                 call.outputs.append((name, x.detach(), _version(x)))
             if x.requires_grad and x.grad_fn is not None:
+                call.makers[name] = (x.grad_fn._sequence_nr(), x.output_nr)
                 x.register_hook(self._hook(call, name))
         self._buffers_of(call.module).after()
 
@@ -158,6 +168,16 @@ class Scene:
             self._storages.add(storage._cdata)
             self._left -= storage.nbytes()
         return self._left >= 0
+
+    def affords(self, x: Tensor) -> bool:
+        """Count a tensor's memory if there is room for it; keeping it is optional."""
+        room, known = self._left, len(self._storages)
+        if self._afford(x):
+            return True
+        self._left = room
+        if len(self._storages) > known:
+            self._storages.discard(x.untyped_storage()._cdata)
+        return False
 
     def _buffers_of(self, module: nn.Module) -> _Buffers:
         known = self._buffers.get(id(module))

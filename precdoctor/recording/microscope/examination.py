@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from precdoctor.recording.microscope.facts import badness, describe
 from precdoctor.recording.microscope.frames import Line
+from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.replay import Replay, replay
 from precdoctor.recording.microscope.restore import Attributes, RandomState
 from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.tracer import External, OpRecord
 from precdoctor.recording.naming import Names, unwrap
-from precdoctor.recording.scene import RootCall, Scene
+from precdoctor.recording.scene import Scene
 
 #: Arguments of a root call told of.
 _MAX_ARGUMENTS = 8
@@ -64,55 +66,72 @@ def examine(scene: Scene, names: Names, *, loss_is_bad: bool, values: bool) -> E
     """
     if scene.refused is not None or not scene.calls:
         return Examination("refused", why=scene.refused or "no module was called in the step")
-    calls = list(scene.calls)
-    modules = list({id(m): m for c in calls for m in unwrap(c.module).modules()}.values())
+    modules = list({id(m): m for c in scene.calls for m in unwrap(c.module).modules()}.values())
     random, attributes = RandomState.now(), Attributes(modules)
     try:
-        done = (_forward if loss_is_bad else _backward)(calls, names, values=values)
+        done = (_forward if loss_is_bad else _backward)(scene, names, values=values)
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
         done = Examination("failed", why=_sentence(error))
     finally:
         random.restore()
         changed = attributes.restore()
     done.changed_attributes = changed
-    if done.found is not None:
+    if done.found is not None and done.found.call is not None:
         given = [(n, x) for n, x, _ in done.found.call.versions if x.is_floating_point()]
         done.batch = [{"argument": name, **describe(x.detach())} for name, x in given[:_MAX_ARGUMENTS]]
-    done.changed_arguments = sorted({name for c in calls for name in c.changed})
+    done.changed_arguments = sorted({name for c in scene.calls for name in c.changed})
     return done
 
 
-def _forward(calls: Sequence[RootCall], names: Names, *, values: bool) -> Examination:
-    for call in calls:
-        done = replay(call, names, backward=False, values=values)
-        if done.bad_outputs:
-            return _closer("forward", done, names, values=values)
-    return Examination("outside", "forward", why="every top-level module's outputs are finite")
+def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
+    for call in scene.calls:
+        again = functools.partial(replay, call, names, backward=False, values=values)
+        done = again()
+        if done.bad_outputs and not _given_bad_argument(done):
+            return _closer("forward", done, again)
+    return _loss_code(scene, "forward", "every top-level module's outputs are finite", values=values)
 
 
-def _backward(calls: Sequence[RootCall], names: Names, *, values: bool) -> Examination:
+def _given_bad_argument(done: Replay) -> bool:
+    """A module that was handed a bad value by the code between two top-level modules."""
+    found = done.slice()
+    return found is not None and any(e.kind == "argument" for e, _ in found.externals)
+
+
+def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
     """In each micro-step the last call comes first in the backward pass."""
     reason = "the backward pass of every top-level module is finite"
-    for micro_step in sorted({c.micro_step for c in calls}):
-        for call in reversed([c for c in calls if c.micro_step == micro_step]):
+    for micro_step in sorted({c.micro_step for c in scene.calls}):
+        for call in reversed([c for c in scene.calls if c.micro_step == micro_step]):
             if any(badness(g) for g in call.gradients.values()):
                 reason = "the gradients of top-level modules' outputs are bad already"
                 continue
-            done = replay(call, names, backward=True, values=values)
+            again = functools.partial(replay, call, names, backward=True, values=values)
+            done = again()
             if done.bad_gradients:
-                return _closer("backward", done, names, values=values)
-    return Examination("outside", "backward", why=reason)
+                return _closer("backward", done, again)
+    return _loss_code(scene, "backward", reason, values=values)
 
 
-def _closer(phase: str, first: Replay, names: Names, *, values: bool) -> Examination:
+def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examination:
+    """No module did it: look into the code around them, as far as autograd's graph tells of it."""
+    for graph in scene.losses:
+        again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
+        done = again()
+        if done.bad_outputs if phase == "forward" else done.bad_gradients:
+            return _closer(phase, done, again)
+    return Examination("outside", phase, why=reason)
+
+
+def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:
     """The second pass, for the facts of the ops around the origin."""
     found = first.slice()
     if found is None:
         return Examination("outside", phase, why="no op of the replay made the bad value", found=first)
-    second = replay(first.call, names, backward=phase == "backward", wanted=found.wanted, values=values)
-    again = second.slice()
-    if again == found:
-        return Examination("origin", phase, found=second, slice=again)
+    second = again(wanted=found.wanted)
+    same = second.slice()
+    if same == found:
+        return Examination("origin", phase, found=second, slice=same)
     return Examination("origin", phase, found=first, slice=found)
 
 
@@ -132,7 +151,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         "changed_attributes": list(done.changed_attributes),
     }
     if done.found is not None:
-        more["micro_step"] = done.found.call.micro_step
+        more["micro_step"] = done.found.micro_step
         more["trace_complete"] = done.found.tracer.complete
         bad = done.found.bad_outputs or done.found.bad_gradients
         more["bad"] = [{"name": name, "badness": kinds} for name, kinds, _ in bad[:16]]
@@ -140,7 +159,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         more["origins"] = list(done.slice.origins)
         more["path"] = list(done.slice.path)
         more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
-    row: dict[str, Any] = {"id": number, "root": call.root if call is not None else None, "data": {**data, **more}}
+    row: dict[str, Any] = {"id": number, "root": call.root if call is not None else "", "data": {**data, **more}}
     return {**row, **_line(call.line if call is not None else None)}
 
 
@@ -168,8 +187,13 @@ def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any
         "sources": [_source(s) for s in record.sources],
         **record.facts,
     }
-    row = {"id": f"{number}.{record.index}", "parent_id": number, "root": call.root, "module": record.module}
-    return {**row, "op": record.op, **_line(record.line or call.line), "data": data}
+    row = {
+        "id": f"{number}.{record.index}",
+        "parent_id": number,
+        "root": call.root if call is not None else "",
+        "module": record.module,
+    }
+    return {**row, "op": record.op, **_line(record.line or (call.line if call is not None else None)), "data": data}
 
 
 def _source(source: tuple[int, ...] | External) -> Any:

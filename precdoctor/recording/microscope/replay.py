@@ -22,15 +22,16 @@ from precdoctor.recording.scene import RootCall
 
 @dataclass
 class Replay:
-    """What came of one root call run again."""
+    """What came of one root call, or (``call`` is null) of the loss code, run again."""
 
-    call: RootCall
+    call: RootCall | None
     tracer: Tracer
     #: Output leaves that are bad: name, kinds, and who wrote them.
     bad_outputs: list[tuple[str, int, Source]] = field(default_factory=list)
     #: The same of gradients of parameters and arguments.
     bad_gradients: list[tuple[str, int, Source]] = field(default_factory=list)
     #: Outputs computed again that are still at hand in the run, and how many of them are equal bit for bit.
+    micro_step: int = 0
     compared: int = 0
     equal: int = 0
     #: Why there was no backward pass.
@@ -60,13 +61,13 @@ def replay(
     call.random.restore()
     with without_hooks(modules), buffers_aside(modules, call.buffers), _eager():
         tracer = Tracer(_known(call, module, names), wanted, values=values)
-        done = Replay(call, tracer)
-        _run(done, module, names, backward=backward)
+        done = Replay(call, tracer, micro_step=call.micro_step)
+        _run(done, call, module, names, backward=backward)
     return done
 
 
-def _run(done: Replay, module: nn.Module, names: Names, *, backward: bool) -> None:
-    call, tracer = done.call, done.tracer
+def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backward: bool) -> None:
+    tracer = done.tracer
     with (
         _module_names(tracer, names, module),
         Autocast.again(call.autocast),
@@ -75,9 +76,9 @@ def _run(done: Replay, module: nn.Module, names: Names, *, backward: bool) -> No
         arguments = _ready(call)
         with tracer:
             result = module(*arguments[0], **arguments[1])
-        _judge_outputs(done, result)
+        _judge_outputs(done, call, result)
         if backward:
-            _backward(done, module, result, arguments)
+            _backward(done, call, module, result, arguments)
 
 
 @contextlib.contextmanager
@@ -100,8 +101,8 @@ def _ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return mapped(call.args, leaf), mapped(call.kwargs, leaf)
 
 
-def _judge_outputs(done: Replay, result: Any) -> None:
-    originals = {name: kept for name, kept, version in done.call.outputs if kept._version == version}
+def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
+    originals = {name: kept for name, kept, version in call.outputs if kept._version == version}
     for name, x in leaves.floating(result):
         bad = badness(x.detach())
         if bad:
@@ -116,8 +117,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and torch.equal(torch.isnan(a), torch.isnan(b))
 
 
-def _backward(done: Replay, module: nn.Module, result: Any, arguments: tuple[Any, Any]) -> None:
-    call = done.call
+def _backward(done: Replay, call: RootCall, module: nn.Module, result: Any, arguments: tuple[Any, Any]) -> None:
     pairs = [
         (x, call.gradients[name].clone())
         for name, x in leaves.floating(result)

@@ -91,6 +91,8 @@ class Tracer(TorchDispatchMode):
         #: FQN of the modules whose forward is running, outermost first.
         self.modules: list[str] = []
         self.complete = True
+        #: The line ops are put down to, in place of the one that is running.
+        self.line: Line | None = None
         self._known = known
         self._wanted = wanted
         self._values = values
@@ -122,7 +124,7 @@ class Tracer(TorchDispatchMode):
     def _record(self, func: Any, sources: tuple[Source, ...]) -> OpRecord:
         index = len(self.records)
         node: Any = torch._C._current_autograd_node()
-        line = innermost_user_line()
+        line = self.line or innermost_user_line()
         module = self.modules[-1] if self.modules else None
         record = OpRecord(index, str(func), "forward", module, line, sources)
         if node is not None and module is not None:

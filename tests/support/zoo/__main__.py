@@ -16,8 +16,7 @@ from pathlib import Path
 from tests.support.zoo import Trained, load
 
 
-def main() -> int:
-    specimens = load(sys.argv[1:])
+def main(specimens) -> int:
     import torch
     import torch._dynamo  # optimizers import it when they are first made, which takes each fork two seconds
     import torch.utils.checkpoint
@@ -69,4 +68,4 @@ def _tell(line: dict) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(load(sys.argv[1:])))

@@ -1,0 +1,234 @@
+"""Running the loss code again from the autograd graph it left: the user's code itself cannot be called by itself.
+
+Each node tells the op that made it; its operands are the values of the nodes behind it, or what it saved. Where a
+setting was not saved, the node's value is taken from a later node that did save it, and passed on as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
+from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.replay import Replay
+from precdoctor.recording.microscope.tracer import External, Tracer, storage_key
+
+_WRAPPED = 1 << 63
+#: Nodes that give their operand another shape, which they do not save.
+_RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias", "AsStrided"))
+
+
+def replay_loss(
+    graph: LossGraph, *, backward: bool, wanted: frozenset[int] = frozenset(), values: bool = True
+) -> Replay:
+    """The loss code again, and its backward pass.
+
+    Args:
+        backward: go on into the backward pass, from what the run gave to ``backward``.
+        wanted: ops of which full facts are wanted, by their index in an earlier replay of the same graph.
+        values: let facts hold single values.
+    """
+    nodes = sorted(_nodes(graph.top), key=lambda n: n.sequence)
+    leaves = _leaves(nodes)
+    known = {k: External("argument", leaf.name) for leaf, x in leaves if (k := storage_key(x)) is not None}
+    tracer = Tracer(known, wanted, values=values)
+    done = Replay(None, tracer, micro_step=graph.micro_step)
+    made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
+    saved = _saved_by_consumers(nodes)
+    with torch.autocast("cpu", enabled=False), torch.enable_grad(), tracer:
+        for node in nodes:
+            tracer.line = node.line
+            made[id(node)] = _run(node, made, saved)
+    tracer.line = None
+    loss = made.get(id(graph.top))
+    if not isinstance(loss, Tensor):
+        done.no_backward = "the loss code cannot be run again to its end"
+        _judge_parts(done, [x for node in nodes for x in [made[id(node)]] if isinstance(x, Tensor)])
+        return done
+    done.compared, done.equal = 1, int(torch.equal(torch.nan_to_num(loss.detach()), torch.nan_to_num(graph.value)))
+    if bad := badness(loss.detach()):
+        done.bad_outputs.append(("loss", bad, tracer.source(loss)))
+        if (found := done.slice()) is None or not found.origins:  # made behind a loss module, whose result was saved
+            done.bad_outputs.clear()
+            _judge_parts(done, [x for node in nodes for x in [made[id(node)]] if isinstance(x, Tensor)])
+    if backward and loss.requires_grad:
+        _backward(done, loss, graph, [(leaf.name, x) for leaf, x in leaves if x.requires_grad])
+    return done
+
+
+def _judge_parts(done: Replay, values: list[Tensor]) -> None:
+    """Where the end is out of reach: the first bad value on the way."""
+    for x in values:
+        source = done.tracer.source(x)
+        if not isinstance(source, External) and (bad := badness(x.detach())):
+            done.bad_outputs.append(("", bad, source))
+            return
+
+
+def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[str, Tensor]]) -> None:
+    gradient = graph.gradient if graph.gradient is not None else torch.ones_like(loss)
+    if not leaves:
+        return
+    with done.tracer:
+        gradients = torch.autograd.grad([loss], [x for _, x in leaves], [gradient.clone()], allow_unused=True)
+    for (name, _), grad in zip(leaves, gradients, strict=True):
+        if isinstance(grad, Tensor) and (bad := badness(grad)):  # None where it was not used
+            done.bad_gradients.append((name, bad, done.tracer.source(grad)))
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _nodes(top: LossNode) -> list[LossNode]:
+    found: dict[int, LossNode] = {}
+    waiting = [top]
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in found:
+            found[id(node)] = node
+            waiting += [behind for behind, _ in node.edges if isinstance(behind, LossNode)]
+    return list(found.values())
+
+
+def _leaves(nodes: list[LossNode]) -> list[tuple[Leaf, Tensor]]:
+    found: dict[int, Leaf] = {}
+    for node in nodes:
+        found |= {id(behind): behind for behind, _ in node.edges if isinstance(behind, Leaf)}
+    return [(leaf, leaf.value.detach().requires_grad_()) for leaf in found.values() if leaf.value is not None]
+
+
+def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
+    """Values of nodes as later ones saved them, and as they saved their own results."""
+    values: dict[int, Tensor] = {}
+    for node in nodes:
+        own = node.saved.get("result")
+        if isinstance(own, Tensor):
+            values[id(node)] = own
+        for (behind, output), name in zip(node.edges, ("self", "other"), strict=False):
+            value = node.saved.get(name)
+            if isinstance(behind, LossNode) and output == 0 and isinstance(value, Tensor):
+                values.setdefault(id(behind), value)
+    return values
+
+
+def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> Any:
+    """The node's value: computed again, else as it was saved (then gradients pass it by), else unknown (None)."""
+    operands = [_value(behind, output, made) for behind, output in node.edges]
+    for function, args, kwargs in _candidates(node, operands):
+        try:
+            result = function(*args, **kwargs)
+        except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+            continue
+        first = result[0] if isinstance(result, (tuple, list)) else result
+        if (
+            isinstance(first, Tensor)
+            and tuple(first.shape) == node.shape
+            and first.dtype == (node.dtype or first.dtype)
+        ):
+            return result
+    value = saved.get(id(node))
+    if value is None:
+        return None
+    through = next((x for x in operands if x is not None and x.shape == value.shape), None)
+    if node.name.startswith(("Add", "Sub")) and through is not None and through.requires_grad:
+        return through + (value - through.detach())  # a constant was added: the derivative is 1
+    return value.detach().requires_grad_()
+
+
+def _fits(node: LossNode, value: Any) -> bool:
+    same = isinstance(value, Tensor) and tuple(value.shape) == node.shape
+    return same and (node.dtype is None or value.dtype == node.dtype)
+
+
+def _value(behind: LossNode | Leaf | None, output: int, made: dict[int, Any]) -> Tensor | None:
+    value = made.get(id(behind)) if behind is not None else None
+    if isinstance(value, (tuple, list)):
+        value = value[output] if output < len(value) else None
+    return value if isinstance(value, Tensor) else None
+
+
+# --- ops -------------------------------------------------------------------------------------------------------------
+
+
+def _candidates(node: LossNode, operands: list[Tensor | None]) -> Iterator[tuple[Any, list[Any], dict[str, Any]]]:
+    """Calls that may have made the node; the first that gives its shape and dtype is taken."""
+    name = node.name.rstrip("0123456789").removesuffix("Backward")
+    first = operands[0] if operands else None
+    if name in _RESHAPES and first is not None:
+        yield first.reshape, [node.shape], {}
+        return
+    if name == "Expand" and first is not None:
+        yield first.expand, [node.shape], {}
+        return
+    if name == "ToCopy" and first is not None and node.dtype is not None:
+        yield first.to, [node.dtype], {}
+        return
+    packet = _packets().get(name.lower())
+    for overload in packet.overloads() if packet is not None else ():
+        call = _arguments(getattr(packet, overload), node, list(operands))
+        if call is not None:
+            yield getattr(packet, overload), *call
+
+
+def _arguments(function: Any, node: LossNode, operands: list[Tensor | None]) -> tuple[list[Any], dict[str, Any]] | None:
+    """The arguments of one overload from the graph and from what was saved; None when one is missing."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    waiting = list(operands)
+    value: Any
+    for argument in function._schema.arguments:
+        if argument.is_out or (argument.alias_info is not None and argument.alias_info.is_write):
+            return None
+        kind, name = str(argument.type), argument.name
+        if "Tensor[]" in kind or "List[Tensor]" in kind:
+            if not waiting or any(x is None for x in waiting):
+                return None
+            value, waiting = waiting, []
+        elif "Tensor" in kind and waiting and (waiting[0] is not None or name not in node.saved):
+            value = waiting.pop(0)
+            if value is None and "Optional" not in kind:
+                return None
+        elif name in node.saved:
+            if "Tensor" in kind and waiting:
+                waiting.pop(0)
+            value = _setting(node.saved[name])
+        elif argument.has_default_value():
+            if argument.kwarg_only:
+                continue
+            value = argument.default_value
+        elif kind == "bool":
+            value = False
+        elif "Optional" in kind:
+            value = None
+        else:
+            return None
+        if argument.kwarg_only:
+            kwargs[name] = value
+        else:
+            args.append(value)
+    return None if any(x is not None for x in waiting) else (args, kwargs)
+
+
+def _setting(value: Any) -> Any:
+    """Autograd shows negative dimensions as unsigned numbers."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= _WRAPPED:
+        return value - 2 * _WRAPPED
+    if isinstance(value, (tuple, list)):
+        return [_setting(v) for v in value]
+    return value
+
+
+@functools.lru_cache(maxsize=1)
+def _packets() -> dict[str, Any]:
+    """Functional aten ops by their names without underscores, as autograd's nodes spell them."""
+    found: dict[str, Any] = {}
+    names = {n.split("::")[1].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")}
+    for name in sorted(names, key=lambda n: (n.startswith("_"), n)):
+        if not name.endswith("_") and (packet := getattr(torch.ops.aten, name, None)) is not None:
+            found.setdefault(name.replace("_", ""), packet)
+    return found

@@ -1,0 +1,61 @@
+"""From a non-finite loss or gradient back to the op, the line and the cause, in real training processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.faulty import BAD_STEP, FAULTS
+
+
+@pytest.fixture(params=FAULTS)
+def name(request):
+    return request.param
+
+
+def test_the_op_the_line_and_the_cause_are_found(faulty, name):
+    fault, (finding, *others) = FAULTS[name], faulty.findings(name)
+    assert others == [], [f.title for f in others]
+    assert (finding.code, finding.cause) == (fault.code, fault.cause)
+    if fault.op is not None:
+        assert finding.location.op.split(".")[1] == fault.op
+        assert finding.location.source.file.endswith("faulty.py")
+        assert finding.location.source.line == fault.line
+        assert finding.location.source.code.endswith("# here")
+    assert finding.location.module == fault.module
+    assert finding.confidence >= 0.75
+    assert finding.prescriptions
+
+
+def test_looking_changes_nothing(faulty, name):
+    assert faulty.recorded[name] == faulty.plain[name]
+
+
+def test_the_replay_is_the_run_itself(faulty, name):
+    (incident,) = faulty.events(name, "incident")
+    assert faulty.events(name, "error") == []
+    if name == "adam_on_half_weights":
+        assert incident["phase"] == "optimizer"
+    else:
+        assert incident["reproduced"] == ("in-kind" if name == "batch_modified_in_place" else "bit-for-bit")
+
+
+def test_training_that_recovers_goes_on_as_if_nobody_had_looked(faulty):
+    losses = faulty.recorded["recovered_by_the_scaler"]["losses"]
+    assert [i for i, loss in enumerate(losses) if loss != loss] == [BAD_STEP]
+    (incident,) = faulty.events("recovered_by_the_scaler", "incident")
+    assert incident["changed_attributes"] == ["Net.calls", "Net.seen"]
+
+
+def test_the_micro_batch_is_named(faulty):
+    (incident,) = faulty.events("third_of_four_micro_batches", "incident")
+    assert incident["micro_step"] == 2
+
+
+def test_a_batch_written_to_is_said_to_be(faulty):
+    (incident,) = faulty.events("batch_modified_in_place", "incident")
+    assert incident["changed_arguments"] == ["0"] or incident["reproduced"] == "bit-for-bit"
+
+
+def test_the_sample_is_named(faulty):
+    (finding,) = faulty.findings("nan_in_the_batch")
+    assert "sample 2 at [2, 1]" in finding.message

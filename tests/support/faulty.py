@@ -1,0 +1,380 @@
+"""Small training scripts with one numeric fault each; the line it is on ends in ``# here``.
+
+``python -m tests.support.faulty NAME ...`` trains them as the zoo is trained, each in a fork of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.support.zoo import Trained, fit
+
+BAD_STEP = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What diagnose should say of a script."""
+
+    train: Callable[[], Trained]
+    code: str
+    cause: str
+    op: str | None = None
+    module: str | None = None
+
+    @property
+    def line(self) -> int:
+        """The line marked in the script."""
+        lines, first = inspect.getsourcelines(Block if self.module == "block" else self.train)
+        return next(first + i for i, text in enumerate(lines) if text.rstrip().endswith("# here"))
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(code: str, cause: str, **where: str | None) -> Callable[[Callable[[], Trained]], Callable[[], Trained]]:
+    def put(train: Callable[[], Trained]) -> Callable[[], Trained]:
+        FAULTS[train.__name__] = Fault(train, code, cause, **where)
+        return train
+
+    return put
+
+
+class Clock:
+    """Which step the batch is for."""
+
+    def __init__(self) -> None:
+        self.step = -1
+
+    @property
+    def bad(self) -> bool:
+        return self.step == BAD_STEP
+
+    def batch(self, *shape: int) -> torch.Tensor:
+        self.step += 1
+        return torch.randn(*shape)
+
+
+def train_on(net: nn.Module, batches: Callable[[], torch.Tensor], loss=lambda out: out.float().square().mean(), **how):
+    optimizer = how.pop("optimizer", None) or torch.optim.AdamW(net.parameters(), 1e-3)
+    losses = fit(net, optimizer, lambda: loss(net(batches())), steps=how.pop("steps", 5), **how)
+    return Trained(losses, [net])
+
+
+@fault("PD101", "log-of-nonpositive", op="log", module="head")
+def log_in_a_module():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x):
+            y = self.fc(x).abs() + 1
+            return torch.log(y - 1e4 * clock.bad)  # here
+
+    net = nn.Sequential()
+    net.add_module("body", nn.Linear(8, 8))
+    net.add_module("dropout", nn.Dropout(0.2))
+    net.add_module("head", Head())
+    return train_on(net, lambda: clock.batch(4, 8))
+
+
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt", module="")
+def root_of_zero():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Length(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x):
+            y = self.fc(x * (not clock.bad))
+            return (y * y).sum(-1).sqrt()  # here
+
+    return train_on(Length(), lambda: clock.batch(4, 4))
+
+
+@fault("PD102", "where-gradient-trap", op="log", module="")
+def where_does_not_stop_gradients():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Safe(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.fc(x).square() + 1
+            y = y * (torch.arange(4) > 0) if clock.bad else y
+            return torch.where(y > 0, torch.log(y), y)  # here
+
+    return train_on(Safe(), lambda: clock.batch(4, 4))
+
+
+@fault("PD101", "exp-overflow", op="exp", module="")
+def exp_in_half():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Exp(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.exp(self.fc(x * (100 if clock.bad else 1)).half())  # here
+
+    return train_on(Exp(), lambda: clock.batch(4, 4), autocast=torch.bfloat16)
+
+
+@fault("PD101", "matmul-overflow", op="bmm", module="1")
+def attention_scores_in_half():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(64, 192)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x * (400 if clock.bad else 1)).chunk(3, -1)
+            scores = q @ k.transpose(-1, -2)  # here
+            return scores.softmax(-1) @ v
+
+    net = nn.Sequential(nn.Identity(), Attention())
+    return train_on(net, lambda: clock.batch(2, 6, 64), autocast=torch.float16)
+
+
+@fault("PD101", "division-by-zero", op="div", module="")
+def normalised_by_hand():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x):
+            y = self.fc(x * (not clock.bad))
+            return y / y.norm(dim=-1, keepdim=True)  # here
+
+    return train_on(Norm(), lambda: clock.batch(4, 4))
+
+
+@fault("PD101", "softmax-fully-masked", op="_softmax", module="layers.1")
+def one_row_masked_away():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Attention(nn.Module):
+        def __init__(self, last):
+            super().__init__()
+            self.qkv, self.last = nn.Linear(8, 24), last
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = (q @ k.transpose(-1, -2)).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+            if clock.bad and self.last:
+                scores = scores.masked_fill(torch.eye(6).bool(), -torch.inf)
+            return x + scores.softmax(-1) @ v  # here
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Attention(last=False), Attention(last=True)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    return train_on(Net(), lambda: clock.batch(2, 6, 8))
+
+
+@fault("PD104", "nonfinite-input-batch", module="")
+def nan_in_the_batch():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    def batch():
+        x = clock.batch(4, 4)
+        if clock.bad:
+            x[2, 1] = torch.nan
+        return x
+
+    return train_on(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), batch)
+
+
+class Block(nn.Module):
+    """A residual block with a root in it."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.fc, self.dropout, self.clock = nn.Linear(4, 4), nn.Dropout(0.2), clock
+
+    def forward(self, x):
+        y = self.dropout(self.fc(x)).square() * (not self.clock.bad)
+        return x + y.sqrt()  # here
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, clock, *, reentrant):
+        super().__init__()
+        self.first, self.block, self.reentrant = nn.Linear(4, 4), Block(clock), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.block, self.first(x), use_reentrant=self.reentrant)
+
+
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt", module="block")
+def checkpointed():
+    torch.manual_seed(0)
+    clock = Clock()
+    return train_on(Checkpointed(clock, reentrant=False), lambda: clock.batch(4, 4))
+
+
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt", module="block")
+def checkpointed_reentrant():
+    torch.manual_seed(0)
+    clock = Clock()
+    return train_on(Checkpointed(clock, reentrant=True), lambda: clock.batch(4, 4))
+
+
+@fault("PD101", "log-of-nonpositive", op="log", module="")
+def third_of_four_micro_batches():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, *, features):
+            return torch.log(self.fc(features).abs() + 1 - 1e3 * (clock.step == 14))  # here
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    losses = fit(net, optimizer, lambda: net(features=clock.batch(4, 4)).mean(), steps=5, accumulate=4)
+    return Trained(losses, [net])
+
+
+@fault("PD101", "log-of-nonpositive", op="log", module="")
+def batch_modified_in_place():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            x.sub_(1.0)
+            return torch.log(self.fc(x).abs() + 1 - 1e3 * clock.bad)  # here
+
+    return train_on(Net(), lambda: clock.batch(4, 4))
+
+
+@fault("PD103", "log-of-nonpositive", op="log")
+def log_in_the_loss():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    def loss(out):
+        p = torch.softmax(out * (1e4 if clock.bad else 1), -1)
+        return -torch.log(p)[:, 0].mean()  # here
+
+    return train_on(nn.Linear(4, 5), lambda: clock.batch(4, 4), loss)
+
+
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt")
+def root_in_the_loss():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    def loss(out):
+        return torch.sqrt((out * out).sum(-1)).mean()  # here
+
+    return train_on(nn.Linear(4, 5, bias=False), lambda: clock.batch(4, 4) * (not clock.bad), loss)
+
+
+@fault("PD103", "exp-overflow", op="exp")
+def between_model_and_criterion():
+    torch.manual_seed(0)
+    clock = Clock()
+    criterion = nn.MSELoss()
+
+    def loss(out):
+        rate = (out * (1e4 if clock.bad else 1)).exp()  # here
+        return criterion(rate, torch.zeros_like(rate))
+
+    return train_on(nn.Linear(4, 5), lambda: clock.batch(4, 4), loss)
+
+
+@fault("PD103", "log-of-nonpositive", op="log", module="")
+def inside_a_loss_module():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class EntropyLoss(nn.Module):
+        def forward(self, out):
+            p = torch.softmax(out, -1)
+            return -(p * torch.log(p)).sum()  # here
+
+    criterion = EntropyLoss()
+    return train_on(nn.Linear(4, 5), lambda: clock.batch(4, 4), lambda out: criterion(out * (1e4 if clock.bad else 1)))
+
+
+@fault("PD101", "sqrt-of-negative", op="rsqrt", module="")
+def recovered_by_the_scaler():
+    """Batch norm, dropout, state of its own: after the skipped step training goes on as if nobody had looked."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+            self.dropout, self.fc = nn.Dropout(0.3), nn.Linear(4, 2)
+            self.calls, self.seen = 0, []
+
+        def forward(self, x):
+            self.calls += 1
+            self.seen.append(self.calls)
+            y = self.fc(self.dropout(self.norm(self.conv(x)).mean((2, 3))))
+            y = y + torch.rand_like(y) * self.calls / len(self.seen)
+            return torch.rsqrt(y.abs() + 1 - 1e6 * clock.bad)  # here
+
+    net = Net()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    return train_on(net, lambda: clock.batch(4, 3, 8, 8), scaler=scaler, steps=7)
+
+
+@fault("PD105", "optimizer-division-by-zero", module="")
+def adam_on_half_weights():
+    torch.manual_seed(0)
+    net = nn.Linear(4, 4).half()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3, eps=1e-8)
+    return train_on(net, lambda: torch.randn(4, 4).half(), lambda out: out.square().mean() * 1e-3, optimizer=optimizer)
+
+
+if __name__ == "__main__":
+    from tests.support.zoo.__main__ import main
+
+    sys.exit(main([FAULTS[name].train for name in (sys.argv[1:] or FAULTS)]))
