@@ -169,6 +169,8 @@ def _module_plan(module: Operands, target: Target, growth: _Growth) -> ModulePla
     lacking = tuple(role for role in ("weight", "input", "grad_output") if role not in dict(module.recorded))
     made: tuple[OperandPlan, ...] = ()
     precision, reason = WIDE, module.keep and f"{module.keep}: kept wide whatever the numbers say"
+    if not reason and module.input is None:
+        reason = "input: not recorded, and not another module's output"
     if not reason:
         for name, recipes in PRECISIONS.items():
             made, why = _operands(module, recipes, target, growth)
@@ -191,8 +193,6 @@ def _operands(
         recipe = recipes[role]
         index = _RECIPES.index(recipe)
         now = forecast_of(seen, index, recipe, target)
-        if now.unknown == "no element is finite and not zero at any step":
-            continue
         row = seen.worst[index]
         if row is None or now.prediction is None or now.step is None:
             return (), f"{role}: {now.unknown}"
