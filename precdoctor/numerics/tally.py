@@ -166,9 +166,9 @@ def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callabl
     start = np.maximum(a - fmt.max / unit, 0.0)  # what is clipped of the smallest clipped element
     end = start + beyond
     lost += share * (start * start + start * end + end * end) / 3.0
-    exact = a == b  # a known magnitude
-    cast = cast_array(np.where(exact, bins.likely_hi, 0.0), fmt, saturate=True) / unit
-    lost = np.where(exact, (b - cast) ** 2, lost)
+    known = np.flatnonzero(a == b)
+    cast = cast_array(bins.likely_hi[known], fmt, saturate=True) / unit[known]
+    lost[known] = (b[known] - cast) ** 2
     energy = per_tensor(bins.counts * square)
     error = per_tensor(bins.counts * lost)
     out: Floats = np.divide(error, energy, out=np.zeros_like(error), where=energy > 0.0)
