@@ -58,7 +58,7 @@ class Bins:
             amax: NaN where not known; likewise ``amin_nonzero``.
             scale: the multiplier in front of the cast, finite and positive.
         """
-        tensor, place = _ragged(lengths)
+        tensor, place = ragged(lengths)
         used = counts > 0
         tensor, k, n = tensor[used], (first[tensor] + place)[used], counts[used].astype(np.float64)
         with np.errstate(over="ignore", under="ignore"):
@@ -85,7 +85,7 @@ class Bins:
             lengths: how many counts each tensor has.
             counts: all of them, shape ``(lengths.sum(),)``.
         """
-        tensor, place = _ragged(lengths)
+        tensor, place = ragged(lengths)
         used = counts > 0
         tensor, r, n = tensor[used], place[used], counts[used].astype(np.float64)
         peak, reach = placement(fmt, rule)
@@ -175,7 +175,7 @@ def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callabl
     return out
 
 
-def _ragged(lengths: Integers) -> tuple[Integers, Integers]:
+def ragged(lengths: Integers) -> tuple[Integers, Integers]:
     """For lists one after the other: of which list each entry is, and its place there."""
     whose = np.repeat(np.arange(lengths.size), lengths)
     starts = np.cumsum(lengths) - lengths

@@ -22,7 +22,7 @@ from precdoctor.diagnosis.whatif.target import Target
 from precdoctor.diagnosis.whatif.trend import Trends
 from precdoctor.numerics.casting_array import Floats
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
-from precdoctor.numerics.tally import Bins, Tally, tally
+from precdoctor.numerics.tally import Bins, Tally, ragged, tally
 
 if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
@@ -175,7 +175,7 @@ class _Collector:
         rows = _Rows(batch, self._columns, np.isin(kinds, LOSS_SCALED)[ids], (kinds == "fp8_operand")[ids])
         np.add.at(self._counts["filled"], ids[rows.filled], 1)
         unscaled = np.where(rows.loss_scaled & (rows.recorded > 0.0), 1.0 / rows.recorded, 1.0)
-        self._trends.add(ids, step, rows.amax * unscaled, rows.rms * unscaled)
+        self._trends.add(ids, step, rows.amax * unscaled, rows.typical * unscaled)
         for recipe in self._recipes:
             recipe.take(rows, ids, self._target)
 
@@ -235,8 +235,10 @@ class _Rows:
         self.first = np.nan_to_num(_numbers(batch, "exp_lo")).astype(np.int64)
         self.lengths, self.counts = _lists(batch, "exp_hist")
         filled = _sums(self.lengths, self.counts)
+        whose, place = ragged(self.lengths)
+        exponents = np.bincount(whose, self.counts * (self.first[whose] + place + 0.5), minlength=filled.size)
         with np.errstate(invalid="ignore", divide="ignore"):
-            self.rms = np.sqrt(_numbers(batch, "sum_sq") / filled)
+            self.typical = np.exp2(exponents / filled)  # the geometric mean, which outliers hardly move
         self.filled = filled > 0
 
     def bins(self, recipe: Recipe) -> tuple[Bins, npt.NDArray[np.bool_]]:
