@@ -78,23 +78,40 @@ class Bins:
         return cls(lengths.size, np.concatenate([tensor, known]), n, lo, hi, closed, lo, hi)
 
     @classmethod
-    def of_blocks(cls, lengths: Integers, counts: Integers, fmt: BlockFormat, rule: ScaleRule) -> Bins:
-        """From the column ``block<size>_hist`` of many rows; takes every block scale as a normal number.
+    def of_blocks(
+        cls, lengths: Integers, counts: Integers, blocks: Integers, fmt: BlockFormat, rule: ScaleRule
+    ) -> Bins:
+        """From the columns ``block<size>_hist, block<size>_amax_hist`` of rows; takes every scale as a normal number.
 
         Args:
-            lengths: how many counts each tensor has.
+            lengths: how many counts each tensor has, shape ``(tensors,)``.
             counts: all of them, shape ``(lengths.sum(),)``.
+            blocks: how many blocks each tensor has, all-zero ones left out.
         """
-        tensor, place = ragged(lengths)
+        tensor, r = ragged(lengths)
         used = counts > 0
-        tensor, r, n = tensor[used], place[used], counts[used].astype(np.float64)
+        tensor, r, n = tensor[used], r[used], counts[used].astype(np.float64)
         peak, reach = placement(fmt, rule)
         lo = np.where(r == BlockHistogram.LIMIT - 1, 0.0, np.ldexp(reach[0], -r))
         hi = np.minimum(np.ldexp(reach[1], -r), peak[1])
-        # Without the mantissa of the amax the middle half of what is possible is where most are.
-        likely = np.ldexp(math.sqrt(peak[0] * peak[1]) / math.sqrt(2.0), -r)
-        likely_lo, likely_hi = np.maximum(likely, lo), np.minimum(2.0 * likely, hi)
-        return cls(lengths.size, tensor, n, lo, hi, lo == 0.0, likely_lo, likely_hi)
+        # Without the mantissa of the amax the middle half of what is possible is where most are, and none above it.
+        middle = math.sqrt(peak[0] * peak[1])
+        likely = np.ldexp(middle / math.sqrt(2.0), -r)
+        likely_lo, likely_hi = np.maximum(likely, lo), np.minimum(2.0 * likely, np.where(r == 0, middle, hi))
+        # Of each block one element is the amax itself.
+        own = np.flatnonzero(blocks)
+        n[r == 0] = np.maximum(n[r == 0] - blocks[tensor[r == 0]], 0.0)
+        at = np.ones(own.size)
+        return cls(
+            lengths.size,
+            np.concatenate([tensor, own]),
+            np.concatenate([n, blocks[own].astype(np.float64)]),
+            np.concatenate([lo, at * reach[0]]),
+            np.concatenate([hi, at * peak[1]]),
+            np.concatenate([lo == 0.0, at == 0.0]),
+            np.concatenate([likely_lo, at * peak[0]]),
+            np.concatenate([likely_hi, at * peak[1]]),
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,8 +36,9 @@ def print_plan(plan: Plan, run: Mapping[str, Any], console: Console) -> None:
     console.print(Text(clean(run.get("path", "")), "pd.strong"), soft_wrap=True)
     console.print(Text(run_facts(run)))
     console.print(Text("\nPrecision plan", "pd.strong"))
-    for name, count in Counter(m.precision for m in plan.modules).items():
-        console.print(Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(count, 'module')}: {_WORDS[name]}"))
+    counts = Counter(m.precision for m in plan.modules)
+    for name in (name for name in _WORDS if counts[name]):
+        console.print(Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(counts[name], 'module')}: {_WORDS[name]}"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
     table.add_column("module", overflow="fold", ratio=2)
     table.add_column("precision", no_wrap=True)

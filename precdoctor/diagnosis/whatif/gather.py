@@ -247,7 +247,8 @@ class _Rows:
             assert recipe.rule is not None
             lengths, counts = _lists(self.batch, f"block{recipe.block_size}_hist")
             known = (_sums(lengths, counts) > 0) | ~self.filled
-            return Bins.of_blocks(lengths, counts, recipe.block, recipe.rule), known
+            blocks = _sums(*_lists(self.batch, f"block{recipe.block_size}_amax_hist"))
+            return Bins.of_blocks(lengths, counts, blocks, recipe.block, recipe.rule), known
         scale = recipe.multipliers(self.amax, self.recorded, loss_scaled=self.loss_scaled, quantised=self.quantised)
         bins = Bins.of_histograms(self.first, self.lengths, self.counts, self.amax, self.amin, scale)
         return bins, self.filled | ~(self.amax > 0.0)

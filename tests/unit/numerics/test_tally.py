@@ -36,6 +36,11 @@ def bins_of_tensors(tensors, scales):
     )
 
 
+def bins_of_blocks(counted, fmt, rule):
+    lengths, blocks = np.array([len(counted.below)]), np.array([counted.amax.total])
+    return Bins.of_blocks(lengths, np.array(counted.below), blocks, fmt, rule)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1000)), min_size=1, max_size=4),
@@ -103,10 +108,12 @@ def test_blocks_lie_between_the_ends(fmt):
         x, _ = tensor(name, 5)
         rule = fmt.rule
         counted = BlockHistogram.of_values(x, fmt.block[1])
-        found = tally(Bins.of_blocks(np.array([len(counted.below)]), np.array(counted.below), fmt, rule), fmt.element)
+        found = tally(bins_of_blocks(counted, fmt, rule), fmt.element)
         cast = cast_blocks(x, fmt, rule=rule)
         flushed = int(((cast.values == 0.0) & (x != 0.0)).sum())
         assert found.flushed[0][0] <= flushed <= found.flushed[1][0]
+        saturated = int((np.abs(cast.quotients) > Limits.of(fmt.element).saturate).sum())
+        assert found.saturated[0][0] <= saturated <= found.saturated[1][0]
         full = predict_blocks(counted, fmt, amax=float(np.abs(x).max()), rule=rule)
         assert abs(-10 * math.log10(found.error[0]) - full.sqnr_db.estimate) < 4.0
 
@@ -115,9 +122,12 @@ def test_scales_rounded_up_clip_nothing():
     x, _ = tensor("gaussian", 1)
     fmt = BLOCK_FORMATS["MXFP8_E4M3"]
     counted = BlockHistogram.of_values(x, 32)
-    lengths, counts = np.array([len(counted.below)]), np.array(counted.below)
-    assert tally(Bins.of_blocks(lengths, counts, fmt, ScaleRule.UP), fmt.element).saturated[1][0] == 0.0
-    assert tally(Bins.of_blocks(lengths, counts, fmt, ScaleRule.FLOOR), fmt.element).saturated[1][0] > 0.0
+    assert tally(bins_of_blocks(counted, fmt, ScaleRule.UP), fmt.element).saturated[1][0] == 0.0
+    low, high, guess = (v[0] for v in tally(bins_of_blocks(counted, fmt, ScaleRule.FLOOR), fmt.element).saturated)
+    measured = int((np.abs(cast_blocks(x, fmt).quotients) > 464.0).sum())
+    assert low <= measured <= high
+    full = predict_blocks(counted, fmt).saturated.estimate * x.size
+    assert guess == pytest.approx(full, rel=0.5)
 
 
 def test_tensors_do_not_mix_and_empty_ones_lose_nothing():
