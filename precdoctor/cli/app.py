@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import precdoctor
-from precdoctor.cli import compare, demo, diagnose, explain, formats, gate, log, record, show
+from precdoctor.cli import compare, demo, diagnose, explain, formats, gate, log, record, show, whatif
 
 _EXAMPLES = """\b
 Examples:
@@ -41,6 +41,7 @@ record.register(app)
 diagnose.register(app)
 gate.register(app)
 compare.register(app)
+whatif.register(app)
 show.register(app)
 explain.register(app)
 formats.register(app)

@@ -32,6 +32,11 @@ FLAGS = {
         "-h", "--help",
     },
     "compare": {"--rename", "--output-format", "-o", "--output", "--also", "--force", "--fail-on", "-h", "--help"},
+    "whatif": {
+        "--format", "--scaling", "--scale", "--scale-rule", "--loss-scale", "--kind", "--module", "--steps", "--worst",
+        "--max-flushed", "--max-saturated", "--min-sqnr", "--plan", "--horizon", "--output-format", "-o", "--output",
+        "--force", "-h", "--help",
+    },
     "show": {"--top", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
     "formats": {"--output-format", "-h", "--help"},
