@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,16 @@ class HistogramTable:
     lo: int
     counts: Ints
     amax: Floats
+
+    @cached_property
+    def running(self) -> Floats:
+        """Elements up to and including each bin, shape of ``counts``."""
+        running: Floats = np.cumsum(self.counts, axis=1).astype(np.float64)
+        return running
+
+    def rows(self, chosen: npt.NDArray[np.bool_]) -> HistogramTable:
+        """Some of the rows."""
+        return HistogramTable(self.lo, self.counts[chosen], self.amax[chosen])
 
     @classmethod
     def of(cls, histograms: Sequence[ExponentHistogram], amax: Floats | None = None) -> HistogramTable:
@@ -113,11 +124,10 @@ def cast_counts(table: HistogramTable, fmt: Format, scale: Floats) -> CastCounts
         fmt: a floating-point format.
         scale: finite and positive, shape ``(rows,)``.
     """
-    running = np.cumsum(table.counts, axis=1).astype(np.float64)
-    total = running[:, -1]
-    flushed = _up_to(table, running, fmt.flush_limit, scale, inclusive=True)
+    total = table.running[:, -1]
+    flushed = _up_to(table, fmt.flush_limit, scale, inclusive=True)
     sure_inside, possibly_inside, likely_inside = _up_to(
-        table, running, fmt.overflow_limit, scale, inclusive=not fmt.tie_overflows
+        table, fmt.overflow_limit, scale, inclusive=not fmt.tie_overflows
     )
     low, high, likely = total - possibly_inside, total - sure_inside, total - likely_inside
     with np.errstate(over="ignore", invalid="ignore"):
@@ -142,14 +152,12 @@ def _position(limit: float, scale: Floats) -> tuple[Ints, npt.NDArray[np.bool_],
     return bins, np.equal(m1, m2), ratio - 1.0
 
 
-def _up_to(
-    table: HistogramTable, running: Floats, limit: float, scale: Floats, *, inclusive: bool
-) -> tuple[Floats, Floats, Floats]:
+def _up_to(table: HistogramTable, limit: float, scale: Floats, *, inclusive: bool) -> tuple[Floats, Floats, Floats]:
     """Elements whose product with scale is at most (``inclusive``) or below ``limit``: surely, possibly, likely."""
     position, closed, depth = _position(limit, scale)
     bins = np.clip(position, EXP_MIN, EXP_MAX)
-    below = _running(running, bins - 1 - table.lo)
-    through = _running(running, bins - table.lo)
+    below = _running(table.running, bins - 1 - table.lo)
+    through = _running(table.running, bins - table.lo)
     open_end = (bins == EXP_MIN) | (bins == EXP_MAX)
     sure = np.where(closed & ~open_end & inclusive, through, below)
     return sure, through, np.maximum(below + (through - below) * np.where(open_end, 0.5, depth), sure)

@@ -123,13 +123,15 @@ class ScaleSeries:
 
     Attributes:
         scale: the multiplier in front of the cast.
-        kept: nothing usable to derive it from: the scale before it was kept (1 at the start).
+        kept: nothing usable to derive it from: the scale before it was kept.
+        cold: there was none before either, so that it is 1: the first step of a delayed recipe.
         non_finite: a NaN or Inf lies in the window; here it is left out, elsewhere it would decide.
         sparse: the window holds no recorded step, so the last one before it stands in.
     """
 
     scale: Floats
     kept: Bools
+    cold: Bools
     non_finite: Bools
     sparse: Bools
 
@@ -165,7 +167,8 @@ def scale_series(series: AmaxSeries, fmt: Format, recipe: Recipe) -> ScaleSeries
     scale = _scale_of(largest, fmt, recipe.margin)
     kept = largest == 0.0
     bad = _window_max(series.non_finite.astype(np.float64), first, last) > 0.0
-    return ScaleSeries(_filled(scale, kept), kept, bad, sparse)
+    cold = np.logical_and.accumulate(kept) if n else kept
+    return ScaleSeries(_filled(scale, kept), kept, cold, bad, sparse)
 
 
 def _scale_of(amax: Floats, fmt: Format, margin: int) -> Floats:

@@ -12,13 +12,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from precdoctor.numerics.loss_scaling import NEVER, ScalerPolicy, levels, share_lost
+from precdoctor.numerics.loss_scaling import ScalerPolicy, levels, share_lost
 from precdoctor.numerics.step_gradients import StepGradients
 
-#: Growth intervals that are tried; the stock one is 2000.
-INTERVALS = (50, 100, 200, 500, 1000, 2000, NEVER)
-#: Initial scales that are tried: 1 to 2^24, the largest that OPT-sized runs and Megatron (2^32) still come down from.
+#: Torch's own growth interval.
+STOCK_INTERVAL = 2000
+#: Growth intervals that are tried: those that a run is long enough to tell apart, and the stock one.
+INTERVALS = (50, 100, 200, 500, 1000, STOCK_INTERVAL)
+#: Initial scales that are tried: 1 to 2^24; gradients that need more are below anything FP16 was made for.
 INITS = tuple(2.0**k for k in range(25))
+#: Losses this close count as equal: a hundredth of a percent of the gradient elements.
+TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -49,22 +53,35 @@ def search(
     inits: Sequence[float] = INITS,
     intervals: Sequence[int] = INTERVALS,
 ) -> list[PolicyScore]:
-    """Every combination of ``inits`` and ``intervals`` scored on a run, the best first.
+    """Every combination of ``inits`` and ``intervals`` scored on a run, the least ``lost`` first.
 
-    Best is the least ``lost``; among equals the fewest skipped steps, then the longer interval, which probes less, then
-    the larger scale, which leaves room for gradients that shrink later on.
+    Where several lose the same (to within :data:`TOLERANCE`, with equally few skipped steps), first comes the one in
+    the middle of their initial scales, which leaves room on both sides, with the longest interval, which probes least.
 
     Args:
         gradients: of the run, in order.
         base: where all other settings are taken from; default: torch's.
+        inits: initial scales; those outside the limits of ``base`` are left out.
+        intervals: growth intervals; of those longer than the run only the shortest is tried.
     """
     base = base or ScalerPolicy()
     scorer = _Scorer(gradients)
-    tried = [
-        replace(base, init=i, interval=n) for i in inits if base.min_scale <= i <= base.max_scale for n in intervals
-    ]
-    scores = [scorer.score(policy) for policy in tried]
-    return sorted(scores, key=lambda s: (s.lost, s.skipped, -s.policy.interval, -s.policy.init))
+    longer = [n for n in intervals if n > len(gradients)]
+    told_apart = [n for n in intervals if n <= len(gradients)] + ([_stock(longer)] if longer else [])
+    allowed = [scale for scale in inits if base.min_scale <= scale <= base.max_scale]
+    tried = [replace(base, init=scale, interval=steps) for scale in allowed for steps in told_apart]
+    scores = sorted((scorer.score(p) for p in tried), key=lambda s: (s.lost, s.skipped, -s.policy.interval))
+    equal = [s for s in scores if s.lost <= scores[0].lost + TOLERANCE]
+    fewest = min((s.skipped for s in equal), default=0)
+    equal = [s for s in equal if s.skipped == fewest]
+    longest = max((s.policy.interval for s in equal), default=0)
+    equal = sorted((s for s in equal if s.policy.interval == longest), key=lambda s: s.policy.init)
+    first = equal[len(equal) // 2] if equal else None
+    return ([first] if first is not None else []) + [s for s in scores if s is not first]
+
+
+def _stock(intervals: Sequence[int]) -> int:
+    return STOCK_INTERVAL if STOCK_INTERVAL in intervals else min(intervals)
 
 
 class _Scorer:

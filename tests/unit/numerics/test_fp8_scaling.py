@@ -44,6 +44,8 @@ def test_most_recent_and_max_of_a_history():
 def test_a_fresh_history_scales_by_one():
     cold = scales([100.0, 100.0], DelayedScaling(16))
     assert cold.scale.tolist() == [1.0, 4.48] and cold.kept.tolist() == [True, False]
+    assert cold.cold.tolist() == [True, False]
+    assert scales([0.0, 3.0, 0.0, 0.0], DelayedScaling(1)).cold.tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("amax", [0.0, math.nan, math.inf, None])
