@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -127,19 +128,31 @@ def predict_blocks(
     )
 
 
+def placement(fmt: BlockFormat, rule: ScaleRule) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Where a block's scale puts its elements, in the unit of the element format, if the scale is a normal number.
+
+    Returns:
+        Smallest and largest value the block's amax can have; and the reach: an element ``r`` binades below the amax
+        lies in ``(reach[0] * 2**-r, reach[1] * 2**-r]``, never above the largest amax.
+    """
+    element = fmt.element
+    top = math.ldexp(1.0, element.max_exponent)
+    # A block's amax is f * 2**k with 1 < f <= 2, and X the ideal divisor over 2**(k - emax).
+    if rule is ScaleRule.FLOOR:  # X is 1; at f = 2 exactly it is 2
+        return (top, 2.0 * top), (top / 2.0, 2.0 * top)
+    if rule is ScaleRule.UP:  # X is 1 while f * 2**emax <= max, then 2
+        return (element.max / 2.0, element.max), (top / 2.0, 2.0 * top)
+    # X is f * 2**emax / max, give or take half an ulp of the scale's format
+    off = math.ldexp(1.0, -fmt.scale.mantissa_bits - 1) * (1.0 + 1e-6)
+    peak = element.max / (1.0 + off), element.max / (1.0 - off)
+    return peak, (peak[0] / 2.0, peak[1] * 2.0)
+
+
 def _scales(histogram: BlockHistogram, fmt: BlockFormat, rule: ScaleRule, amax: float) -> _Scales:
     """Sorts the blocks by what can be said of their scale; see the derivations beside each rule."""
     element, scale = fmt.element, fmt.scale
     top = math.ldexp(1.0, element.max_exponent)
-    # A block's amax is f * 2**k with 1 < f <= 2, and X the ideal divisor over 2**(k - emax).
-    if rule is ScaleRule.FLOOR:  # X is 1; at f = 2 exactly it is 2
-        peak, reach = (top, 2.0 * top), (top / 2.0, 2.0 * top)
-    elif rule is ScaleRule.UP:  # X is 1 while f * 2**emax <= max, then 2
-        peak, reach = (element.max / 2.0, element.max), (top / 2.0, 2.0 * top)
-    else:  # X is f * 2**emax / max, give or take half an ulp of the scale's format
-        off = math.ldexp(1.0, -scale.mantissa_bits - 1) * (1.0 + 1e-6)
-        peak = element.max / (1.0 + off), element.max / (1.0 - off)
-        reach = peak[0] / 2.0, peak[1] * 2.0
+    peak, reach = placement(fmt, rule)
     tensor = tensor_divisor(amax, fmt) if histogram.amax.total else 1.0
     irregular, sure, possible = [], 0, 0
     bins = histogram.amax.trimmed()
@@ -181,6 +194,7 @@ def _guess(
     nothing = np.zeros(0)
     parts = [Cells(nothing, nothing, nothing, nothing.astype(np.bool_), nothing)]
     units = [nothing]
+    peaks: list[tuple[float, float]] = []
     counts = np.array(histogram.below, dtype=np.float64)
     blocks = float(histogram.amax.total)
     r = np.flatnonzero(counts)
@@ -192,15 +206,19 @@ def _guess(
         lo, hi = np.ldexp(factor, -r), np.minimum(np.ldexp(2.0 * factor, -r), f * factor)
         bits = source.mantissa_bits if source is not None and rule is not ScaleRule.AMAX else None
         grid = np.ldexp(factor, -r - bits) if bits is not None else np.zeros(r.shape)
-        # From the smallest up, as points_of wants its neighbours; then the amax alone.
+        # From the smallest up, as points_of wants its neighbours; the amax of each stands alone, at the end.
         unknown = np.zeros(r.shape, dtype=np.bool_)
-        units.append(np.full(r.size + 1, 1.0 / factor))
+        units.append(np.full(r.size, 1.0 / factor))
         parts.append(Cells(lo[::-1], hi[::-1], others[::-1], unknown, grid[::-1]))
-        peak = np.array([f * factor])
-        parts.append(replace(Cells.at(peak), counts=np.array([blocks / _MANTISSAS])))
+        peaks.append((f * factor, 1.0 / factor))
+    if peaks:
+        places, peak_units = np.array(peaks).T
+        parts.append(replace(Cells.at(places), counts=np.full(places.size, blocks / _MANTISSAS)))
+        units.append(peak_units)
     return spread(parts, _POINTS), np.concatenate(units)
 
 
+@lru_cache(maxsize=1024)
 def _likely_divisor(f: float, i: int, fmt: BlockFormat, rule: ScaleRule) -> float:
     """The divisor of a block whose amax is ``f`` times a power of two, over ``2**(k - emax)``."""
     if rule is not ScaleRule.AMAX:

@@ -75,13 +75,14 @@ class RangeBar:
         subnormal = math.ceil((bin_of(fmt.min_normal) - first) / per_cell) if fmt.min_normal > 0 else 0
         return cls(fmt, heights, subnormal, below / histogram.total, above / histogram.total)
 
-    def text(self, *, ascii_only: bool = False) -> Text:
-        """The drawing: ends, cells, and the share outside if there is any."""
+    def text(self, *, ascii_only: bool = False, ends: bool = True) -> Text:
+        """The drawing: ends, cells, and the share outside if there is any; without ``ends`` the cells alone."""
         levels, edge, empty = (_ASCII, "|", " ") if ascii_only else (_BLOCKS, "┊", "·")
         out = Text(no_wrap=True, overflow="ignore")
-        if self.below:
+        if self.below and ends:
             out.append(f"{percent(self.below)} below  ", "pd.bad")
-        out.append(f"{_power(self.format.min_subnormal)} {edge}", "pd.quiet")
+        if ends:
+            out.append(f"{_power(self.format.min_subnormal)} {edge}", "pd.quiet")
         cells = []
         for i, height in enumerate(self.heights):
             if i == self.subnormal_cells and 0 < i < len(self.heights):
@@ -90,8 +91,9 @@ class RangeBar:
             cells.append((levels[height - 1], style) if height else (empty, "pd.quiet"))
         for style, run in itertools.groupby(cells, key=lambda cell: cell[1]):
             out.append("".join(character for character, _ in run), style)
-        out.append(f"{edge} {_value(self.format.max)}", "pd.quiet")
-        if self.above:
+        if ends:
+            out.append(f"{edge} {_value(self.format.max)}", "pd.quiet")
+        if self.above and ends:
             out.append(f"  {percent(self.above)} above", "pd.bad")
         return out
 
@@ -100,6 +102,11 @@ def _ends(fmt: Format) -> tuple[int, int]:
     """First and last bin a format can represent."""
     smallest = fmt.min_subnormal if fmt.min_subnormal > 0 else math.ulp(0.0)
     return bin_of(smallest), bin_of(fmt.max)
+
+
+def range_words(fmt: Format, *, ascii_only: bool = False) -> str:
+    """What a bar without ends goes from and to: ``2^-9 … 448``."""
+    return f"{_power(fmt.min_subnormal)} {'..' if ascii_only else '…'} {_value(fmt.max)}"
 
 
 def _power(value: float) -> str:

@@ -1,0 +1,162 @@
+"""``precdoctor whatif``: what a run's tensors would become in another number format."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from precdoctor.cli.common import destination, opened
+from precdoctor.cli.values import choice, did_you_mean, parse_count, parse_steps
+from precdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.whatif.forecast import Question
+    from precdoctor.runlog import Run
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor whatif --format e4m3
+  precdoctor whatif runs/a --format mxfp8 --module 'blocks.*.mlp*'
+  precdoctor whatif runs/a --format fp16 --loss-scale 2^13 --kind grad_output
+  precdoctor whatif runs/a --format e5m2 --output-format json"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command("whatif", epilog=_EXAMPLES)(whatif)
+
+
+def whatif(
+    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    number_format: Annotated[
+        str,
+        typer.Option(
+            "--format", help="e4m3, e5m2, mxfp8, nvfp4, fp16, bf16 ...; see precdoctor formats.", metavar="NAME"
+        ),
+    ] = "e4m3",
+    scaling: Annotated[
+        str | None,
+        typer.Option(
+            help="none, tensor, tile128, block32 or block16; default: what the format implies.", metavar="HOW"
+        ),
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="One multiplier for all tensors instead, such as 64 or 2^6.", metavar="X")
+    ] = None,
+    scale_rule: Annotated[
+        str | None, typer.Option(help="Block scales: floor, up or amax; default: the format's.", metavar="RULE")
+    ] = None,
+    loss_scale: Annotated[
+        str | None, typer.Option(help="Gradients as if the loss scale had been this.", metavar="X")
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Tensors of this kind only, such as grad_output; may be repeated.", metavar="KIND"),
+    ] = None,
+    module: Annotated[str | None, typer.Option(help="Modules whose name matches.", metavar="GLOB")] = None,
+    steps: Annotated[str | None, typer.Option(help="Steps A to B, B left out.", metavar="A:B")] = None,
+    worst: Annotated[str, typer.Option(help="How many tensors to list.", metavar="N")] = "10",
+    max_flushed: Annotated[
+        str, typer.Option(help="Target: share of elements that may become zero.", metavar="SHARE")
+    ] = "0.5%",
+    max_saturated: Annotated[
+        str, typer.Option(help="Target: share of elements that may be clipped or overflow.", metavar="SHARE")
+    ] = "0",
+    min_sqnr: Annotated[str, typer.Option(help="Target: least signal to quantisation noise, dB.", metavar="DB")] = "20",
+    output_format: Annotated[str, typer.Option(help="full, concise, json or markdown.", metavar="FORMAT")] = "full",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file if there is one.")] = False,
+) -> int:
+    """Predict what tensors would become in another number format.
+
+    Underflow, saturation and error per tensor at its worst recorded step, from the log alone; the tensors that miss
+    the target, and the cheapest format and scaling that would hold for them.
+    """
+    try:
+        shape = choice("full", "concise", "json", "markdown")(output_format)
+        count = parse_count(worst)
+        span = (None, None) if steps is None else parse_steps(steps)
+        limits = _share("--max-flushed", max_flushed), _share("--max-saturated", max_saturated), _decibels(min_sqnr)
+        scales = _multiplier("--scale", scale), _multiplier("--loss-scale", loss_scale)
+        rule = None if scale_rule is None else choice("floor", "up", "amax")(scale_rule)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    from precdoctor.diagnosis.whatif.forecast import Question
+    from precdoctor.diagnosis.whatif.recipe import SCALINGS, ask
+    from precdoctor.diagnosis.whatif.target import Target
+
+    if scaling is not None and scaling not in SCALINGS:
+        raise UsageError(f"--scaling {scaling!r} is not one of {', '.join(SCALINGS)}{did_you_mean(scaling, SCALINGS)}")
+    recipe = ask(number_format, scaling=scaling, scale=scales[0], loss_scale=scales[1], rule=rule)
+    asked = Question(recipe, Target(*limits), _kinds(kind), module, span)
+    recorded = opened(run)
+    with destination(output, force=force) as stream:
+        _write(recorded, asked, shape, count, stream)
+    return 0
+
+
+def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -> None:
+    from precdoctor.diagnosis.engine import describe
+    from precdoctor.diagnosis.view import RunView
+    from precdoctor.diagnosis.whatif.forecast import forecast
+    from precdoctor.reporting import whatif_report, whatif_view
+    from precdoctor.reporting.console import make_console
+
+    answer = forecast(run, asked)
+    facts = describe(RunView(run))
+    if shape == "json":
+        from precdoctor.reporting.json_report import dumps
+
+        stream.write(dumps(whatif_report.document(answer, facts)))
+    elif shape == "markdown":
+        stream.write(whatif_view.markdown(answer, facts, worst=worst))
+    elif shape == "concise":
+        whatif_view.print_concise(answer, make_console(stream))
+    else:
+        whatif_view.print_full(answer, facts, make_console(stream), worst=worst)
+
+
+def _kinds(chosen: list[str] | None) -> tuple[str, ...] | None:
+    from precdoctor.runlog.schema import KINDS
+
+    for kind in chosen or ():
+        if kind not in KINDS:
+            raise UsageError(f"--kind {kind!r} is not one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
+    return tuple(dict.fromkeys(chosen)) if chosen else None
+
+
+def _multiplier(option: str, raw: str | None) -> float | None:
+    """``64``, ``0.5``, ``2^13``, ``2**13``; what is not finite and positive is refused where the recipe is made."""
+    if raw is None:
+        return None
+    power = re.fullmatch(r"\s*2(?:\^|\*\*)\s*([+-]?\d+)\s*", raw)
+    try:
+        return 2.0 ** int(power[1]) if power else float(raw)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{option} {raw!r} is not a number in float64's range, such as 1024 or 2^10") from None
+
+
+def _share(option: str, raw: str) -> float:
+    """``0.5%`` or ``0.005``."""
+    try:
+        share = float(raw.removesuffix("%")) / (100.0 if raw.endswith("%") else 1.0)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"{option} {raw!r} is not a share between 0 and 1, such as 0.005 or 0.5%")
+    return share
+
+
+def _decibels(raw: str) -> float:
+    try:
+        value = float(raw)
+    except ValueError:
+        value = float("nan")
+    if not -1000.0 < value < 1000.0:
+        raise ValueError(f"--min-sqnr {raw!r} is not a number of decibels, such as 20")
+    return value

@@ -1,0 +1,1 @@
+"""What the tensors of a recorded run would become in another number format."""

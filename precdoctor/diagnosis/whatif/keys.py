@@ -1,0 +1,61 @@
+"""Which tensor each row of a batch is about, as numbers that stay the same from batch to batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Integers = npt.NDArray[np.int64]
+
+#: What tells tensors apart; steps, ranks and calls of one tensor go together.
+KEY_COLUMNS = ("root", "module", "kind", "name", "dtype")
+
+
+@dataclass(frozen=True, order=True)
+class TensorKey:
+    """One tensor of the model, over all steps, ranks and calls."""
+
+    root: str
+    module: str
+    kind: str
+    name: str
+    dtype: str
+
+
+class Keys:
+    """Numbers tensors in the order in which they are met; those not wanted get -1."""
+
+    def __init__(self, wanted: Callable[[TensorKey], bool]) -> None:
+        self._wanted = wanted
+        self._numbers: dict[TensorKey, int] = {}
+        #: The tensors by number.
+        self.known: list[TensorKey] = []
+
+    def of(self, batch: pa.RecordBatch) -> Integers:
+        """One number per row, shape ``(rows,)``; the batch holds :data:`KEY_COLUMNS`."""
+        code = np.zeros(batch.num_rows, dtype=np.int64)
+        columns: list[tuple[list[str], Integers]] = []
+        for name in KEY_COLUMNS:
+            encoded = batch.column(name)
+            if not pa.types.is_dictionary(encoded.type):
+                encoded = encoded.dictionary_encode()
+            values = [*(value or "" for value in encoded.dictionary.to_pylist()), ""]  # the last one stands for null
+            indices = encoded.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
+            columns.append((values, indices))
+            # Made compact at each column: the product of five long dictionaries could leave an int64.
+            _, first, code = np.unique(code * len(values) + indices, return_index=True, return_inverse=True)
+        if batch.num_rows == 0:
+            return code
+        numbers = [self._number(TensorKey(*(v[indices[row]] for v, indices in columns))) for row in first.tolist()]
+        return np.array(numbers, dtype=np.int64)[code]
+
+    def _number(self, key: TensorKey) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = len(self.known) if self._wanted(key) else -1
+            if self._numbers[key] >= 0:
+                self.known.append(key)
+        return self._numbers[key]

@@ -1,0 +1,220 @@
+"""A recipe: a format and how tensors are scaled into it. What ``--format`` and ``--scaling`` name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.errors import UsageError
+from precdoctor.numerics import blocks
+from precdoctor.numerics.blocks import BlockFormat, ScaleRule
+from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.formats import BF16, E4M3FN, E5M2, E8M0, FORMATS, FP16, FP32, SCALE_FORMATS, Format, Kind
+from precdoctor.numerics.names import find_format
+
+Bools = npt.NDArray[np.bool_]
+
+#: What ``--scaling`` takes; ``none`` is a multiplier of 1.
+SCALINGS = ("none", "tensor", "tile128", "block32", "block16", "channel", "tile128x128")
+#: Kinds whose values carry the loss scale while the backward pass runs.
+LOSS_SCALED = ("loss", "grad_output", "weight_grad")
+
+_NOT_RECORDED = {
+    "channel": "amax per channel is not recorded",
+    "tile128x128": "amax per 128x128 tile is not recorded",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A format, and what multiplies a tensor before it is cast.
+
+    Attributes:
+        format: of the elements.
+        scaling: one of ``none, tensor, fixed, tile128, block32, block16``. ``tensor`` is current scaling: every tensor
+            is brought to the format's maximum by its own amax, at each step anew.
+        block: the block format, for the last three.
+        rule: how block scales follow from the block's amax.
+        scale: the multiplier of ``fixed``.
+        loss_scale: the loss scale gradients are taken to have; None leaves the one in force.
+    """
+
+    format: Format
+    scaling: str
+    block: BlockFormat | None = None
+    rule: ScaleRule | None = None
+    scale: float | None = None
+    loss_scale: float | None = None
+
+    @property
+    def name(self) -> str:
+        """``MXFP8_E4M3``, ``E5M2``, ``BF16``: block formats have names of their own."""
+        return self.block.name if self.block is not None else self.format.name
+
+    @property
+    def bits_per_element(self) -> float:
+        """Memory per element with its share of the block's scale; a scale per tensor counts for nothing."""
+        return self.block.bits_per_element if self.block is not None else float(self.format.bits)
+
+    @property
+    def clips_by_design(self) -> bool:
+        """Whether block scales are rounded down, so that the largest elements of a block may be clipped a little."""
+        return self.rule is ScaleRule.FLOOR
+
+    @property
+    def block_size(self) -> int | None:
+        """Elements per block; None without blocks."""
+        return self.block.block[1] if self.block is not None else None
+
+    def describe(self) -> str:
+        """The scaling in words: ``amax scaling per tensor``."""
+        if self.block is not None:
+            assert self.rule is not None
+            scale = f"{self.block.scale.name} scale, rule {self.rule.value}"
+            tensor = f", {self.block.tensor_scale.name} scale per tensor" if self.block.tensor_scale else ""
+            return f"blocks of 1x{self.block_size}, {scale}{tensor}"
+        if self.scaling == "tensor":
+            return "amax scaling per tensor at each step"
+        return "no scale" if self.scaling == "none" else f"scale {self.scale:g}"
+
+    def short(self) -> str:
+        """Name and scaling as a table cell: ``E4M3FN per tensor``, ``MXFP8_E4M3``, ``BF16``."""
+        return f"{self.name} per tensor" if self.scaling == "tensor" else self.name
+
+    def multipliers(self, amax: Floats, recorded: Floats, *, loss_scaled: Bools, quantised: Bools) -> Floats:
+        """What each row's elements, as they lie in memory, are multiplied by; block recipes have scales of their own.
+
+        Args:
+            amax: as they lie in memory, shape ``(rows,)``; NaN and 0 where there is no non-zero element.
+            recorded: the multiplier the log says is in force; NaN for none.
+            loss_scaled: rows that carry the loss scale, if there is one.
+            quantised: rows of FP8 operands: the question is about what they stand for.
+        """
+        known = np.where(np.isfinite(recorded) & (recorded > 0.0), recorded, 1.0)
+        base = np.where(quantised, 1.0 / known, 1.0)
+        if self.loss_scale is not None:
+            base = np.where(loss_scaled, self.loss_scale / known, base)
+        if self.scaling == "fixed":
+            assert self.scale is not None
+            return base * self.scale
+        if self.scaling != "tensor":
+            return base
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            filling = np.minimum(self.format.max / amax, np.finfo(np.float64).max)
+        return np.where(amax > 0.0, filling, 1.0)
+
+
+def ask(
+    name: str,
+    *,
+    scaling: str | None = None,
+    scale: float | None = None,
+    loss_scale: float | None = None,
+    rule: str | None = None,
+) -> Recipe:
+    """The recipe somebody asks for.
+
+    Args:
+        name: as :func:`~precdoctor.numerics.names.find_format` takes it.
+        scaling: one of :data:`SCALINGS`; by default what the format implies: blocks for MX and NVFP4, none for 16 bits
+            and more, amax scaling per tensor for what is narrower.
+        scale: a fixed multiplier instead.
+        loss_scale: as in :class:`Recipe`.
+        rule: ``floor``, ``up`` or ``amax``, for block formats.
+
+    Raises:
+        UsageError: an unknown name, a scaling that was not recorded or does not go with the format, a scale that is no
+            finite positive number.
+    """
+    fmt = find_format(name)
+    for option, value in (("--scale", scale), ("--loss-scale", loss_scale)):
+        if value is not None and not 0.0 < value < math.inf:
+            raise UsageError(f"{option} {value:g}: a scale is a finite number above zero, such as 1024 or 2^10")
+    if scaling in _NOT_RECORDED or fmt is blocks.TILE_128X128:
+        why = _NOT_RECORDED[scaling if scaling in _NOT_RECORDED else "tile128x128"]
+        raise UsageError(f"{why}; recorded are whole tensors, 1x128 and 1x32 blocks: --scaling tensor|tile128|block32")
+    if isinstance(fmt, Format) and fmt.name in SCALE_FORMATS:
+        raise UsageError(f"{fmt.name} holds the scales of blocks, not elements; ask for mxfp8 or another format")
+    if isinstance(fmt, BlockFormat):
+        if scaling is not None and scaling != _scaling_of(fmt):
+            raise UsageError(
+                f"{fmt.name} implies --scaling {_scaling_of(fmt)}; leave it out, or name an element format"
+            )
+        recipe = _blocked(fmt)
+    elif scaling in ("tile128", "block32", "block16"):
+        recipe = _blocked(_block_format(fmt, scaling))
+    else:
+        recipe = Recipe(format=fmt, scaling=scaling or default_scaling(fmt))
+    if rule is not None:
+        if recipe.block is None:
+            raise UsageError(f"--scale-rule {rule} speaks of block scales; {recipe.name} is not a block format")
+        recipe = replace(recipe, rule=ScaleRule(rule))
+    if scale is not None:
+        if recipe.block is not None or scaling is not None:
+            raise UsageError(f"--scale {scale:g} is one multiplier for whole tensors; it does not go with --scaling")
+        recipe = replace(recipe, scaling="fixed", scale=scale)
+    return replace(recipe, loss_scale=loss_scale)
+
+
+def default_scaling(fmt: Format) -> str:
+    """``none`` for floating-point formats of 16 bits and more, ``tensor`` for the rest."""
+    return "none" if fmt.kind is Kind.FLOAT and fmt.bits >= 16 else "tensor"
+
+
+def _scaling_of(fmt: BlockFormat) -> str:
+    return {128: "tile128", 32: "block32", 16: "block16"}[fmt.block[1]]
+
+
+def _blocked(fmt: BlockFormat) -> Recipe:
+    return Recipe(format=fmt.element, scaling=_scaling_of(fmt), block=fmt, rule=fmt.rule)
+
+
+def _block_format(fmt: Format, scaling: str) -> BlockFormat:
+    """The known block format with these elements, or one like it: FP32 scales in tiles, E8M0 scales in blocks."""
+    if fmt.bits >= 16:
+        raise UsageError(f"{fmt.name} is not used with block scales; leave --scaling out, or take 8 bits or fewer")
+    for known in blocks.BLOCK_FORMATS.values():
+        if known.element is fmt and known.block[0] == 1 and _scaling_of(known) == scaling:
+            return known
+    size = {"tile128": 128, "block32": 32, "block16": 16}[scaling]
+    tiled = scaling == "tile128"
+    return BlockFormat(
+        name=f"{fmt.name}_1X{size}",
+        element=fmt,
+        scale=FP32 if tiled else E8M0,
+        block=(1, size),
+        rule=ScaleRule.AMAX if tiled else ScaleRule.FLOOR,
+        source="as TILE_1X128" if tiled else "as OCP MX 1.0",
+    )
+
+
+#: What is tried where the recipe asked for does not hold.
+LADDER = tuple(
+    sorted(
+        [
+            *(Recipe(format=f, scaling="tensor") for f in (E4M3FN, E5M2)),
+            *(_blocked(b) for b in blocks.BLOCK_FORMATS.values() if b.block[0] == 1),
+            *(Recipe(format=f, scaling="none") for f in (BF16, FP16, FP32)),
+            Recipe(format=FP16, scaling="tensor"),
+        ],
+        key=lambda r: r.bits_per_element,
+    )
+)
+
+
+def wider_than(asked: Recipe) -> Iterator[Recipe]:
+    """The ladder from the width of what was asked for upwards, cheapest first; the same loss scale.
+
+    Narrower elements are left out: who asks about 8 bits is not served with 6 on hardware that has none.
+    """
+    for recipe in LADDER:
+        same = (recipe.name, recipe.scaling) == (asked.name, asked.scaling)
+        if recipe.format.bits >= asked.format.bits and not same:
+            yield replace(recipe, loss_scale=asked.loss_scale)
+
+
+KNOWN_FORMATS = (*FORMATS, *blocks.BLOCK_FORMATS)

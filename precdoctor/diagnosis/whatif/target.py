@@ -1,0 +1,72 @@
+"""What a cast has to keep to be called good enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.prediction import Prediction
+from precdoctor.numerics.tally import Tally
+
+#: What is said of a tensor nothing finite is known of must not look like a verdict.
+_HUGE = 1e300
+
+
+@dataclass(frozen=True)
+class Target:
+    """Limits on the most likely values of a prediction.
+
+    Attributes:
+        max_flushed: fraction of the non-zero elements that may become zero. 0.5 %: the lowest of the bands 0.5, 2 and
+            4 % published with NVIDIA BioNeMo, the only public ones; a starting point, not truth.
+        max_saturated: fraction that may be clipped or overflow; none. Not asked of block scales that are rounded down,
+            which clip less than a binade by design: there the SQNR judges it.
+        min_sqnr_db: 20 dB, an error of a tenth. Precdoctor's own: rounding alone leaves 31 dB in E4M3 and 25 dB in
+            E5M2, so what falls short has lost range, not just digits. Formats of 4 bits rarely reach it.
+    """
+
+    max_flushed: float = 0.005
+    max_saturated: float = 0.0
+    min_sqnr_db: float = 20.0
+
+    def misses(self, prediction: Prediction, flushed: float, *, clips_by_design: bool) -> Iterator[str]:
+        """Which limits the likely values break: ``flushed``, ``saturated``, ``sqnr``."""
+        if flushed > self.max_flushed:
+            yield "flushed"
+        if prediction.saturated.estimate > self.max_saturated and not clips_by_design:
+            yield "saturated"
+        if prediction.sqnr_db.estimate < self.min_sqnr_db:
+            yield "sqnr"
+
+    def badness(self, tally: Tally, *, clips_by_design: bool) -> Floats:
+        """How far each tensor is beyond the nearest limit, as a factor; to rank steps of one tensor by.
+
+        Nothing lost is 0. Where nothing may be lost, what is lost counts as many times the limit.
+        """
+        n = np.maximum(tally.elements, 1.0)
+        error_limit = 10.0 ** (-self.min_sqnr_db / 10.0)
+        out: Floats = np.sqrt(np.minimum(tally.error / error_limit, _HUGE))
+        out = np.maximum(out, _times(tally.flushed[2] / n, self.max_flushed))
+        if not clips_by_design:
+            out = np.maximum(out, _times(tally.saturated[2] / n, self.max_saturated))
+        return out
+
+    def distance(self, prediction: Prediction, flushed: float, *, clips_by_design: bool) -> float:
+        """The same of a full prediction; to rank tensors by."""
+        sqnr = prediction.sqnr_db.estimate
+        out = 0.0 if sqnr == math.inf else 10.0 ** (min(self.min_sqnr_db - sqnr, 6000.0) / 20.0)
+        out = max(out, float(_times(np.array([flushed]), self.max_flushed)[0]))
+        if clips_by_design:
+            return out
+        return max(out, float(_times(np.array([prediction.saturated.estimate]), self.max_saturated)[0]))
+
+
+def _times(fraction: Floats, limit: float) -> Floats:
+    """``fraction`` over ``limit``; without a limit, any is a thousand times too many, and more is worse."""
+    if limit > 0.0:
+        return fraction / limit
+    return np.where(fraction > 0.0, 1e3 + 1e3 * fraction, 0.0)

@@ -1,0 +1,49 @@
+"""Where the largest elements are heading: straight lines through log2(amax) and log2(amax / rms) over the steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.numerics.casting_array import Floats
+
+Integers = npt.NDArray[np.int64]
+
+
+class Trends:
+    """Least squares per tensor from running sums: one row at a time, in any order, memory per tensor."""
+
+    def __init__(self) -> None:
+        #: n, t, t^2, then per series y and t*y; shape ``(7, tensors)``.
+        self._sums = np.zeros((7, 0))
+        self._origin: int | None = None
+
+    def grow(self, tensors: int) -> None:
+        """Make room."""
+        self._sums = np.concatenate([self._sums, np.zeros((7, tensors - self._sums.shape[1]))], axis=1)
+
+    def add(self, ids: Integers, steps: Integers, amax: Floats, rms: Floats) -> None:
+        """Add rows; those without a non-zero element say nothing.
+
+        Args:
+            ids: which tensor each row is of.
+            steps: of the rows.
+            amax: unscaled; ``rms`` is that of the non-zero elements. NaN or 0 where not known.
+        """
+        if not ids.size:
+            return
+        if self._origin is None:
+            self._origin = int(steps[0])
+        known = (amax > 0.0) & (rms > 0.0) & np.isfinite(amax) & np.isfinite(rms)
+        ids, t = ids[known], (steps[known] - self._origin).astype(np.float64)
+        peak, crest = np.log2(amax[known]), np.log2(amax[known]) - np.log2(rms[known])
+        for row, values in zip(self._sums, (np.ones_like(t), t, t * t, peak, t * peak, crest, t * crest), strict=True):
+            np.add.at(row, ids, values)
+
+    def slopes(self, tensor: int) -> tuple[float, float]:
+        """Binades per step of amax, and of amax over rms; 0 from fewer than three steps or from one."""
+        n, t, tt, peak, t_peak, crest, t_crest = self._sums[:, tensor].tolist()
+        spread = n * tt - t * t
+        if n < 3 or spread <= 0.0:
+            return 0.0, 0.0
+        return (n * t_peak - t * peak) / spread, (n * t_crest - t * crest) / spread

@@ -1,0 +1,172 @@
+"""What a cast would do to many tensors at once: the bounds of :mod:`.prediction`, with a quick estimate.
+
+A log has a row per tensor and step, a thousand times as many as it has tensors. All of them are looked at here, in a
+few array operations per batch, to find the steps worth a full prediction and to add up what happens over all steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.numerics.block_prediction import placement
+from precdoctor.numerics.blocks import BlockFormat, BlockHistogram, ScaleRule
+from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.cells import Limits, quantum
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN
+
+Integers = npt.NDArray[np.int64]
+
+_LARGEST = float(np.finfo(np.float64).max)
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Histograms of many tensors, one after the other, in the unit of the format they are cast to (after scaling).
+
+    Attributes:
+        tensors: how many tensors there are.
+        tensor: int64, shape ``(bins,)``, ascending: whose bin it is.
+        lo: ``counts[i]`` magnitudes lie in ``[lo[i], hi[i]]``; ``lo`` itself only where ``closed``.
+        likely_lo: where they most probably begin; ``likely_hi``: and end.
+    """
+
+    tensors: int
+    tensor: Integers
+    counts: Floats
+    lo: Floats
+    hi: Floats
+    closed: npt.NDArray[np.bool_]
+    likely_lo: Floats
+    likely_hi: Floats
+
+    @classmethod
+    def of_histograms(
+        cls, first: Integers, lengths: Integers, counts: Integers, amax: Floats, amin_nonzero: Floats, scale: Floats
+    ) -> Bins:
+        """From the columns ``exp_lo, exp_hist, amax, amin_nonzero`` of many rows.
+
+        Args:
+            first: bin of each tensor's first count, shape ``(tensors,)``; any number where it has none.
+            lengths: how many counts each tensor has.
+            counts: all of them, shape ``(lengths.sum(),)``.
+            amax: NaN where not known; likewise ``amin_nonzero``.
+            scale: the multiplier in front of the cast, finite and positive.
+        """
+        tensor, place = _ragged(lengths)
+        used = counts > 0
+        tensor, k, n = tensor[used], (first[tensor] + place)[used], counts[used].astype(np.float64)
+        with np.errstate(over="ignore", under="ignore"):
+            lo = np.where(k > EXP_MIN, np.ldexp(1.0, k), 0.0)
+            hi = np.where(k < EXP_MAX, np.ldexp(1.0, np.minimum(k, 1022) + 1), _LARGEST)
+            hi = np.fmax(np.fmin(hi, amax[tensor]), lo)
+            closed = amin_nonzero[tensor] >= lo
+            lo = np.fmin(np.fmax(lo, amin_nonzero[tensor]), hi)
+            lo, hi = lo * scale[tensor], np.minimum(hi * scale[tensor], _LARGEST)
+        return cls(lengths.size, tensor, n, lo, hi, closed | (lo == 0.0), lo, hi)
+
+    @classmethod
+    def of_blocks(cls, lengths: Integers, counts: Integers, fmt: BlockFormat, rule: ScaleRule) -> Bins:
+        """From the column ``block<size>_hist`` of many rows; takes every block scale as a normal number.
+
+        Args:
+            lengths: how many counts each tensor has.
+            counts: all of them, shape ``(lengths.sum(),)``.
+        """
+        tensor, place = _ragged(lengths)
+        used = counts > 0
+        tensor, r, n = tensor[used], place[used], counts[used].astype(np.float64)
+        peak, reach = placement(fmt, rule)
+        lo = np.where(r == BlockHistogram.LIMIT - 1, 0.0, np.ldexp(reach[0], -r))
+        hi = np.minimum(np.ldexp(reach[1], -r), peak[1])
+        # Without the mantissa of the amax the middle half of what is possible is where most are.
+        likely = np.ldexp(math.sqrt(peak[0] * peak[1]) / math.sqrt(2.0), -r)
+        likely_lo, likely_hi = np.maximum(likely, lo), np.minimum(2.0 * likely, hi)
+        return cls(lengths.size, tensor, n, lo, hi, lo == 0.0, likely_lo, likely_hi)
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """What becomes of each tensor; counts of elements, float64, shape ``(tensors,)``.
+
+    Attributes:
+        elements: finite and not zero.
+        flushed: low, high, estimate.
+        saturated: low, high, estimate.
+        error: estimated energy of the error of a saturating cast over energy of the tensor; 0 for an empty one.
+    """
+
+    elements: Floats
+    flushed: tuple[Floats, Floats, Floats]
+    saturated: tuple[Floats, Floats, Floats]
+    error: Floats
+
+
+def tally(bins: Bins, fmt: Format) -> Tally:
+    """Casts every tensor of ``bins`` to ``fmt``, round to nearest even.
+
+    The ends contain those of ``predict``; the estimate takes elements as evenly spread between the ends of their bin.
+    """
+    limits = Limits.of(fmt)
+    lo, hi, n = bins.lo, bins.hi, bins.counts
+    inclusive = limits.flush_inclusive
+    sure_flushed = (hi <= limits.flush) if inclusive else (hi < limits.flush)
+    may_flush = (lo < limits.flush) | (inclusive & bins.closed & (lo <= limits.flush))
+    ceiling = min(limits.saturate, limits.saturate_negative)
+    may_clip = (hi > ceiling) | (limits.tie_overflows & (hi >= ceiling))
+    floor = max(limits.saturate, limits.saturate_negative)
+    sure_clipped = (lo > floor) | ((lo == floor) & (~bins.closed | limits.tie_overflows))
+
+    def per_tensor(weights: Floats) -> Floats:
+        return np.bincount(bins.tensor, weights, minlength=bins.tensors).astype(np.float64)
+
+    width = np.maximum(bins.likely_hi - bins.likely_lo, 0.0)
+    below = _share(limits.flush - bins.likely_lo, width, bins.likely_hi <= limits.flush)
+    above = _share(bins.likely_hi - ceiling, width, bins.likely_lo >= ceiling)
+    with np.errstate(over="ignore", under="ignore"):
+        error = _relative_error(bins, fmt, limits, per_tensor)
+    return Tally(
+        per_tensor(n),
+        (per_tensor(n * sure_flushed), per_tensor(n * may_flush), per_tensor(n * np.where(may_flush, below, 0.0))),
+        (per_tensor(n * sure_clipped), per_tensor(n * may_clip), per_tensor(n * np.where(may_clip, above, 0.0))),
+        error,
+    )
+
+
+def _share(part: Floats, whole: Floats, all_of_it: npt.NDArray[np.bool_]) -> Floats:
+    share = np.clip(np.divide(part, whole, out=np.zeros_like(part), where=whole > 0.0), 0.0, 1.0)
+    out: Floats = np.where(all_of_it, 1.0, share)
+    return out
+
+
+def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callable[[Floats], Floats]) -> Floats:
+    """Even spread inside bins: mean square ``(a**2 + ab + b**2) / 3``, rounding error ``step**2 / 12``."""
+    peak = np.zeros(bins.tensors)
+    np.maximum.at(peak, bins.tensor, bins.likely_hi)
+    unit = np.maximum(peak, np.finfo(np.float64).tiny)[bins.tensor]
+    a, b = bins.likely_lo / unit, bins.likely_hi / unit
+    square = (a * a + a * b + b * b) / 3.0
+    middle = np.minimum(np.sqrt(square) * unit, _LARGEST)
+    rounding = (quantum(middle, fmt) / unit) ** 2 / 12.0
+    lost = np.where(middle <= limits.flush, square, np.minimum(rounding, square))
+    beyond = np.maximum(b - np.maximum(fmt.max / unit, a), 0.0)
+    share = np.divide(beyond, b - a, out=np.where(b > fmt.max / unit, 1.0, 0.0), where=b > a)
+    start = np.maximum(a - fmt.max / unit, 0.0)  # what is clipped of the smallest clipped element
+    end = start + beyond
+    lost += share * (start * start + start * end + end * end) / 3.0
+    energy = per_tensor(bins.counts * square)
+    error = per_tensor(bins.counts * lost)
+    out: Floats = np.divide(error, energy, out=np.zeros_like(error), where=energy > 0.0)
+    return out
+
+
+def _ragged(lengths: Integers) -> tuple[Integers, Integers]:
+    """For lists one after the other: of which list each entry is, and its place there."""
+    whose = np.repeat(np.arange(lengths.size), lengths)
+    starts = np.cumsum(lengths) - lengths
+    return whose, np.arange(whose.size) - starts[whose]

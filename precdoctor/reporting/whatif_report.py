@@ -1,0 +1,115 @@
+"""The answer of ``precdoctor whatif`` as JSON: one row per tensor, described by ``schema/whatif-1.schema.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import precdoctor
+from precdoctor.diagnosis.finding import jsonable
+from precdoctor.diagnosis.whatif.forecast import Answer, Forecast, Remedy
+from precdoctor.diagnosis.whatif.gather import Totals
+from precdoctor.diagnosis.whatif.recipe import Recipe
+from precdoctor.numerics.prediction import Prediction
+from precdoctor.reporting.json_report import SCHEMA_VERSION
+
+_QUANTITIES = ("flushed", "subnormal", "saturated", "sqnr_db", "relative_error", "headroom_binades", "scales_flushed")
+
+
+def document(answer: Answer, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole answer as plain JSON values; non-finite numbers are the strings "NaN", "Infinity", "-Infinity".
+
+    Args:
+        run: as in a diagnosis.
+    """
+    question = answer.question
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
+        "run": jsonable(run),
+        "question": {
+            **described(question.recipe),
+            "loss_scale": question.recipe.loss_scale,
+            "kinds": list(answer.kinds),
+            "module": question.module,
+            "steps": list(question.steps),
+            "target": jsonable(question.target),
+        },
+        "tensors": [tensor(f, question.recipe) for f in answer.forecasts],
+        "totals": {
+            "tensors": len(answer.forecasts),
+            "failing": len(answer.failing),
+            "unknown": len(answer.unknown),
+            "steps": len(answer.steps),
+            "rows": answer.rows,
+            "rows_left_out_non_finite": answer.non_finite,
+            "vectors_left_out": answer.vectors,
+            **_fractions(together(answer)),
+        },
+    }
+
+
+def together(answer: Answer) -> Totals:
+    """The totals of all tensors."""
+    totals = [f.totals for f in answer.forecasts]
+    sums = [tuple(sum(getattr(t, name)[i] for t in totals) for i in range(3)) for name in ("flushed", "saturated")]
+    (fl, fh, fe), (sl, sh, se) = sums
+    return Totals(sum(t.elements for t in totals), (fl, fh, fe), (sl, sh, se))
+
+
+def tensor(forecast: Forecast, recipe: Recipe) -> dict[str, Any]:
+    """One row: the prediction of the tensor's worst step, and what happens over all of its steps."""
+    key = forecast.seen.key
+    return {
+        **jsonable(key),
+        "module_class": forecast.seen.module_class or None,
+        "step": forecast.step,
+        "rank": forecast.rank,
+        "call": forecast.call,
+        **described(recipe),
+        **_prediction(forecast.prediction),
+        "holds": forecast.holds,
+        "misses": list(forecast.misses),
+        "unknown": forecast.unknown,
+        "flushed_with_lost": jsonable(forecast.flushed),
+        "lost_before": jsonable(forecast.lost_before),
+        "all_steps": {
+            "rows": forecast.seen.rows,
+            "rows_left_out_non_finite": forecast.seen.non_finite,
+            **_fractions(forecast.totals),
+        },
+        "instead": _instead(forecast.instead),
+    }
+
+
+def described(recipe: Recipe) -> dict[str, Any]:
+    """Format and scaling; ``scale`` is overwritten by the prediction's where there is one."""
+    return {
+        "format": recipe.name,
+        "scaling": recipe.scaling,
+        "scale": recipe.scale,
+        "scale_rule": recipe.rule.value if recipe.rule is not None else None,
+        "bits_per_element": recipe.bits_per_element,
+    }
+
+
+def _prediction(prediction: Prediction | None) -> dict[str, Any]:
+    if prediction is None:
+        return {"elements": None, **dict.fromkeys(_QUANTITIES)}
+    numbers: dict[str, Any] = {name: jsonable(getattr(prediction, name)) for name in _QUANTITIES}
+    return {"elements": prediction.elements, "scale": jsonable(prediction.scale), **numbers}
+
+
+def _fractions(totals: Totals) -> dict[str, Any]:
+    n = max(totals.elements, 1.0)
+    return {
+        "elements": int(totals.elements),
+        **{
+            name: {end: value / n for end, value in zip(("low", "high", "estimate"), values, strict=True)}
+            for name, values in (("flushed", totals.flushed), ("saturated", totals.saturated))
+        },
+    }
+
+
+def _instead(remedy: Remedy | None) -> dict[str, Any] | None:
+    return None if remedy is None else {**described(remedy.recipe), **_prediction(remedy.prediction)}

@@ -1,0 +1,246 @@
+"""What tensors would become in another format, on a terminal or in Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from precdoctor.diagnosis.whatif.forecast import Answer, Forecast
+from precdoctor.diagnosis.whatif.native import not_native
+from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.rangebar import RangeBar, range_words
+from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.text import clean, number, percent, plural
+from precdoctor.reporting.whatif_report import together
+
+#: From this width on, scale and headroom have room.
+_WIDE = 120
+#: ... and from this one on, columns need not be thrifty.
+_ROOMY = 100
+_BAR = 20
+
+
+def print_full(answer: Answer, run: Mapping[str, Any], console: Console, *, worst: int) -> None:
+    """The whole screen.
+
+    Args:
+        worst: how many tensors to list.
+    """
+    console.print(Text(clean(run.get("path", "")), "pd.strong"), soft_wrap=True)
+    console.print(Text(run_facts(run)))
+    console.print(Text.assemble("\n", (question(answer), "pd.strong")))
+    console.print(Text(verdict(answer), "pd.bad" if answer.failing else "pd.good" if not answer.unknown else "pd.near"))
+    console.print(Text(all_steps(answer)))
+    shown = answer.forecasts[:worst]
+    if shown:
+        console.print(Padding(_table(answer, shown, console), (1, 0, 0, 0)))
+    hidden = len(answer.failing) - len(shown)
+    if hidden > 0:
+        console.print(Text(f"{plural(hidden, 'more tensor')} fail{'s' * (hidden == 1)}: --worst {len(answer.failing)}"))
+    for line in remedies(answer):
+        console.print(Text(line))
+    for line in notes(answer, run):
+        console.print(Text(line, "pd.quiet"))
+
+
+def question(answer: Answer) -> str:
+    """``What if E4M3FN, with amax scaling per tensor at each step?``"""
+    recipe = answer.question.recipe
+    scale = f", loss scale {recipe.loss_scale:g}" if recipe.loss_scale is not None else ""
+    return f"What if {recipe.name}, with {recipe.describe()}{scale}?"
+
+
+def verdict(answer: Answer) -> str:
+    """How many tensors hold, against which target."""
+    total, failing, unknown = len(answer.forecasts), len(answer.failing), len(answer.unknown)
+    steps = plural(len(answer.steps), "recorded step")
+    every = f"at each of {steps}" if len(answer.steps) > 1 else f"at the {steps}"
+    if failing:
+        head = f"{failing} of {plural(total, 'tensor')} {'fails' if failing == 1 else 'fail'}"
+    else:
+        head = (
+            f"{total - unknown} of {plural(total, 'tensor')} hold" if unknown else f"All {plural(total, 'tensor')} hold"
+        )
+    told = f"; nothing can be told of {unknown}" if unknown else ""
+    return f"{head}{told}. Target: {target(answer)} {every}."
+
+
+def target(answer: Answer) -> str:
+    """``flushed at most 0.5 %, none saturated, SQNR at least 20 dB``."""
+    limits = answer.question.target
+    clipped = f"saturated at most {percent(limits.max_saturated)}" if limits.max_saturated else "none saturated"
+    clipped = "" if answer.question.recipe.clips_by_design else f"{clipped}, "
+    return f"flushed at most {percent(limits.max_flushed)}, {clipped}SQNR at least {limits.min_sqnr_db:g} dB"
+
+
+def all_steps(answer: Answer) -> str:
+    """What happens to all elements of all steps together."""
+    sums = together(answer)
+    n = max(sums.elements, 1.0)
+    flushed, clipped = sums.flushed[2] / n, sums.saturated[2] / n
+    return (
+        f"Over all steps {percent(flushed)} of {quantity(sums.elements)} non-zero elements would be flushed to zero, "
+        f"{percent(clipped)} saturated."
+    )
+
+
+def quantity(count: float) -> str:
+    """``1.2 M``."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f}"
+
+
+def remedies(answer: Answer) -> Iterator[str]:
+    """What would hold for the tensors that fail, cheapest first."""
+    if not answer.failing:
+        return
+    held = Counter(f.instead.recipe for f in answer.failing if f.instead is not None)
+    parts = [
+        f"{r.short()} ({r.bits_per_element:.4g} bits) for {plural(count, 'tensor')}"
+        for r, count in sorted(held.items(), key=lambda item: item[0].bits_per_element)
+    ]
+    if parts:
+        yield f"\nCheapest that would hold: {'; '.join(parts)}."
+    lost = sum(f.instead is None for f in answer.failing)
+    if lost:
+        yield f"{'' if parts else chr(10)}Nothing that was tried holds for {plural(lost, 'tensor')}."
+
+
+def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
+    """What has to be known to read the numbers."""
+    recipe = answer.question.recipe
+    yield f"\nAsked about: {', '.join(answer.kinds)}. Numbers are of each tensor's worst step, most likely values."
+    if recipe.block is not None:
+        yield "Blocks run along the last dimension: the numbers speak for products that contract it."
+    if recipe.clips_by_design:
+        yield "Block scales rounded down clip the largest elements a little (--scale-rule up does not): judged by SQNR."
+    if recipe.format.bits < 8:
+        yield "The target is made for 8 bits and more; formats narrower than that rarely meet it."
+    if recipe.scaling in {"none", "fixed"} and recipe.loss_scale is None and "grad_output" in answer.kinds:
+        scaled = [f for f in answer.forecasts if f.seen.key.kind in {"grad_output", "weight_grad"}]
+        if scaled:
+            yield "Gradients carry the loss scale they were recorded with, if any; --loss-scale X asks about another."
+    lost = [f for f in answer.forecasts if f.lost_before > answer.question.target.max_flushed]
+    if lost:
+        most = max(lost, key=lambda f: f.lost_before)
+        counted = f"what {recipe.name} would flush too is counted" if recipe.block is None else "they are not counted"
+        yield (
+            f"{plural(len(lost), 'tensor')} had lost elements to the recorded dtype already (most: "
+            f"{percent(most.lost_before)} of {clean(place(most))}): {counted}."
+        )
+    if answer.vectors:
+        yield f"Left out: {plural(answer.vectors, 'one-dimensional weight')} (biases, gains); --kind weight has them."
+    if answer.non_finite:
+        yield f"Left out: {plural(answer.non_finite, 'row')} holding a NaN or +Inf."
+    unknown = Counter(f.unknown for f in answer.unknown)
+    for why, count in unknown.items():
+        yield f"Not told: {plural(count, 'tensor')}, {why}."
+    sentence = not_native([recipe], run.get("device"))
+    if sentence:
+        yield sentence
+
+
+def place(forecast: Forecast) -> str:
+    """``blocks.0.attn.q weight_grad bias``; what repeats the kind is left out."""
+    key = forecast.seen.key
+    name = "" if key.name == key.kind else key.name
+    return " ".join(word for word in (key.module or key.root, key.kind, name) if word)
+
+
+def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Table:
+    ascii_only, gap = not can_draw(console), 2 if console.width >= _ROOMY else 1
+    clipped = console.width >= _ROOMY or any(f.prediction and f.prediction.saturated.estimate for f in shown)
+    columns = ["flushed", *(["saturated"] if clipped else []), "SQNR"]
+    columns += [*(["headroom", "scale"] if console.width >= _WIDE else []), "step"]
+    table = Table(box=None, padding=(0, gap, 0, 0), header_style="pd.label", pad_edge=False)
+    table.add_column("tensor", overflow="fold")
+    table.add_column(range_words(answer.question.recipe.format, ascii_only=ascii_only), no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    if answer.failing:
+        table.add_column("would hold", no_wrap=True)
+    for f in shown:
+        told = _told(f)
+        cells = [Text(clean(place(f)), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
+        cells += [told.get(column, Text("–", "pd.quiet")) for column in columns]
+        table.add_row(*cells, *([Text(would_hold(f))] if answer.failing else []))
+    return table
+
+
+def _told(f: Forecast) -> dict[str, Text]:
+    """The cells of one tensor by column; empty where nothing can be told."""
+    p = f.prediction
+    if p is None:
+        return {}
+    return {
+        "flushed": Text(percent(f.flushed), "pd.bad" if "flushed" in f.misses else ""),
+        "saturated": Text(percent(p.saturated.estimate), "pd.bad" if "saturated" in f.misses else ""),
+        "SQNR": Text(decibels(p.sqnr_db.estimate), "pd.bad" if "sqnr" in f.misses else ""),
+        "headroom": Text(binades(p.headroom_binades.estimate)),
+        "scale": Text(number(p.scale)),
+        "step": Text(number(f.step)),
+    }
+
+
+def would_hold(f: Forecast) -> str:
+    """The name of what holds for a tensor that fails."""
+    return "" if f.holds is not False else f.instead.recipe.name if f.instead else "nothing"
+
+
+def bar(forecast: Forecast, answer: Answer, ascii_only: bool) -> Text:
+    """The exponents of all steps against the range of the format, after scaling."""
+    drawn: ExponentHistogram = forecast.drawn
+    evidence = {"dtype": answer.question.recipe.format.dtype, "exp_lo": drawn.lo, "exp_hist": drawn.counts}
+    drawing = RangeBar.of(evidence, _BAR)
+    return Text("–", "pd.quiet") if drawing is None else drawing.text(ascii_only=ascii_only, ends=False)
+
+
+def decibels(value: float) -> str:
+    """``31.2 dB``; nothing lost is ``exact``."""
+    return "exact" if value == math.inf else "lost" if value == -math.inf else f"{value:.1f} dB"
+
+
+def binades(value: float) -> str:
+    """One decimal; without a non-zero element there is no end to it."""
+    return f"{round(value, 1) + 0.0:.1f}" if math.isfinite(value) else "–"
+
+
+def print_concise(answer: Answer, console: Console) -> None:
+    """One line per tensor that fails, then the verdict."""
+    for f in answer.failing:
+        assert f.prediction is not None
+        p = f.prediction
+        held = f"; {f.instead.recipe.short()} would hold" if f.instead else "; nothing tried holds"
+        console.print(
+            f"{clean(place(f))}: step {f.step}: flushed {percent(f.flushed)}, saturated "
+            f"{percent(p.saturated.estimate)}, SQNR {decibels(p.sqnr_db.estimate)}{held}",
+            soft_wrap=True,
+        )
+    console.print(verdict(answer), soft_wrap=True)
+
+
+def markdown(answer: Answer, run: Mapping[str, Any], *, worst: int) -> str:
+    """The same as a section of a Markdown page."""
+    lines = [f"## {question(answer)}", "", run_facts(run), "", verdict(answer), "", all_steps(answer), ""]
+    lines += [
+        "| tensor | flushed | saturated | SQNR | headroom | scale | step | would hold |",
+        "|---|" + "---:|" * 6 + "---|",
+    ]
+    columns = ("flushed", "saturated", "SQNR", "headroom", "scale", "step")
+    for f in answer.forecasts[:worst]:
+        told = _told(f)
+        cells = [told[column].plain if told else "–" for column in columns]
+        name = clean(place(f)).replace("|", "\\|").replace("`", "'")
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {would_hold(f)} |")
+    lines += [line.strip("\n") for line in ("", *remedies(answer), *notes(answer, run))]
+    return "\n".join(lines) + "\n"
