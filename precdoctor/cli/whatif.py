@@ -10,6 +10,7 @@ import typer
 
 from precdoctor.cli.common import destination, opened
 from precdoctor.cli.values import choice, did_you_mean, parse_count, parse_steps
+from precdoctor.cli.whatif_replay import ReplayQuestion, write_replay
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ Examples:
   precdoctor whatif --format e4m3
   precdoctor whatif runs/a --format mxfp8 --module 'blocks.*.mlp*'
   precdoctor whatif runs/a --format fp16 --loss-scale 2^13 --kind grad_output
-  precdoctor whatif runs/a --format e5m2 --output-format json"""
+  precdoctor whatif runs/a --format e5m2 --output-format json
+  precdoctor whatif runs/a --loss-scaler best
+  precdoctor whatif runs/a --recipe delayed:16:max --format hybrid
+  precdoctor whatif runs/a --accumulator 14:128"""
 
 
 def register(app: typer.Typer) -> None:
@@ -32,11 +36,11 @@ def register(app: typer.Typer) -> None:
 def whatif(
     run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
     number_format: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--format", help="e4m3, e5m2, mxfp8, nvfp4, fp16, bf16 ...; see precdoctor formats.", metavar="NAME"
+            "--format", help="e4m3 (default), e5m2, mxfp8, nvfp4, fp16 ...; see precdoctor formats.", metavar="NAME"
         ),
-    ] = "e4m3",
+    ] = None,
     scaling: Annotated[
         str | None,
         typer.Option(
@@ -66,6 +70,17 @@ def whatif(
         str, typer.Option(help="Target: share of elements that may be clipped or overflow.", metavar="SHARE")
     ] = "0",
     min_sqnr: Annotated[str, typer.Option(help="Target: least signal to quantisation noise, dB.", metavar="DB")] = "20",
+    loss_scaler: Annotated[
+        str | None,
+        typer.Option(help="Replay with a loss scaler: init=65536,interval=2000 ..., used or best.", metavar="SCALER"),
+    ] = None,
+    fp8_recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="Replay FP8 scaling: current, delayed:16:max, mxfp8 or best.", metavar="RECIPE"),
+    ] = None,
+    accumulator: Annotated[
+        str | None, typer.Option(help="Error of sums in a narrow accumulator.", metavar="BITS[:PROMOTE]")
+    ] = None,
     output_format: Annotated[str, typer.Option(help="full, concise, json or markdown.", metavar="FORMAT")] = "full",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
@@ -86,18 +101,32 @@ def whatif(
         rule = None if scale_rule is None else choice("floor", "up", "amax")(scale_rule)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    replayed = ReplayQuestion(loss_scaler, fp8_recipe, accumulator, number_format, _kinds(kind), module, span)
+    if (mode := replayed.mode) is not None:
+        _refuse(mode, {"--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule, "--loss-scale": loss_scale})
+        recorded = opened(run)
+        with destination(output, force=force) as stream:
+            write_replay(recorded, replayed, shape, count, stream)
+        return 0
     from precdoctor.diagnosis.whatif.forecast import Question
     from precdoctor.diagnosis.whatif.recipe import SCALINGS, ask
     from precdoctor.diagnosis.whatif.target import Target
 
     if scaling is not None and scaling not in SCALINGS:
         raise UsageError(f"--scaling {scaling!r} is not one of {', '.join(SCALINGS)}{did_you_mean(scaling, SCALINGS)}")
-    recipe = ask(number_format, scaling=scaling, scale=scales[0], loss_scale=scales[1], rule=rule)
+    recipe = ask(number_format or "e4m3", scaling=scaling, scale=scales[0], loss_scale=scales[1], rule=rule)
     asked = Question(recipe, Target(*limits), _kinds(kind), module, span)
     recorded = opened(run)
     with destination(output, force=force) as stream:
         _write(recorded, asked, shape, count, stream)
     return 0
+
+
+def _refuse(mode: str, options: dict[str, str | None]) -> None:
+    """Options that a replay has no use for."""
+    for option, value in options.items():
+        if value is not None:
+            raise UsageError(f"{option} {value} does not go with {mode}; leave it out")
 
 
 def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -> None:

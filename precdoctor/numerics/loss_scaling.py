@@ -181,7 +181,7 @@ def simulate(
                 flushed.append(share)
         last = ScalerState(before.scale, before.growth_tracker + stop - 1 - first)
         state = policy.after(last, overflow=overflow)
-    return ScalerReplay(policy, tuple(steps), state, _mean(flushed), len(flushed))
+    return ScalerReplay(policy, tuple(steps), state, mean_share(flushed), len(flushed))
 
 
 def levels(policy: ScalerPolicy, limits: _Floats, state: ScalerState) -> Iterator[tuple[int, int, ScalerState, bool]]:
@@ -211,11 +211,14 @@ def levels(policy: ScalerPolicy, limits: _Floats, state: ScalerState) -> Iterato
         first = stop
 
 
-def _mean(shares: Sequence[Estimate]) -> Estimate | None:
-    if not shares:
+def mean_share(shares: Sequence[Estimate | None]) -> Estimate | None:
+    """The mean of those that are known; None when none is."""
+    known = [s for s in shares if s is not None]
+    if not known:
         return None
-    n = len(shares)
-    low, high, estimate = (math.fsum(getattr(s, name) for s in shares) / n for name in ("low", "high", "estimate"))
+    low, high, estimate = (
+        math.fsum(getattr(s, end) for s in known) / len(known) for end in ("low", "high", "estimate")
+    )  # fmt: skip
     return Estimate.of(low, high, estimate)
 
 

@@ -33,14 +33,14 @@ class Product:
 
     Attributes:
         root, module, name: of the weight.
-        pass_: ``forward``, ``input gradient`` or ``weight gradient``.
+        role: ``forward``, ``input gradient`` or ``weight gradient``.
         length: products per sum, K.
     """
 
     root: str
     module: str
     name: str
-    pass_: str
+    role: str
     length: int
 
 
@@ -97,7 +97,7 @@ def replay_accumulator(
         by_length.setdefault(product.length, []).append(product)
     lengths = [_errors(k, products, accumulator) for k, products in sorted(by_length.items(), reverse=True)]
     notes = []
-    if not any(p.pass_ == "weight gradient" for p in found):
+    if not any(p.role == "weight gradient" for p in found):
         notes.append("No gradient was recorded: the sums of weight gradients, the longest there are, are not known.")
     return AccumulatorReplay(accumulator, tuple(lengths), tuple(notes))
 
@@ -141,7 +141,7 @@ def _products_of(
     if gradient is not None and len(gradient) >= 2:
         # channels are last, but for convolutions, where they are second
         lengths["weight gradient"] = math.prod(gradient) // gradient[1 if len(shape) > 2 else -1]
-    yield from (Product(root, module, name, pass_, int(k)) for pass_, k in lengths.items() if k >= 1)
+    yield from (Product(root, module, name, role, int(k)) for role, k in lengths.items() if k >= 1)
 
 
 def _batch_rows(view: RunView, process: Process) -> dict[tuple[str, str], tuple[int, ...]]:

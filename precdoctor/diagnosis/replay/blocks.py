@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis.replay.fp8 import KINDS, RecipeReplay, TensorReplay
+from precdoctor.diagnosis.replay.fp8 import KINDS, RecipeReplay, TensorReplay, vectors
 from precdoctor.diagnosis.view import RunView
 from precdoctor.errors import NothingRecordedError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks
@@ -72,6 +72,7 @@ def replay_blocks(
         flushed=_mean([(n, t.flushed) for n, t in tensors]),
         saturated=_mean([(n, t.saturated) for n, t in tensors]),
         stale_tensors=0,
+        history=False,
     )
 
 
@@ -86,12 +87,13 @@ def _sums(
     first, stop = steps
     where = [("step", ">=", first or 0), *([("step", "<", stop)] if stop is not None else [])]
     sums: dict[tuple[str, ...], _Sum] = {}
+    left_out = set(vectors(view))
     for frame in view.scan([*_KEY, "amax", *names], kinds, where=where):
         for *key, step, amax, below, lo, peaks in frame.loc[
             frame[names[0]].notna(), [*_KEY, "step", "amax", *names]
         ].itertuples(index=False, name=None):
             named = tuple(map(str, key))
-            if wanted is not None and not wanted(named[1]):
+            if named in left_out or (wanted is not None and not wanted(named[1])):
                 continue
             nothing = ExponentHistogram.of(None, None)
             total = sums.setdefault(named, _Sum(np.zeros(BlockHistogram.LIMIT, dtype=np.int64), nothing, 0.0, set()))

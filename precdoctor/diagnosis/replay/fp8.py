@@ -107,6 +107,7 @@ class RecipeReplay:
         tensors: the worst first: most saturated, then most flushed.
         flushed, saturated: shares over all tensors and steps.
         stale_tensors: tensors with at least one stale step.
+        history: scales follow from an amax; false where blocks have their own.
     """
 
     recipe: str
@@ -114,6 +115,7 @@ class RecipeReplay:
     flushed: Estimate
     saturated: Estimate
     stale_tensors: int
+    history: bool = True
 
     @property
     def rank(self) -> tuple[bool, float, float]:
@@ -178,9 +180,12 @@ def replay_recipes(
     )
 
 
-def best_recipe(replays: Sequence[RecipeReplay]) -> RecipeReplay:
-    """The one that loses least; see :attr:`RecipeReplay.rank`. Of equals, the first."""
-    return min(replays, key=lambda r: r.rank)
+def best_delayed(replays: Sequence[RecipeReplay]) -> RecipeReplay:
+    """The delayed recipe that loses least (:attr:`RecipeReplay.rank`); of equals, the first.
+
+    Current scaling never loses more, and costs a pass over the tensor: it is what the others are held against.
+    """
+    return min((r for r in replays if r.recipe.startswith("delayed")), key=lambda r: r.rank)
 
 
 # -- amax -------------------------------------------------------------------------------------------------------------
@@ -203,7 +208,7 @@ class _AmaxLog:
 
     @classmethod
     def read(cls, view: RunView, kinds: Sequence[str], wanted: Callable[[str], bool] | None) -> _AmaxLog:
-        numbers: dict[Key, int] = dict.fromkeys(_vectors(view), -1)
+        numbers: dict[Key, int] = dict.fromkeys(vectors(view), -1)
         parts: list[tuple[_Ints, _Ints, _Floats, npt.NDArray[np.bool_]]] = []
         for frame in view.scan(_COLUMNS, kinds):
             code = _codes(frame, numbers, wanted)
@@ -247,7 +252,7 @@ def _codes(frame: pd.DataFrame, numbers: dict[Key, int], wanted: Callable[[str],
     return out
 
 
-def _vectors(view: RunView) -> Iterator[Key]:
+def vectors(view: RunView) -> Iterator[Key]:
     """Biases and gains: parameters that are no operands of a matrix product."""
     for process in view.processes:
         for root in view.facts(process).get("roots") or ():

@@ -1,4 +1,4 @@
-"""What a log says about the gradients of every scaler update: from which loss scale on they overflow, and what is flushed.
+"""What a log says about the gradients of every scaler update: from which scale on they overflow, what is flushed.
 
 Three kinds of evidence, from strong to weak: what the update showed at its own scale; on sampled steps, amax and
 exponents of every recorded gradient; between samples, the L2 norm of all weight gradients, which bounds their amax from
@@ -177,22 +177,23 @@ class _Evidence:
         weights = float(np.max(self._weights, initial=0.0))
         base = [self._limit(i, u, ratio, weights, hypothetical=hypothetical) for i, u in enumerate(self._updates)]
         near = _nearest([math.inf if u.overflow else b.estimate for u, b in zip(self._updates, base, strict=True)])
-        limits = []
-        for update, limit, neighbour in zip(self._updates, base, near, strict=True):
-            if (
-                update.forward and not (update.scale or 1.0) >= 2.0**64
-            ):  # from there on the scaled loss may overflow FP32
-                limits.append(OverflowLimit.always())
-            elif hypothetical and update.scale is None:
-                limits.append(OverflowLimit.always() if update.overflow else limit)
-            else:
-                scale = update.scale if update.scale is not None else 1.0
-                if (
-                    update.overflow and neighbour <= scale
-                ):  # what is finite of an overflow says less than its neighbours
-                    limit = replace(limit, estimate=min(limit.estimate, max(neighbour, limit.clean_up_to)))
-                limits.append(limit.observed(scale, overflow=update.overflow))
-        return limits
+        return [
+            self._with_observation(update, limit, neighbour, hypothetical=hypothetical)
+            for update, limit, neighbour in zip(self._updates, base, near.tolist(), strict=True)
+        ]
+
+    @staticmethod
+    def _with_observation(
+        update: Update, limit: OverflowLimit, neighbour: float, *, hypothetical: bool
+    ) -> OverflowLimit:
+        scale = update.scale if update.scale is not None else 1.0
+        if update.forward and scale < 2.0**64:  # above, the scaled loss itself may leave FP32
+            return OverflowLimit.always()
+        if hypothetical and update.scale is None:
+            return OverflowLimit.always() if update.overflow else limit
+        if update.overflow and neighbour <= scale:  # what is finite of an overflow says less than its neighbours
+            limit = replace(limit, estimate=min(limit.estimate, max(neighbour, limit.clean_up_to)))
+        return limit.observed(scale, overflow=update.overflow)
 
     def _limit(
         self, i: int, update: Update, ratio: float | None, weights: float, *, hypothetical: bool

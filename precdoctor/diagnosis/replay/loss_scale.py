@@ -9,16 +9,14 @@ from precdoctor.diagnosis.replay.gradients import KINDS, RunGradients, run_gradi
 from precdoctor.diagnosis.replay.updates import policy_used
 from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.view import Process, RunView
-from precdoctor.errors import NothingRecordedError
+from precdoctor.errors import NothingRecordedError, UsageError
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import FP16, Format
-from precdoctor.numerics.loss_scaling import ScalerPolicy, ScalerReplay, ScalerState, simulate
+from precdoctor.numerics.loss_scaling import ScalerPolicy, ScalerReplay, ScalerState, mean_share, simulate
 from precdoctor.numerics.scaler_search import PolicyScore, search
 
 #: Backoffs whose tensors are looked up, evenly spread.
 EXAMINED = 16
-#: Policies a search reports.
-REPORTED = 5
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,10 @@ class LossScaleReplay:
         used: the run's own policy, where the log says.
         recorded_scales: per update the scale that was in force; None where there was none.
         recorded_overflows: steps the run skipped.
+        recorded_flushed: mean share flushed on the run's own sampled clean steps; None without one, or a scale.
         replay: the simulation of the policy asked for, or of the best one found.
         ideal: per update the largest power of two with zero overflow.
-        scores: the best policies found, where a search was asked for.
+        scores: where a search was asked for, the best policy, the best with other intervals, and torch's default.
         culprits: per examined overflow of the simulation the tensor behind it.
         overflows: how many there are.
         notes: what limits the answer, in sentences.
@@ -76,6 +75,7 @@ class LossScaleReplay:
     used: ScalerPolicy | None
     recorded_scales: tuple[float | None, ...]
     recorded_overflows: tuple[int, ...]
+    recorded_flushed: Estimate | None
     replay: ScalerReplay
     ideal: tuple[Estimate, ...]
     scores: tuple[PolicyScore, ...]
@@ -108,7 +108,7 @@ def replay_loss_scale(
     used = policy_used(view, chosen)
     scores: tuple[PolicyScore, ...] = ()
     if policy is None:
-        scores = tuple(search(run.gradients, base=used)[:REPORTED])
+        scores = tuple(_telling(search(run.gradients, base=used)))
         policy = scores[0].policy
     replayed = simulate(policy, run.gradients, start=_recorded_start(run) if policy == used else None)
     return LossScaleReplay(
@@ -121,6 +121,7 @@ def replay_loss_scale(
         used=used,
         recorded_scales=tuple(u.scale for u in run.updates),
         recorded_overflows=tuple(u.step for u in run.updates if u.overflow),
+        recorded_flushed=_recorded_flushed(run),
         replay=replayed,
         ideal=tuple(g.limit.ideal for g in run.gradients),
         scores=scores,
@@ -128,6 +129,34 @@ def replay_loss_scale(
         overflows=len(replayed.overflow_steps),
         notes=tuple(_notes(view, run)),
     )
+
+
+def _telling(scores: list[PolicyScore]) -> list[PolicyScore]:
+    """Of all policies tried, those worth a line."""
+    chosen: dict[int, PolicyScore] = {}
+    for score in scores:
+        chosen.setdefault(score.policy.interval, score)
+    stock = [s for s in scores if (s.policy.init, s.policy.interval) == (ScalerPolicy.init, ScalerPolicy.interval)]
+    return [*chosen.values(), *(s for s in stock if s not in chosen.values())]
+
+
+def _recorded_flushed(run: RunGradients) -> Estimate | None:
+    if run.hypothetical:
+        return None
+    pairs = zip(run.gradients, run.updates, strict=True)
+    return mean_share([g.flushed(u.scale or 1.0) for g, u in pairs if not u.overflow])
+
+
+def used_policy(view: RunView) -> ScalerPolicy:
+    """The scaler the run itself had.
+
+    Raises:
+        UsageError: the log names none.
+    """
+    policy = policy_used(view, _default_process(view))
+    if policy is None:
+        raise UsageError(f"{view.run.path} names no GradScaler; say which loss scaler to replay, or best")
+    return policy
 
 
 def _default_process(view: RunView) -> Process:
