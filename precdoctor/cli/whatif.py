@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +16,7 @@ from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.whatif.forecast import Question
+    from precdoctor.diagnosis.whatif.target import Target
     from precdoctor.runlog import Run
 
 _EXAMPLES = """\b
@@ -23,9 +25,12 @@ Examples:
   precdoctor whatif runs/a --format mxfp8 --module 'blocks.*.mlp*'
   precdoctor whatif runs/a --format fp16 --loss-scale 2^13 --kind grad_output
   precdoctor whatif runs/a --format e5m2 --output-format json
+  precdoctor whatif runs/a --plan -o plan.toml
   precdoctor whatif runs/a --loss-scaler best
   precdoctor whatif runs/a --recipe delayed:16:max --format hybrid
   precdoctor whatif runs/a --accumulator 14:128"""
+
+_SHAPES = ("full", "concise", "json", "markdown")
 
 
 def register(app: typer.Typer) -> None:
@@ -37,9 +42,7 @@ def whatif(
     run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
     number_format: Annotated[
         str | None,
-        typer.Option(
-            "--format", help="e4m3 (default), e5m2, mxfp8, nvfp4, fp16 ...; see precdoctor formats.", metavar="NAME"
-        ),
+        typer.Option("--format", help="e4m3 (default), e5m2, mxfp8, nvfp4, fp16, bf16 ...", metavar="NAME"),
     ] = None,
     scaling: Annotated[
         str | None,
@@ -81,7 +84,17 @@ def whatif(
     accumulator: Annotated[
         str | None, typer.Option(help="Error of sums in a narrow accumulator.", metavar="BITS[:PROMOTE]")
     ] = None,
-    output_format: Annotated[str, typer.Option(help="full, concise, json or markdown.", metavar="FORMAT")] = "full",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Per module the narrowest precision that holds, instead of one format.")
+    ] = False,
+    horizon: Annotated[
+        str | None,
+        typer.Option(help="Plan: extrapolate amax to this step; default: as far again as recorded.", metavar="STEP"),
+    ] = None,
+    output_format: Annotated[
+        str | None,
+        typer.Option(help="full, concise, json or markdown; of a plan full, json or toml.", metavar="FORMAT"),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
     ] = None,
@@ -93,7 +106,8 @@ def whatif(
     the target, and the cheapest format and scaling that would hold for them.
     """
     try:
-        shape = choice("full", "concise", "json", "markdown")(output_format)
+        shape = _shape(output_format, output, plan=plan)
+        goal = None if horizon is None else parse_count(horizon)
         count = parse_count(worst)
         span = (None, None) if steps is None else parse_steps(steps)
         limits = _share("--max-flushed", max_flushed), _share("--max-saturated", max_saturated), _decibels(min_sqnr)
@@ -102,8 +116,9 @@ def whatif(
     except ValueError as error:
         raise UsageError(str(error)) from None
     replayed = ReplayQuestion(loss_scaler, fp8_recipe, accumulator, number_format, _kinds(kind), module, span)
-    if (mode := replayed.mode) is not None:
-        _refuse(mode, {"--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule, "--loss-scale": loss_scale})
+    if replayed.mode is not None:
+        given = {"--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule, "--loss-scale": loss_scale}
+        _refuse({**given, "--plan": plan, "--horizon": horizon}, f"{replayed.mode} is a question of its own")
         recorded = opened(run)
         with destination(output, force=force) as stream:
             write_replay(recorded, replayed, shape, count, stream)
@@ -114,19 +129,21 @@ def whatif(
 
     if scaling is not None and scaling not in SCALINGS:
         raise UsageError(f"--scaling {scaling!r} is not one of {', '.join(SCALINGS)}{did_you_mean(scaling, SCALINGS)}")
+    target = Target(*limits)
+    if plan:
+        given = {"--format": number_format, "--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule}
+        _refuse({**given, "--loss-scale": loss_scale, "--kind": kind}, "a plan chooses formats and scalings itself")
+        recorded = opened(run)
+        with destination(output, force=force) as stream:
+            _write_plan(recorded, target, (module, span, goal), shape, stream)
+        return 0
+    _refuse({"--horizon": horizon}, "only a plan extrapolates; add --plan")
     recipe = ask(number_format or "e4m3", scaling=scaling, scale=scales[0], loss_scale=scales[1], rule=rule)
-    asked = Question(recipe, Target(*limits), _kinds(kind), module, span)
+    asked = Question(recipe, target, _kinds(kind), module, span)
     recorded = opened(run)
     with destination(output, force=force) as stream:
         _write(recorded, asked, shape, count, stream)
     return 0
-
-
-def _refuse(mode: str, options: dict[str, str | None]) -> None:
-    """Options that a replay has no use for."""
-    for option, value in options.items():
-        if value is not None:
-            raise UsageError(f"{option} {value} does not go with {mode}; leave it out")
 
 
 def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -> None:
@@ -148,6 +165,52 @@ def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -
         whatif_view.print_concise(answer, make_console(stream))
     else:
         whatif_view.print_full(answer, facts, make_console(stream), worst=worst)
+
+
+def _write_plan(
+    run: Run,
+    target: Target,
+    asked: tuple[str | None, tuple[int | None, int | None], int | None],
+    shape: str,
+    stream: IO[str],
+) -> None:
+    from precdoctor.diagnosis.engine import describe
+    from precdoctor.diagnosis.view import RunView
+    from precdoctor.diagnosis.whatif.plan import make_plan
+    from precdoctor.reporting import plan_view
+    from precdoctor.reporting.console import make_console
+
+    module, steps, horizon = asked
+    made = make_plan(run, target, module=module, steps=steps, horizon=horizon)
+    facts = describe(RunView(run))
+    if shape == "json":
+        from precdoctor.reporting.json_report import dumps
+
+        stream.write(dumps(plan_view.document(made, facts)))
+    elif shape == "toml":
+        stream.write(plan_view.toml(made, facts))
+    else:
+        plan_view.print_plan(made, facts, make_console(stream))
+
+
+def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:
+    """The output format: of a plan that goes to a file, what the file's name says, or TOML."""
+    if asked is not None:
+        return str(choice("full", "json", "toml")(asked) if plan else choice(*_SHAPES)(asked))
+    if plan and output is not None:
+        return "json" if output.suffix == ".json" else "toml"
+    return "full"
+
+
+def _refuse(flags: Mapping[str, Any], why: str) -> None:
+    """Flags that would be ignored are a mistake.
+
+    Raises:
+        UsageError: one of them was given.
+    """
+    for flag, value in flags.items():
+        if value:
+            raise UsageError(f"{flag} has nothing to act on: {why}")
 
 
 def _kinds(chosen: list[str] | None) -> tuple[str, ...] | None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from precdoctor.numerics.block_prediction import placement
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram, ScaleRule
-from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.casting_array import Floats, cast_array
 from precdoctor.numerics.cells import Limits, quantum
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN
@@ -27,11 +27,11 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Histograms of many tensors, one after the other, in the unit of the format they are cast to (after scaling).
+    """Histograms of many tensors in the unit of the format they are cast to (after scaling).
 
     Attributes:
         tensors: how many tensors there are.
-        tensor: int64, shape ``(bins,)``, ascending: whose bin it is.
+        tensor: int64, shape ``(bins,)``: whose bin it is.
         lo: ``counts[i]`` magnitudes lie in ``[lo[i], hi[i]]``; ``lo`` itself only where ``closed``.
         likely_lo: where they most probably begin; ``likely_hi``: and end.
     """
@@ -65,10 +65,17 @@ class Bins:
             lo = np.where(k > EXP_MIN, np.ldexp(1.0, k), 0.0)
             hi = np.where(k < EXP_MAX, np.ldexp(1.0, np.minimum(k, 1022) + 1), _LARGEST)
             hi = np.fmax(np.fmin(hi, amax[tensor]), lo)
+            top = np.searchsorted(tensor, np.arange(lengths.size), side="right") - 1  # the last used bin of each tensor
+            known = np.flatnonzero(np.bincount(tensor, minlength=lengths.size).astype(bool) & (amax > 0.0))
+            n[top[known]] -= 1.0  # a largest element whose size is known is a bin of its own
+            peak = np.minimum(amax[known] * scale[known], _LARGEST)
             closed = amin_nonzero[tensor] >= lo
             lo = np.fmin(np.fmax(lo, amin_nonzero[tensor]), hi)
             lo, hi = lo * scale[tensor], np.minimum(hi * scale[tensor], _LARGEST)
-        return cls(lengths.size, tensor, n, lo, hi, closed | (lo == 0.0), lo, hi)
+        lo, hi = np.concatenate([lo, peak]), np.concatenate([hi, peak])
+        closed = np.concatenate([closed | (lo[: closed.size] == 0.0), np.ones(known.size, dtype=np.bool_)])
+        n = np.concatenate([n, np.ones(known.size)])
+        return cls(lengths.size, np.concatenate([tensor, known]), n, lo, hi, closed, lo, hi)
 
     @classmethod
     def of_blocks(cls, lengths: Integers, counts: Integers, fmt: BlockFormat, rule: ScaleRule) -> Bins:
@@ -159,6 +166,9 @@ def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callabl
     start = np.maximum(a - fmt.max / unit, 0.0)  # what is clipped of the smallest clipped element
     end = start + beyond
     lost += share * (start * start + start * end + end * end) / 3.0
+    exact = a == b  # a known magnitude
+    cast = cast_array(np.where(exact, bins.likely_hi, 0.0), fmt, saturate=True) / unit
+    lost = np.where(exact, (b - cast) ** 2, lost)
     energy = per_tensor(bins.counts * square)
     error = per_tensor(bins.counts * lost)
     out: Floats = np.divide(error, energy, out=np.zeros_like(error), where=energy > 0.0)

@@ -87,7 +87,7 @@ def all_steps(answer: Answer) -> str:
     n = max(sums.elements, 1.0)
     flushed, clipped = sums.flushed[2] / n, sums.saturated[2] / n
     return (
-        f"Over all steps {percent(flushed)} of {quantity(sums.elements)} non-zero elements would be flushed to zero, "
+        f"Over all steps {percent(flushed)} of {quantity(sums.elements)} recorded non-zero elements would be flushed, "
         f"{percent(clipped)} saturated."
     )
 

@@ -100,7 +100,7 @@ class Answer:
 
     Attributes:
         kinds: that were asked about.
-        forecasts: those that fail first, the worst on top; then those that cannot be told; then the rest, worst first.
+        forecasts: those that fail, the worst on top; then those that hold; then those of which nothing can be told.
         steps: recorded steps that were looked at, ascending.
         rows: of the log.
         non_finite: rows left out because they hold a NaN or +Inf.
@@ -148,14 +148,14 @@ def forecast(run: Run, question: Question) -> Answer:
     if not gathered.seen:
         raise UsageError(_nothing(run, question, kinds))
     vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and _is_vector(s)}
-    forecasts = [_forecast(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
+    forecasts = [forecast_of(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
     if forecasts and all(f.unknown == _no_blocks(recipe) for f in forecasts):
         raise UsageError(f"{_no_blocks(recipe)} for any tensor that was asked about; see precdoctor show for its kinds")
     failing = {f.seen.key for f in forecasts if f.holds is False}
     if failing:
         remedies = _search(run, replace(selection, wanted=failing.__contains__), recipe, target)
         forecasts = [replace(f, instead=remedies.get(f.seen.key)) for f in forecasts]
-    ordered = sorted(forecasts, key=lambda f: ({False: 0, None: 1, True: 2}[f.holds], -f.distance, f.seen.key))
+    ordered = sorted(forecasts, key=lambda f: ({False: 0, True: 1, None: 2}[f.holds], -f.distance, f.seen.key))
     return Answer(
         question=question,
         kinds=tuple(kinds),
@@ -184,7 +184,7 @@ def _nothing(run: Run, question: Question, kinds: Sequence[str]) -> str:
 
         modules = sorted({k.module for k in names if k.module})
         near = get_close_matches(question.module, modules, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}, or '*{question.module.strip('*')}*'?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"no recorded module matches {question.module!r}{hint}"
     recorded = sorted({k.kind for k in names}, key=KINDS.index)
     if not set(kinds) & set(recorded):
@@ -209,7 +209,8 @@ def _names(run: Run) -> list[dict[str, Any]]:
 # -- one tensor -------------------------------------------------------------------------------------------------------
 
 
-def _forecast(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forecast:
+def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forecast:
+    """The verdict on one tensor, from the row that was kept for the recipe at ``index``."""
     row = seen.worst[index]
     prediction, unknown = None, None
     if not seen.rows:
@@ -307,7 +308,7 @@ def _search(run: Run, selection: Selection, asked: Recipe, target: Target) -> di
     found: dict[TensorKey, Remedy] = {}
     for seen in gathered.seen:
         for index, recipe in enumerate(ladder):
-            one = _forecast(seen, index, recipe, target)
+            one = forecast_of(seen, index, recipe, target)
             if one.prediction is not None and not one.misses:
                 found[seen.key] = Remedy(recipe, one.prediction)
                 break

@@ -1,0 +1,159 @@
+"""A precision plan as a table, as TOML, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+import precdoctor
+from precdoctor.diagnosis.finding import jsonable
+from precdoctor.diagnosis.whatif.native import not_native
+from precdoctor.diagnosis.whatif.plan import WIDE, ModulePlan, OperandPlan, Plan
+from precdoctor.reporting.json_report import SCHEMA_VERSION
+from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.text import clean, percent, plural, size
+from precdoctor.reporting.whatif_report import described
+from precdoctor.reporting.whatif_view import decibels
+
+_STYLES = {"fp8": "pd.good", "mxfp8": "pd.good", "bf16": "", WIDE: "pd.near"}
+_WORDS = {
+    "fp8": "weight and input E4M3FN, grad_output E5M2, amax scaling per tensor",
+    "mxfp8": "all three MXFP8_E4M3, blocks of 32",
+    "bf16": "all three BF16",
+    WIDE: "as recorded",
+}
+
+
+def print_plan(plan: Plan, run: Mapping[str, Any], console: Console) -> None:
+    """The plan as a table, with what it rests on."""
+    console.print(Text(clean(run.get("path", "")), "pd.strong"), soft_wrap=True)
+    console.print(Text(run_facts(run)))
+    console.print(Text("\nPrecision plan", "pd.strong"))
+    for name, count in Counter(m.precision for m in plan.modules).items():
+        console.print(Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(count, 'module')}: {_WORDS[name]}"))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
+    table.add_column("module", overflow="fold", ratio=2)
+    table.add_column("precision", no_wrap=True)
+    table.add_column("flushed", justify="right", no_wrap=True)
+    table.add_column("SQNR", justify="right", no_wrap=True)
+    table.add_column("why not narrower", overflow="fold", ratio=3)
+    for m in plan.modules:
+        worst = min(m.operands, key=lambda o: o.prediction.sqnr_db.estimate, default=None)
+        flushed = max((o.prediction.flushed.estimate for o in m.operands), default=None)
+        table.add_row(
+            clean(m.module or m.root),
+            Text(m.precision, _STYLES[m.precision]),
+            percent(flushed),
+            "–" if worst is None else decibels(worst.prediction.sqnr_db.estimate),
+            clean(m.reason),
+        )
+    console.print(Padding(table, (1, 0, 0, 0)))
+    console.print()
+    for line in _lines(plan, run):
+        console.print(Text(line))
+
+
+def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
+    """What it rests on, what it saves, what to mind."""
+    memory = plan.memory
+    yield (
+        f"Weights as products take them: {size(memory.weights[0])} -> {size(memory.weights[1])}; inputs kept for "
+        f"the backward pass: {size(memory.inputs[0])} -> {size(memory.inputs[1])} per micro-step. Master weights, gradients "
+        "and optimizer state stay as they are."
+    )
+    yield (
+        f"Numbers are of the worst operand at its worst step, with amax extrapolated from step {plan.steps[-1]} to "
+        f"step {plan.horizon} by its trend. What has no weight matrix (norms, softmax, loss) stays wide."
+    )
+    yield from plan.warnings
+    sentence = not_native(plan.recipes, run.get("device"))
+    if sentence:
+        yield sentence
+
+
+def document(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan as plain JSON values."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
+        "run": jsonable(run),
+        "plan": {
+            "first_step": plan.steps[0],
+            "last_step": plan.steps[-1],
+            "recorded_steps": len(plan.steps),
+            "horizon": plan.horizon,
+            "target": jsonable(plan.target),
+            "precisions": _WORDS,
+            "memory": {
+                name: dict(zip(("now_bytes", "plan_bytes"), getattr(plan.memory, name), strict=True))
+                for name in ("weights", "inputs")
+            },
+            "not_native": not_native(plan.recipes, run.get("device")),
+            "warnings": list(plan.warnings),
+        },
+        "modules": [_module(m) for m in plan.modules],
+    }
+
+
+def _module(m: ModulePlan) -> dict[str, Any]:
+    return {
+        "root": m.root,
+        "module": m.module,
+        "module_class": m.module_class or None,
+        "precision": m.precision,
+        "reason": m.reason or None,
+        "not_recorded": list(m.not_recorded),
+        "weight_elements": m.weight_elements,
+        "operands": {o.role: _operand(o) for o in m.operands},
+    }
+
+
+def _operand(o: OperandPlan) -> dict[str, Any]:
+    return {
+        "tensor": o.source,
+        **described(o.recipe),
+        "scale": None,  # follows amax; a plan fixes none
+        "step": o.step,
+        "growth_binades": o.growth,
+        **{name: jsonable(getattr(o.prediction, name)) for name in ("flushed", "saturated", "sqnr_db")},
+    }
+
+
+def toml(plan: Plan, run: Mapping[str, Any]) -> str:
+    """The same document as TOML 1.0; keys without a value are left out."""
+    whole = document(plan, run)
+    whole["run"] = {k: whole["run"].get(k) for k in ("path", "first_step", "last_step", "steps", "sampled_steps")}
+    modules = whole.pop("modules")
+    lines = ["# A precision plan: which modules can go how narrow. Made by precdoctor whatif --plan."]
+    scalars = {k: v for k, v in whole.items() if not isinstance(v, dict)}
+    lines += _pairs(scalars)
+    for name, table in whole.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *_pairs(table)]
+    for module in modules:
+        lines += ["", "[[modules]]", *_pairs({k: v for k, v in module.items() if k != "operands"})]
+        for role, operand in module["operands"].items():
+            lines += [f"[modules.{role}]", *_pairs(operand)]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(table: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in table.items() if value is not None]
+
+
+def _value(value: Any) -> str:
+    """A TOML value; control characters and lone surrogates, which TOML refuses, become visible escapes."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(_pairs(value)) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
+        return f"{value:.1f}"
+    return json.dumps(clean(value) if isinstance(value, str) else value, ensure_ascii=False)

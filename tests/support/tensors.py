@@ -1,0 +1,41 @@
+"""Rows of the ``tensors`` table counted from real values, as the recorder's kernels count them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from precdoctor.numerics.blocks import BlockHistogram
+from precdoctor.numerics.formats import format_of_dtype
+from precdoctor.numerics.histogram import ExponentHistogram
+
+
+def row_of(values: Any, *, blocks: tuple[int, ...] = (32, 128), **columns: Any) -> dict[str, Any]:
+    """The row of an array that already holds values of its dtype (``float32`` unless told)."""
+    x = np.asarray(values, dtype=np.float64)
+    finite = x[np.isfinite(x)]
+    used = np.abs(finite[finite != 0])
+    histogram = ExponentHistogram.of_values(used)
+    row: dict[str, Any] = {
+        "dtype": "float32",
+        "shape": list(x.shape),
+        "numel": x.size,
+        "nan": int(np.isnan(x).sum()),
+        "pos_inf": int(np.isposinf(x).sum()),
+        "neg_inf": int(np.isneginf(x).sum()),
+        "zero": int((x == 0).sum()),
+        "amax": float(np.abs(finite).max()) if finite.size else None,
+        "amin_nonzero": float(used.min()) if used.size else None,
+        "sum": float(finite.sum()),
+        "sum_sq": float(np.square(finite).sum()),
+        "exp_lo": histogram.lo if used.size else None,
+        "exp_hist": histogram.counts.tolist() if used.size else None,
+    }
+    for size in blocks if used.size else ():
+        counted = BlockHistogram.of_values(x.reshape(-1, x.shape[-1]), size)
+        row[f"block{size}_hist"] = list(counted.below)
+        row[f"block{size}_amax_lo"], row[f"block{size}_amax_hist"] = counted.amax.lo, counted.amax.counts.tolist()
+    fmt = format_of_dtype(columns.get("dtype", "float32"))
+    row["subnormal"] = int((used < fmt.min_normal).sum())
+    return {**row, **columns}
