@@ -65,12 +65,13 @@ def run_gradients(view: RunView, process: Process, fmt: Format = FP16) -> RunGra
     """
     updates = updates_of(view, process)
     narrow = _modules_in(view, fmt)
-    hypothetical = not narrow
     found = _Evidence(updates, fmt)
     for frame in view.scan(_COLUMNS, KINDS):
         mine = frame[frame["attempt"] == process.attempt]
         if len(mine):
             found.add(mine, narrow)
+    scaled = any(u.scale is not None for u in updates)
+    hypothetical = not narrow and (bool(found.seen.any()) or not scaled)  # without rows, a scaler tells of FP16
     gradients = tuple(found.gradients(hypothetical=hypothetical))
     sampled = int(np.count_nonzero(found.seen))
     bounded = sum(u.grad_norm is not None and not s for u, s in zip(updates, found.seen, strict=True))
@@ -211,7 +212,7 @@ class _Evidence:
             return OverflowLimit.unknown()
         low = norm / math.sqrt(weights) if weights else 0.0  # the largest is at least the root mean square
         high = OverflowLimit.of_amax(low, self._format).overflows_from if self._narrow_weights else math.inf
-        middle = ratio * norm if ratio is not None else math.sqrt(low * norm)
+        middle = ratio * norm if ratio is not None else math.sqrt(low * norm) or norm
         return OverflowLimit(0.0, high, min(OverflowLimit.of_amax(middle, self._format).estimate, high))
 
     def _norm_to_amax(self) -> float | None:
