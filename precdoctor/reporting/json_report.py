@@ -49,8 +49,8 @@ def dumps(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=True) + "\n"
 
 
-def schema() -> dict[str, Any]:
-    """The published JSON Schema of :func:`document`."""
-    file = resources.files("precdoctor.reporting") / "schema" / "diagnosis-1.schema.json"
+def schema(name: str = "diagnosis") -> dict[str, Any]:
+    """The published JSON Schema of :func:`document`; ``whatif`` is that of the answers of ``precdoctor whatif``."""
+    file = resources.files("precdoctor.reporting") / "schema" / f"{name}-1.schema.json"
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded

@@ -63,10 +63,10 @@ def print_plan(plan: Plan, run: Mapping[str, Any], console: Console) -> None:
 def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
     """What it rests on, what it saves, what to mind."""
     memory = plan.memory
+    weights, inputs = (" -> ".join(size(count) for count in pair) for pair in (memory.weights, memory.inputs))
     yield (
-        f"Weights as products take them: {size(memory.weights[0])} -> {size(memory.weights[1])}; inputs kept for "
-        f"the backward pass: {size(memory.inputs[0])} -> {size(memory.inputs[1])} per micro-step. Master weights, gradients "
-        "and optimizer state stay as they are."
+        f"Weights as products take them: {weights}; inputs kept for the backward pass: {inputs} per micro-step. "
+        "Master weights, gradients and optimizer state stay as they are."
     )
     yield (
         f"Numbers are of the worst operand at its worst step, with amax extrapolated from step {plan.steps[-1]} to "

@@ -29,6 +29,11 @@ FLAGS = {
         "--baseline", "--output-format", "-o", "--output", "--force", "--select", "--ignore", "--fail-on",
         "-h", "--help",
     },
+    "whatif": {
+        "--format", "--scaling", "--scale", "--scale-rule", "--loss-scale", "--kind", "--module", "--steps", "--worst",
+        "--max-flushed", "--max-saturated", "--min-sqnr", "--plan", "--horizon", "--output-format", "-o", "--output",
+        "--force", "-h", "--help",
+    },
     "show": {"--top", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
     "formats": {"--output-format", "-h", "--help"},
