@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import IO, TYPE_CHECKING
 
-from precdoctor.errors import UsageError
+from precdoctor.errors import NothingRecordedError, UsageError
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.replay.fp8 import RecipeReplay
@@ -75,6 +75,7 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
 
     Raises:
         UsageError: a question that makes no sense, or another output format.
+        RunUnreadableError: nothing was recorded that could answer it, or it cannot be true.
     """
     from precdoctor.diagnosis.view import RunView
 
@@ -83,6 +84,8 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
     if shape not in {"full", "json"}:
         raise UsageError(f"--output-format {shape} does not go with {mode}; take full or json")
     view = RunView(run)
+    if view.steps.empty:
+        raise NothingRecordedError(f"{run.path} holds no training step; nothing can be replayed")
     answer = {"--loss-scaler": _loss_scaler, "--recipe": _recipe, "--accumulator": _accumulator}[mode]
     answer(view, asked, shape == "json", worst, stream)
 

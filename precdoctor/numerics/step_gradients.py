@@ -78,6 +78,8 @@ class OverflowLimit:
         After an overflow the finite elements say nothing about those that left the range: the limit lies at or below
         ``scale``, and half of it is the estimate unless a smaller one is known.
         """
+        if scale == 0.0:  # multiplied by nothing, gradients show nothing; what is not finite even so always is
+            return OverflowLimit.always() if overflow else self
         if overflow:
             likely = self.estimate if self.estimate <= scale else math.nextafter(scale / 2.0, math.inf)
             return OverflowLimit(min(self.clean_up_to, likely, math.nextafter(scale, 0.0)), scale, likely)

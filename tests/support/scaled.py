@@ -92,7 +92,7 @@ class Scaled:
 
 def hold(x: np.ndarray, scale: float) -> np.ndarray:
     """The gradient as FP16 holds it at a loss scale."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return (x * scale).astype(np.float16)
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precdoctor.diagnosis.replay.columns import exponents
 from precdoctor.diagnosis.replay.fp8 import KINDS, RecipeReplay, TensorReplay, vectors
 from precdoctor.diagnosis.view import RunView
-from precdoctor.errors import NothingRecordedError, UsageError
+from precdoctor.errors import CorruptRunError, NothingRecordedError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram
 from precdoctor.numerics.cells import Estimate
@@ -51,6 +52,7 @@ def replay_blocks(
     Raises:
         UsageError: such blocks are never recorded.
         NothingRecordedError: they were not recorded in this run.
+        CorruptRunError: histograms that cannot be true.
     """
     height, size = fmt.block
     if height != 1:
@@ -97,10 +99,10 @@ def _sums(
                 continue
             nothing = ExponentHistogram.of(None, None)
             total = sums.setdefault(named, _Sum(np.zeros(BlockHistogram.LIMIT, dtype=np.int64), nothing, 0.0, set()))
+            if len(below) > BlockHistogram.LIMIT or min(below, default=0) < 0:
+                raise CorruptRunError(f"the log is damaged: {names[0]} has {len(below)} entries, or one below zero")
             total.below[: len(below)] += below
-            total.amax = total.amax.merge(
-                ExponentHistogram.of(None if lo is None or math.isnan(lo) else int(lo), peaks)
-            )
+            total.amax = total.amax.merge(exponents(names[2], lo, peaks))
             total.largest = max(total.largest, amax if amax is not None and amax < math.inf else 0.0)
             total.steps.add(int(step))
     return sums

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from precdoctor.diagnosis.replay.columns import exponent_table, magnitudes, with_exponents
 from precdoctor.diagnosis.rows import text
 from precdoctor.diagnosis.view import BAD_COUNTS, RunView
 from precdoctor.errors import NothingRecordedError
-from precdoctor.numerics.cast_counts import CastCounts, HistogramTable, cast_counts
+from precdoctor.numerics.cast_counts import CastCounts, cast_counts
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 from precdoctor.numerics.fp8_scaling import (
@@ -22,6 +22,7 @@ from precdoctor.numerics.fp8_scaling import (
     CurrentScaling,
     DelayedScaling,
     Recipe,
+    ScaleSeries,
     headroom_binades,
     scale_series,
 )
@@ -141,8 +142,9 @@ def replay_recipes(
 ) -> tuple[RecipeReplay, ...]:
     """Replays a log with each recipe, in the order given.
 
-    Reads the log twice: amax first, of which all scales follow, then the exponents, batch by batch. Gradients keep the
-    loss scale they were recorded with, as they would when they are cast.
+    Reads the log twice: amax first, of which all scales follow, then the exponents, batch by batch; what is kept in
+    memory is some 20 bytes per row and 9 more per recipe. Gradients keep the loss scale they were recorded with, as
+    they would when they are cast.
 
     Args:
         view: the run.
@@ -166,8 +168,7 @@ def replay_recipes(
     counts = [CastCounts.zeros(len(log.keys)) for _ in recipes]
     by_format = sorted(set(formats), key=lambda f: f.name)
     for frame, row, key in _exponents(view, kinds, log):
-        amax = frame["amax"].to_numpy(dtype=np.float64, na_value=math.nan)
-        table = HistogramTable.of_lists(frame["exp_lo"].to_numpy(dtype=np.int64), list(frame["exp_hist"]), amax)
+        table = exponent_table(frame, magnitudes(frame))
         for fmt in by_format:
             own = np.array([formats[k] is fmt for k in key])
             for i, scale in enumerate(scales):
@@ -214,7 +215,7 @@ class _AmaxLog:
             code = _codes(frame, numbers, wanted)
             mine = code >= 0
             bad = ((frame["nan"] > 0) | (frame["pos_inf"] > 0)).to_numpy()  # -inf alone is a mask
-            amax = frame["amax"].to_numpy(dtype=np.float64, na_value=math.nan)
+            amax = magnitudes(frame)
             parts.append((code[mine], frame["step"].to_numpy()[mine], amax[mine], bad[mine]))
         keys = [key for key, number in numbers.items() if number >= 0]
         if not keys:
@@ -274,7 +275,7 @@ def _exponents(view: RunView, kinds: Sequence[str], log: _AmaxLog) -> Iterator[t
     for frame in view.scan([*_KEY, "amax", "exp_lo", "exp_hist"], kinds):
         local, unique = pd.MultiIndex.from_frame(frame[list(_KEY)]).factorize()
         code = np.array([numbers[key] if key in known else -1 for key in unique], dtype=np.int64)[local]
-        used = (code >= 0) & frame["exp_hist"].notna().to_numpy() & frame["exp_lo"].notna().to_numpy()
+        used = (code >= 0) & with_exponents(frame)
         if used.any():
             chosen = frame[used]
             yield chosen, log.rows_of(code[used], chosen["step"].to_numpy()), code[used]
@@ -283,75 +284,76 @@ def _exponents(view: RunView, kinds: Sequence[str], log: _AmaxLog) -> Iterator[t
 # -- scales -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Course:
+    """What the scale of one tensor went through, within the steps asked for; as in :class:`TensorReplay`."""
+
+    steps: int
+    stale_steps: int
+    worst: Stale | None
+    padding_binades: float | None
+    kept_steps: int
+    cold_steps: int
+    non_finite_steps: int
+    sparse_steps: int
+
+    @classmethod
+    def of(cls, series: AmaxSeries, scales: ScaleSeries, fmt: Format, within: npt.NDArray[np.bool_]) -> _Course:
+        counted = within & ~scales.cold
+        product = np.where(series.amax > 0.0, series.amax, 0.0) * scales.scale
+        beyond = product >= fmt.overflow_limit if fmt.tie_overflows else product > fmt.overflow_limit
+        stale = np.flatnonzero(beyond & counted)
+        headroom = headroom_binades(series.amax, scales.scale, fmt)
+        known = headroom[counted & ~np.isnan(headroom)]
+        worst = None
+        if stale.size:
+            at = int(stale[np.argmin(headroom[stale])])
+            worst = Stale(int(series.steps[at]), float(series.amax[at]), float(scales.scale[at]), -float(headroom[at]))
+        flags = (scales.kept & ~scales.cold, scales.cold, scales.non_finite, scales.sparse)
+        kept, cold, non_finite, sparse = (int(np.count_nonzero(flag & within)) for flag in flags)
+        padding = float(np.median(known)) if known.size else None
+        steps = int(np.count_nonzero(within))
+        return cls(steps, int(stale.size), worst, padding, kept, cold, non_finite, sparse)
+
+
 @dataclass(frozen=True, eq=False)
 class _Scales:
-    """The scale of every entry of the amax log under one recipe, and what it followed from.
+    """One recipe: the scale of every entry of the amax log, and the course of every tensor.
 
     Attributes:
         counted: entries of the steps asked for, cold ones left out.
     """
 
     scale: _Floats
-    headroom: _Floats
-    stale: npt.NDArray[np.bool_]
     counted: npt.NDArray[np.bool_]
-    kept: npt.NDArray[np.bool_]
-    cold: npt.NDArray[np.bool_]
-    non_finite: npt.NDArray[np.bool_]
-    sparse: npt.NDArray[np.bool_]
+    courses: tuple[_Course, ...]
 
     @classmethod
     def of(cls, log: _AmaxLog, formats: Sequence[Format], recipe: Recipe, within: npt.NDArray[np.bool_]) -> _Scales:
-        columns: list[tuple[npt.NDArray[np.generic], ...]] = []
+        scale, counted, courses = np.ones(log.steps.size), within.copy(), []
         for i, fmt in enumerate(formats):
             part = slice(int(log.bounds[i]), int(log.bounds[i + 1]))
             series = AmaxSeries(log.steps[part], log.amax[part], log.non_finite[part])
-            scales = scale_series(series, fmt, recipe)
-            product = np.where(series.amax > 0.0, series.amax, 0.0) * scales.scale
-            stale = product >= fmt.overflow_limit if fmt.tie_overflows else product > fmt.overflow_limit
-            headroom = headroom_binades(series.amax, scales.scale, fmt)
-            flags = (scales.kept & ~scales.cold, scales.cold, scales.non_finite, scales.sparse)
-            columns.append((scales.scale, headroom, stale, *flags))
-        scale, headroom, stale, *rest = (np.concatenate(c) for c in zip(*columns, strict=True))
-        kept, cold, non_finite, sparse = (flag & within for flag in rest)
-        warm = within & ~cold
-        return cls(scale, headroom, stale & warm, warm, kept, cold, non_finite, sparse)
+            found = scale_series(series, fmt, recipe)
+            scale[part] = found.scale
+            counted[part] &= ~found.cold
+            courses.append(_Course.of(series, found, fmt, within[part]))
+        return cls(scale, counted, tuple(courses))
 
 
 def _replayed(
     recipe: str, log: _AmaxLog, formats: Sequence[Format], scales: _Scales, counts: CastCounts
 ) -> RecipeReplay:
-    tensors = [_tensor(i, log, formats[i], scales, counts) for i in range(len(log.keys))]
-    tensors = [t for t in tensors if t.steps]
+    tensors = []
+    for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.courses, strict=True)):
+        if course.steps:
+            shares = counts.row(i)
+            told = {f.name: getattr(course, f.name) for f in fields(course)}
+            tensors.append(
+                TensorReplay(
+                    *key, format=fmt.name, flushed=shares.flushed_share(), saturated=shares.saturated_share(), **told
+                )
+            )
     tensors.sort(key=lambda t: (-t.saturated.estimate, -t.stale_steps, -t.flushed.estimate, t.module, t.kind, t.name))
     stale = sum(t.stale_steps > 0 for t in tensors)
     return RecipeReplay(recipe, tuple(tensors), counts.flushed_share(), counts.saturated_share(), stale)
-
-
-def _tensor(i: int, log: _AmaxLog, fmt: Format, scales: _Scales, counts: CastCounts) -> TensorReplay:
-    part = slice(int(log.bounds[i]), int(log.bounds[i + 1]))
-    stale, headroom = scales.stale[part], scales.headroom[part]
-    shares, known = counts.row(i), headroom[scales.counted[part] & ~np.isnan(headroom)]
-    worst = None
-    if stale.any():
-        at = int(np.flatnonzero(stale)[np.argmin(headroom[stale])])
-        steps, amax, scale = log.steps[part], log.amax[part], scales.scale[part]
-        worst = Stale(int(steps[at]), float(amax[at]), float(scale[at]), -float(headroom[at]))
-    root, module, kind, name = log.keys[i]
-    return TensorReplay(
-        root=root,
-        module=module,
-        kind=kind,
-        name=name,
-        format=fmt.name,
-        steps=int((scales.counted | scales.cold)[part].sum()),
-        flushed=shares.flushed_share(),
-        saturated=shares.saturated_share(),
-        stale_steps=int(stale.sum()),
-        worst=worst,
-        padding_binades=float(np.median(known)) if known.size else None,
-        kept_steps=int(scales.kept[part].sum()),
-        cold_steps=int(scales.cold[part].sum()),
-        non_finite_steps=int(scales.non_finite[part].sum()),
-        sparse_steps=int(scales.sparse[part].sum()),
-    )

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from precdoctor.diagnosis.replay.columns import exponent_table, magnitudes, with_exponents
 from precdoctor.diagnosis.replay.updates import Update, updates_of
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView
-from precdoctor.numerics.cast_counts import HistogramTable
 from precdoctor.numerics.formats import FP16, Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.step_gradients import OverflowLimit, StepGradients
@@ -100,14 +100,14 @@ class _Evidence:
         n = len(updates)
         self._ends = np.array([u.last for u in updates], dtype=np.int64)
         self._firsts = np.array([u.step for u in updates], dtype=np.int64)
-        self._scales = np.array([u.scale or 1.0 for u in updates])
+        self._scales = np.array([1.0 if u.scale is None else u.scale for u in updates])
         #: Largest unscaled magnitude of what is held in the format by its dtype, and of what is likely to be.
         self._sure, self._likely = np.full(n, math.nan), np.full(n, math.nan)
         #: Elements of all weight gradients, which the norm is over.
         self._weights = np.zeros(n)
         self.seen = np.zeros(n, dtype=np.bool_)
         self._narrow_weights = True
-        sampled = [i for i, u in enumerate(updates) if u.sampled and not u.overflow]
+        sampled = [i for i, u in enumerate(updates) if u.sampled and not u.overflow and u.scale != 0.0]
         kept = sampled[:: max(1, math.ceil(len(sampled) / HISTOGRAMS))]
         self._slot = np.full(n, -1, dtype=np.int64)
         self._slot[kept] = np.arange(len(kept))
@@ -123,8 +123,11 @@ class _Evidence:
         if not len(at):
             return
         scale = frame["scale"].to_numpy(dtype=np.float64, na_value=math.nan)
-        scale = np.where((scale > 0.0) & np.isfinite(scale), scale, self._scales[at])
-        amax = frame["amax"].to_numpy(dtype=np.float64, na_value=math.nan) / scale
+        scale = np.where(
+            (scale > 0.0) & np.isfinite(scale), scale, np.where(self._scales[at] > 0.0, self._scales[at], 1.0)
+        )
+        amax = magnitudes(frame) / scale
+        amax[self._scales[at] == 0.0] = math.nan  # all of it flushed, by a scale that fell to nothing
         own = np.isin(frame["dtype"].to_numpy(dtype=str), [self._format.dtype]) | (not narrow)
         held = own | np.array([pair in narrow for pair in zip(frame["root"], frame["module"], strict=True)], dtype=bool)
         limits = np.array([self._relative_limit(str(d)) for d in frame["dtype"]])
@@ -146,10 +149,9 @@ class _Evidence:
 
     def _add_exponents(self, frame: pd.DataFrame, slot: _Ints) -> None:
         np.add.at(self._zeros, slot, frame["zero"].to_numpy())
-        used = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
+        used = with_exponents(frame)
         if used.any():
-            rows = frame[used]
-            table = HistogramTable.of_lists(rows["exp_lo"].to_numpy(dtype=np.int64), list(rows["exp_hist"]))
+            table = exponent_table(frame[used])
             first = table.lo - EXP_MIN
             np.add.at(self._counts[:, first : first + table.counts.shape[1]], slot[used], table.counts)
 
@@ -166,7 +168,7 @@ class _Evidence:
                     limit,
                     exponents if exponents is not None and exponents.total else None,
                     int(self._zeros[slot]) if slot >= 0 else 0,
-                    float(self._scales[i]),
+                    float(self._scales[i]) or 1.0,
                     self._format,
                     rounded=not hypothetical,
                 )
@@ -210,7 +212,7 @@ class _Evidence:
             return OverflowLimit(0.0, high, min(likely.estimate, high))
         if not norm or self.seen[i]:
             return OverflowLimit.unknown()
-        low = norm / math.sqrt(weights) if weights else 0.0  # the largest is at least the root mean square
+        low = norm / math.sqrt(weights) if weights > 0.0 else 0.0  # the largest is at least the root mean square
         high = OverflowLimit.of_amax(low, self._format).overflows_from if self._narrow_weights else math.inf
         middle = ratio * norm if ratio is not None else math.sqrt(low * norm) or norm
         return OverflowLimit(0.0, high, min(OverflowLimit.of_amax(middle, self._format).estimate, high))

@@ -144,7 +144,7 @@ def _recorded_flushed(run: RunGradients) -> Estimate | None:
     if run.hypothetical:
         return None
     pairs = zip(run.gradients, run.updates, strict=True)
-    return mean_share([g.flushed(u.scale or 1.0) for g, u in pairs if not u.overflow])
+    return mean_share([g.flushed(u.scale or 1.0) for g, u in pairs if not u.overflow and u.scale != 0.0])
 
 
 def used_policy(view: RunView) -> ScalerPolicy:
@@ -222,6 +222,8 @@ def _headroom(row: TensorRow, run: RunGradients, i: int, scale: float) -> float 
     if own is not None and own.bits > run.format.bits and not run.hypothetical and row.kind == "weight_grad":
         fmt = run.format  # autocast computes it in the format of the module's activations
     carried = row.scale or run.updates[i].scale or 1.0
+    if not (0.0 < row.amax < math.inf and 0.0 < carried < math.inf and scale > 0.0):
+        return None
     return math.log2(fmt.overflow_limit) - math.log2(row.amax) - math.log2(scale / carried)
 
 
@@ -246,8 +248,11 @@ def _notes(view: RunView, run: RunGradients) -> list[str]:
             f"{between} of {len(run.updates)} steps were not sampled: their amax is estimated from the gradient norm "
             f"on {run.bounded} of them, and what is flushed is not known there."
         )
-    if len(view.processes) > 1:
+    if len({p.rank for p in view.processes}) > 1:
         notes.append(f"The loss scale is that of rank {run.process.rank}; gradients are those of all ranks.")
+    attempts = len({p.attempt for p in view.processes})
+    if attempts > 1:
+        notes.append(f"Attempt {run.process.attempt + 1} of {attempts} is replayed; the others are runs of their own.")
     if view.missing:
         notes.append(f"Some of the log is missing: {view.missing}.")
     return notes

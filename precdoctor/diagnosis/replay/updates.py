@@ -52,17 +52,17 @@ def updates_of(view: RunView, process: Process) -> list[Update]:
 
 def _attempt(record: dict[str, object]) -> tuple[str, Update]:
     norm = number(record.get("grad_norm"))
-    found = number(record.get("found_inf"))
+    found, scale = number(record.get("found_inf")), number(record.get("loss_scale"))
     loss_is_bad = bool(record["loss_is_bad"])
     bad = number(record.get("non_finite")) not in (None, 0.0)
     update = Update(
         step=int(number(record["step"]) or 0),
         last=int(number(record["step"]) or 0),
-        scale=number(record.get("loss_scale")),
+        scale=scale if scale is not None and 0.0 <= scale < math.inf else None,
         growth_tracker=integer(record.get("growth_tracker")),
         overflow=found > 0.0 if found is not None else bad or loss_is_bad,
         forward=loss_is_bad,
-        grad_norm=norm if norm is not None and norm < math.inf else None,
+        grad_norm=norm if norm is not None and 0.0 <= norm < math.inf else None,
         sampled=number(record.get("sampled")) == 1.0,
     )
     return text(record.get("optimizer")), update

@@ -143,6 +143,12 @@ def test_what_an_observation_adds():
     assert contradicted.overflows(2.0**20) is False
 
 
+def test_a_scale_of_zero_shows_nothing():
+    known = OverflowLimit.of_amax(1.0)
+    assert known.observed(0.0, overflow=False) is known
+    assert known.observed(0.0, overflow=True) == OverflowLimit.always()
+
+
 @given(scale=st.floats(2.0**-20, 2.0**40), amax=st.floats(1e-12, 1e12), overflow=st.booleans())
 @settings(deadline=None)
 def test_at_the_scale_of_the_run_nothing_is_open(scale, amax, overflow):

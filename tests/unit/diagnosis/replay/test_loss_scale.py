@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from precdoctor.diagnosis.replay.fp8 import replay_recipes
 from precdoctor.diagnosis.replay.gradients import run_gradients
 from precdoctor.diagnosis.replay.loss_scale import replay_loss_scale, used_policy
 from precdoctor.diagnosis.replay.updates import policy_used, updates_of
 from precdoctor.diagnosis.view import Process, RunView
-from precdoctor.errors import NothingRecordedError, UsageError
+from precdoctor.errors import CorruptRunError, NothingRecordedError, UsageError
 from precdoctor.numerics.formats import BF16, FP16
+from precdoctor.numerics.fp8_scaling import CurrentScaling, DelayedScaling
 from precdoctor.numerics.loss_scaling import ScalerPolicy
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run
@@ -271,3 +273,42 @@ def test_another_format_can_be_asked_about(tmp_path):
     view = view_of(Scaled(walk(10, 1), {"init_scale": 4.0}), tmp_path / "run")
     answer = replay_loss_scale(view, ScalerPolicy(), fmt=BF16)
     assert answer.hypothetical and answer.overflows == 0 and answer.format == "BF16"
+
+
+def test_a_scale_that_collapsed_to_zero(tmp_path):
+    gradients = [[np.full(8, 1.0 if s < 5 else np.inf)] for s in range(40)]
+    run = Scaled(gradients, {"init_scale": 2.0**-140})
+    assert run.course[-1][0] == 0.0
+    view = view_of(run, tmp_path / "run")
+    answer = replay_loss_scale(view, used_policy(view))
+    assert [(s.scale, s.growth_tracker, s.overflow) for s in answer.replay.steps] == run.course
+    assert replay_loss_scale(view).overflows == 35  # no scale mends an Inf
+
+
+HOSTILE = [{"exp_lo": -(2**31), "exp_hist": [1, 2]}, {"exp_lo": 2**30, "exp_hist": [1]},
+           {"exp_hist": [-5], "exp_lo": 0},
+           {"amax": -1.0}, {"amax": math.inf}, {"scale": -4.0}, {"scale": math.nan}, {"numel": -(2**60)},
+           {"zero": -7}, {"exp_lo": None}, {"amax": None, "exp_hist": None}]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", HOSTILE, ids=str)
+def test_rows_that_cannot_be_true(wrong, tmp_path):
+    run = spiking()
+    rows = [row | (wrong if row["step"] == 2 else {}) for row in run.rows()]
+    view = RunView(open_run(write_run(tmp_path / "run", rows, run.step_rows(), facts=run.facts)))
+    for ask in (lambda: replay_loss_scale(view), lambda: replay_recipes(view, [CurrentScaling(), DelayedScaling(2)])):
+        try:
+            assert ask()
+        except CorruptRunError as error:
+            assert "exp_hist" in str(error) and "exp_hist" in wrong
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"loss_scale": -1.0}, {"loss_scale": math.inf}, {"grad_norm": -1.0}, {"growth_tracker": -5}, {"loss": math.inf}],
+)
+def test_steps_that_cannot_be_true(wrong, tmp_path):
+    run = spiking(every=4)
+    steps = [row | (wrong if row["step"] == 2 else {}) for row in run.step_rows()]
+    view = RunView(open_run(write_run(tmp_path / "run", run.rows(), steps, facts=run.facts)))
+    assert len(replay_loss_scale(view).replay.steps) == 12
