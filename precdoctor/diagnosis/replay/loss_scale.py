@@ -110,7 +110,7 @@ def replay_loss_scale(
     if policy is None:
         scores = tuple(_telling(search(run.gradients, base=used)))
         policy = scores[0].policy
-    replayed = simulate(policy, run.gradients, start=_recorded_start(run) if policy == used else None)
+    replayed = simulate(policy, run.gradients, start=_recorded_start(run) if policy == used and not scores else None)
     return LossScaleReplay(
         process=chosen,
         format=run.format.name,

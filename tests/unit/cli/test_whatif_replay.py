@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from rich.cells import cell_len
 
 from precdoctor.cli import main
+from tests.support.hostile import NAMES
+from tests.support.runs import write_run
 from tests.support.samples import RULES_DIRECTORY
 
 RUN = str(RULES_DIRECTORY / "PD301" / "healthy" / "fresh-scaler" / "run")
@@ -110,6 +113,38 @@ def test_screens_keep_to_the_width(capsys, monkeypatch, width, args):
     monkeypatch.setenv("COLUMNS", str(width))
     _, out, _ = run(capsys, RUN, *args)
     assert max(cell_len(line) for line in out.splitlines()[1:]) <= width
+
+
+def test_names_of_a_log_cannot_harm_a_terminal(capsys, tmp_path):
+    stats = {
+        "dtype": "float16",
+        "numel": 8,
+        "amax": 4e4,
+        "amin_nonzero": 4e4,
+        "exp_lo": 15,
+        "exp_hist": [8],
+        "scale": 2.0**16,
+    }
+    rows = [
+        {"step": s, "root": name, "module": name, "kind": "grad_output", "name": name, "order": i, **stats}
+        for s in range(3)
+        for i, name in enumerate(NAMES)
+    ]
+    parameters = [{"module": name, "name": f"weight{name}", "shape": [64, 64]} for name in NAMES]
+    facts = {"roots": [{"name": NAMES[0], "parameters": parameters}]}
+    path = write_run(tmp_path / "run", rows, [{"step": s, "loss_scale": 2.0**16} for s in range(3)], facts=facts)
+    for args in (["--loss-scaler", "init=2^20"], ["--recipe", "delayed:1"], ["--accumulator", "14"]):
+        status, out, _ = run(capsys, str(path), *args, "--worst", "99")
+        assert status == 0
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", out)
+        assert not re.search(r"(?m)^\s*::|##\[|##vso\[", out)
+        assert len(document(capsys, str(path), *args)["run"]) > 3
+
+
+def test_a_log_without_a_step(capsys, tmp_path):
+    path = write_run(tmp_path / "run", [{"amax": 1.0, "exp_lo": 0, "exp_hist": [1]}])
+    status, _, err = run(capsys, str(path), "--recipe", "current")
+    assert status == 3 and "no training step" in err
 
 
 def test_a_file_can_be_written(capsys, tmp_path):
