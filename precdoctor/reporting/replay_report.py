@@ -62,7 +62,7 @@ def loss_scale_document(answer: LossScaleReplay, asked: str, run: Mapping[str, A
 def recipe_document(
     replays: Sequence[RecipeReplay], best: RecipeReplay | None, asked: str, run: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Totals of every recipe tried, tensors of the one asked for or found best."""
+    """Totals of every recipe tried; steps and tensors of the one asked for or found best."""
     shown = best or replays[0]
     totals = [
         {
@@ -74,7 +74,8 @@ def recipe_document(
         }
         for r in replays
     ]
-    body = {"recipe": shown.recipe, "recipes": totals, "tensors": [jsonable(t) for t in shown.tensors]}
+    steps, tensors = ([jsonable(part) for part in parts] for parts in (shown.steps, shown.tensors))
+    body = {"recipe": shown.recipe, "recipes": totals, "steps": steps, "tensors": tensors}
     return _document("recipe", asked, run, body)
 
 

@@ -188,11 +188,32 @@ def print_recipe(
         console.print(Text(behind, "pd.bad"))
     elif chosen.history:
         console.print(Text(f"No scale is stale on any step of {total}.", "pd.good"))
+    if chosen.stale_tensors:
+        _print_steps(chosen, console)
     if best:
         console.print(Padding(_recipes(replays, best, console), (1, 0, 0, 0)))
     if worst and chosen.tensors:
         console.print(Padding(_tensors(chosen, worst, console), (1, 0, 0, 0)))
     _notes(_recipe_notes(chosen), console)
+
+
+def _print_steps(replay: RecipeReplay, console: Console) -> None:
+    """Over the recorded steps: how many tensors are stale, and the share that saturates."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="pd.label")
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, justify="right")
+    width = max(16, min(72, console.width - 60))
+    worst = max(replay.steps, key=lambda s: (s.saturated.estimate, s.stale_tensors))
+    most = max(replay.steps, key=lambda s: s.stale_tensors)
+    saturated = [s.saturated.estimate for s in replay.steps]
+    stale = [float(s.stale_tensors) for s in replay.steps]
+    plain = not can_draw(console)
+    told = f"at most {percent(worst.saturated.estimate)}, step {worst.step}"
+    grid.add_row("saturated", Text(sparkline(saturated, width, ascii_only=plain), "pd.code"), told)
+    told = f"at most {most.stale_tensors}, step {most.step}"
+    grid.add_row("stale tensors", Text(sparkline(stale, width, ascii_only=plain), "pd.code"), told)
+    console.print(Padding(grid, (1, 0, 0, 0)))
 
 
 def _recipes(replays: Sequence[RecipeReplay], best: RecipeReplay, console: Console) -> Table:

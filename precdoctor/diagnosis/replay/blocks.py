@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precdoctor.diagnosis.replay.amax_log import vectors
 from precdoctor.diagnosis.replay.columns import exponents
-from precdoctor.diagnosis.replay.fp8 import KINDS, RecipeReplay, TensorReplay, vectors
+from precdoctor.diagnosis.replay.fp8 import KINDS, RecipeReplay, TensorReplay
 from precdoctor.diagnosis.view import RunView
 from precdoctor.errors import CorruptRunError, NothingRecordedError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from precdoctor.diagnosis.replay.columns import exponent_table, magnitudes, with_exponents
-from precdoctor.diagnosis.rows import text
-from precdoctor.diagnosis.view import BAD_COUNTS, RunView
+from precdoctor.diagnosis.replay.amax_log import AmaxLog, exponents_of
+from precdoctor.diagnosis.replay.columns import exponent_table, magnitudes
+from precdoctor.diagnosis.view import RunView
 from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.cast_counts import CastCounts, cast_counts
 from precdoctor.numerics.cells import Estimate
@@ -40,9 +39,6 @@ CANDIDATES: tuple[Recipe, ...] = (
 #: A recipe that flushes no more than this is judged by what it saturates.
 FLUSHED_TARGET = 0.005
 
-_KEY = ("root", "module", "kind", "name")
-_COLUMNS = (*_KEY, "amax", "numel", *BAD_COUNTS)
-Key = tuple[str, str, str, str]
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
 
@@ -100,6 +96,22 @@ class TensorReplay:
 
 
 @dataclass(frozen=True)
+class StepShares:
+    """All tensors at one step.
+
+    Attributes:
+        step: number of the step.
+        flushed, saturated: shares of the finite non-zero elements of the tensors that are not cold.
+        stale_tensors: how many of them saturate.
+    """
+
+    step: int
+    flushed: Estimate
+    saturated: Estimate
+    stale_tensors: int
+
+
+@dataclass(frozen=True)
 class RecipeReplay:
     """A recipe on a run.
 
@@ -108,6 +120,7 @@ class RecipeReplay:
         tensors: the worst first: most saturated, then most flushed.
         flushed, saturated: shares over all tensors and steps.
         stale_tensors: tensors with at least one stale step.
+        steps: the same step by step; empty where blocks have their own scales.
         history: scales follow from an amax; false where blocks have their own.
     """
 
@@ -116,6 +129,7 @@ class RecipeReplay:
     flushed: Estimate
     saturated: Estimate
     stale_tensors: int
+    steps: tuple[StepShares, ...] = ()
     history: bool = True
 
     @property
@@ -143,7 +157,7 @@ def replay_recipes(
     """Replays a log with each recipe, in the order given.
 
     Reads the log twice: amax first, of which all scales follow, then the exponents, batch by batch; what is kept in
-    memory is some 20 bytes per row and 9 more per recipe. Gradients keep the loss scale they were recorded with, as
+    memory is some 20 bytes per row and 10 more per recipe. Gradients keep the loss scale they were recorded with, as
     they would when they are cast.
 
     Args:
@@ -157,7 +171,7 @@ def replay_recipes(
     Raises:
         NothingRecordedError: no such tensor was recorded.
     """
-    log = _AmaxLog.read(view, kinds, wanted)
+    log = AmaxLog.read(view, kinds, wanted)
     if not log.keys:
         raise NothingRecordedError(
             f"{view.run.path} holds no tensor of kind {', '.join(kinds)} that was asked for; nothing can be replayed"
@@ -166,8 +180,11 @@ def replay_recipes(
     within = _within(log.steps, steps)
     scales = [_Scales.of(log, formats, recipe, within) for recipe in recipes]
     counts = [CastCounts.zeros(len(log.keys)) for _ in recipes]
+    numbers = log.numbers
+    step_of = np.searchsorted(numbers, log.steps)
+    by_step = [CastCounts.zeros(numbers.size) for _ in recipes]
     by_format = sorted(set(formats), key=lambda f: f.name)
-    for frame, row, key in _exponents(view, kinds, log):
+    for frame, row, key in exponents_of(view, kinds, log):
         table = exponent_table(frame, magnitudes(frame))
         for fmt in by_format:
             own = np.array([formats[k] is fmt for k in key])
@@ -175,10 +192,18 @@ def replay_recipes(
                 mine = own & scale.counted[row]
                 found = cast_counts(table.rows(mine), fmt, scale.scale[row[mine]])
                 counts[i] = counts[i] + found.summed_by(key[mine], len(log.keys))
-    return tuple(
-        _replayed(str(recipe), log, formats, scale, count)
-        for recipe, scale, count in zip(recipes, scales, counts, strict=True)
-    )
+                by_step[i] = by_step[i] + found.summed_by(step_of[row[mine]], numbers.size)
+    out = []
+    for recipe, scale, count, step_counts in zip(recipes, scales, counts, by_step, strict=True):
+        asked = np.flatnonzero(np.bincount(step_of, within, minlength=numbers.size))
+        stale = np.bincount(step_of, scale.stale, minlength=numbers.size)
+        shares = tuple(_step_shares(int(numbers[j]), step_counts.row(j), int(stale[j])) for j in asked.tolist())
+        out.append(_replayed(str(recipe), log, formats, scale, count, shares))
+    return tuple(out)
+
+
+def _step_shares(step: int, counts: CastCounts, stale: int) -> StepShares:
+    return StepShares(step, counts.flushed_share(), counts.saturated_share(), stale)
 
 
 def best_delayed(replays: Sequence[RecipeReplay]) -> RecipeReplay:
@@ -189,96 +214,10 @@ def best_delayed(replays: Sequence[RecipeReplay]) -> RecipeReplay:
     return min((r for r in replays if r.recipe.startswith("delayed")), key=lambda r: r.rank)
 
 
-# -- amax -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class _AmaxLog:
-    """Amax by tensor and step, calls and ranks together: the one thing kept of every row.
-
-    Attributes:
-        keys: the tensors.
-        bounds: entries ``bounds[i]:bounds[i + 1]`` are those of tensor i, by step.
-    """
-
-    keys: list[Key]
-    bounds: _Ints
-    steps: _Ints
-    amax: _Floats
-    non_finite: npt.NDArray[np.bool_]
-
-    @classmethod
-    def read(cls, view: RunView, kinds: Sequence[str], wanted: Callable[[str], bool] | None) -> _AmaxLog:
-        numbers: dict[Key, int] = dict.fromkeys(vectors(view), -1)
-        parts: list[tuple[_Ints, _Ints, _Floats, npt.NDArray[np.bool_]]] = []
-        for frame in view.scan(_COLUMNS, kinds):
-            code = _codes(frame, numbers, wanted)
-            mine = code >= 0
-            bad = ((frame["nan"] > 0) | (frame["pos_inf"] > 0)).to_numpy()  # -inf alone is a mask
-            amax = magnitudes(frame)
-            parts.append((code[mine], frame["step"].to_numpy()[mine], amax[mine], bad[mine]))
-        keys = [key for key, number in numbers.items() if number >= 0]
-        if not keys:
-            nothing = np.zeros(0, dtype=np.int64)
-            return cls([], np.zeros(1, dtype=np.int64), nothing, np.zeros(0), np.zeros(0, dtype=np.bool_))
-        code, steps, amax, bad = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.lexsort((steps, code))
-        code, steps, amax, bad = code[order], steps[order], amax[order], bad[order]
-        starts = np.flatnonzero(np.r_[True, (np.diff(code) != 0) | (np.diff(steps) != 0)])
-        code = code[starts]
-        return cls(
-            keys,
-            np.searchsorted(code, np.arange(len(keys) + 1)),
-            steps[starts],
-            np.fmax.reduceat(amax, starts),
-            np.logical_or.reduceat(bad, starts),
-        )
-
-    def rows_of(self, code: _Ints, steps: _Ints) -> _Ints:
-        """The entries of tensors ``code`` at ``steps``, which must be there."""
-        span = int(self.steps.max()) + 1
-        owner = np.repeat(np.arange(len(self.keys)), np.diff(self.bounds))
-        found: _Ints = np.searchsorted(owner * span + self.steps, code * span + steps)
-        return found
-
-
-def _codes(frame: pd.DataFrame, numbers: dict[Key, int], wanted: Callable[[str], bool] | None) -> _Ints:
-    """The number of each row's tensor, new ones counted on; -1 for those not asked about."""
-    local, unique = pd.MultiIndex.from_frame(frame[list(_KEY)]).factorize()
-    for key in unique:
-        if key not in numbers:
-            asked = wanted is None or wanted(str(key[1]))
-            numbers[key] = sum(n >= 0 for n in numbers.values()) if asked else -1
-    out: _Ints = np.array([numbers[key] for key in unique], dtype=np.int64)[local]
-    return out
-
-
-def vectors(view: RunView) -> Iterator[Key]:
-    """Biases and gains: parameters that are no operands of a matrix product."""
-    for process in view.processes:
-        for root in view.facts(process).get("roots") or ():
-            for parameter in root.get("parameters") or ():
-                if len(parameter.get("shape") or ()) == 1:
-                    yield text(root.get("name")), text(parameter.get("module")), "weight", text(parameter.get("name"))
-
-
 def _within(steps: _Ints, wanted: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
     first, stop = wanted
     within: npt.NDArray[np.bool_] = steps >= (first or 0)
     return within if stop is None else within & (steps < stop)
-
-
-def _exponents(view: RunView, kinds: Sequence[str], log: _AmaxLog) -> Iterator[tuple[pd.DataFrame, _Ints, _Ints]]:
-    """Batches of rows with exponents, their entries in the amax log, and their tensors."""
-    numbers: dict[Key, int] = {key: i for i, key in enumerate(log.keys)}
-    known = set(log.keys)
-    for frame in view.scan([*_KEY, "amax", "exp_lo", "exp_hist"], kinds):
-        local, unique = pd.MultiIndex.from_frame(frame[list(_KEY)]).factorize()
-        code = np.array([numbers[key] if key in known else -1 for key in unique], dtype=np.int64)[local]
-        used = (code >= 0) & with_exponents(frame)
-        if used.any():
-            chosen = frame[used]
-            yield chosen, log.rows_of(code[used], chosen["step"].to_numpy()), code[used]
 
 
 # -- scales -----------------------------------------------------------------------------------------------------------
@@ -298,10 +237,15 @@ class _Course:
     sparse_steps: int
 
     @classmethod
-    def of(cls, series: AmaxSeries, scales: ScaleSeries, fmt: Format, within: npt.NDArray[np.bool_]) -> _Course:
+    def of(
+        cls,
+        series: AmaxSeries,
+        scales: ScaleSeries,
+        fmt: Format,
+        within: npt.NDArray[np.bool_],
+        beyond: npt.NDArray[np.bool_],
+    ) -> _Course:
         counted = within & ~scales.cold
-        product = np.where(series.amax > 0.0, series.amax, 0.0) * scales.scale
-        beyond = product >= fmt.overflow_limit if fmt.tie_overflows else product > fmt.overflow_limit
         stale = np.flatnonzero(beyond & counted)
         headroom = headroom_binades(series.amax, scales.scale, fmt)
         known = headroom[counted & ~np.isnan(headroom)]
@@ -322,27 +266,38 @@ class _Scales:
 
     Attributes:
         counted: entries of the steps asked for, cold ones left out.
+        stale: those of them whose amax saturates.
     """
 
     scale: _Floats
     counted: npt.NDArray[np.bool_]
+    stale: npt.NDArray[np.bool_]
     courses: tuple[_Course, ...]
 
     @classmethod
-    def of(cls, log: _AmaxLog, formats: Sequence[Format], recipe: Recipe, within: npt.NDArray[np.bool_]) -> _Scales:
+    def of(cls, log: AmaxLog, formats: Sequence[Format], recipe: Recipe, within: npt.NDArray[np.bool_]) -> _Scales:
         scale, counted, courses = np.ones(log.steps.size), within.copy(), []
+        stale = np.zeros(log.steps.size, dtype=np.bool_)
         for i, fmt in enumerate(formats):
             part = slice(int(log.bounds[i]), int(log.bounds[i + 1]))
             series = AmaxSeries(log.steps[part], log.amax[part], log.non_finite[part])
             found = scale_series(series, fmt, recipe)
             scale[part] = found.scale
             counted[part] &= ~found.cold
-            courses.append(_Course.of(series, found, fmt, within[part]))
-        return cls(scale, counted, tuple(courses))
+            product = np.where(series.amax > 0.0, series.amax, 0.0) * found.scale
+            beyond = product >= fmt.overflow_limit if fmt.tie_overflows else product > fmt.overflow_limit
+            stale[part] = beyond & counted[part]
+            courses.append(_Course.of(series, found, fmt, within[part], beyond))
+        return cls(scale, counted, stale, tuple(courses))
 
 
 def _replayed(
-    recipe: str, log: _AmaxLog, formats: Sequence[Format], scales: _Scales, counts: CastCounts
+    recipe: str,
+    log: AmaxLog,
+    formats: Sequence[Format],
+    scales: _Scales,
+    counts: CastCounts,
+    steps: tuple[StepShares, ...],
 ) -> RecipeReplay:
     tensors = []
     for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.courses, strict=True)):
@@ -356,4 +311,4 @@ def _replayed(
             )
     tensors.sort(key=lambda t: (-t.saturated.estimate, -t.stale_steps, -t.flushed.estimate, t.module, t.kind, t.name))
     stale = sum(t.stale_steps > 0 for t in tensors)
-    return RecipeReplay(recipe, tuple(tensors), counts.flushed_share(), counts.saturated_share(), stale)
+    return RecipeReplay(recipe, tuple(tensors), counts.flushed_share(), counts.saturated_share(), stale, steps)

@@ -92,6 +92,8 @@ def test_a_spike_makes_the_scale_stale_and_then_pads_it(tmp_path):
     assert one(short, "a", "output").stale_steps == one(long, "a", "output").stale_steps == 1
     assert one(long, "a", "output").padding_binades == pytest.approx(6.0)  # 13 of 23 steps remember the spike
     assert one(short, "a", "output").padding_binades == 0.0
+    at = [(s.step, s.stale_tensors, s.saturated.estimate) for s in short.steps]
+    assert at == [(s, int(s == 10), float(s == 10)) for s in range(STEPS)]
     assert current.stale_tensors == 0 and current.saturated.high == 0.0
     assert best_delayed([short, long]) is short
 
@@ -139,6 +141,7 @@ def test_only_what_is_asked_for(tmp_path):
     assert names(wanted=lambda module: module == "a") == {("a", "output", ""), ("a", "grad_output", "")}
     [late] = replay_recipes(view, [DelayedScaling(4)], steps=(20, 22), format_of=lambda kind: E4M3FN)
     assert {(t.steps, t.cold_steps, t.format) for t in late.tensors} == {(2, 0, "E4M3FN")}
+    assert [s.step for s in late.steps] == [20, 21]
     with pytest.raises(NothingRecordedError, match="fp8_operand"):
         replay_recipes(view, [CurrentScaling()], kinds=("fp8_operand",))
 
@@ -153,6 +156,14 @@ def test_the_best_history_and_margin(tmp_path):
     assert best.recipe in ("delayed:1:recent:2", "delayed:16:max") or best.recipe.startswith("delayed:16:max:1")
     assert best.saturated.estimate == min(r.saturated.estimate for r in replays if r.recipe.startswith("delayed"))
     assert replays[0].saturated.high == 0.0
+
+
+def test_step_numbers_of_any_size(tmp_path):
+    run = {("a", "output", ""): [np.full(4, 1.0)] * 3, ("b", "output", ""): [np.full(4, 2.0)] * 3}
+    rows = [row | {"step": [0, 2**40, 2**62][row["step"]]} for row in rows_of(run)]
+    [replay] = replay_recipes(view_of(tmp_path / "run", rows), [DelayedScaling(1024)])
+    assert [s.step for s in replay.steps] == [0, 2**40, 2**62]
+    assert all(t.steps == 3 and t.padding_binades == 0.0 for t in replay.tensors)
 
 
 def test_a_history_of_zeros_only(tmp_path):
