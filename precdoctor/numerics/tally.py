@@ -58,7 +58,7 @@ class Bins:
             amax: NaN where not known; likewise ``amin_nonzero``.
             scale: the multiplier in front of the cast, finite and positive.
         """
-        tensor, place = _ragged(lengths)
+        tensor, place = ragged(lengths)
         used = counts > 0
         tensor, k, n = tensor[used], (first[tensor] + place)[used], counts[used].astype(np.float64)
         with np.errstate(over="ignore", under="ignore"):
@@ -85,7 +85,7 @@ class Bins:
             lengths: how many counts each tensor has.
             counts: all of them, shape ``(lengths.sum(),)``.
         """
-        tensor, place = _ragged(lengths)
+        tensor, place = ragged(lengths)
         used = counts > 0
         tensor, r, n = tensor[used], place[used], counts[used].astype(np.float64)
         peak, reach = placement(fmt, rule)
@@ -166,16 +166,16 @@ def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callabl
     start = np.maximum(a - fmt.max / unit, 0.0)  # what is clipped of the smallest clipped element
     end = start + beyond
     lost += share * (start * start + start * end + end * end) / 3.0
-    exact = a == b  # a known magnitude
-    cast = cast_array(np.where(exact, bins.likely_hi, 0.0), fmt, saturate=True) / unit
-    lost = np.where(exact, (b - cast) ** 2, lost)
+    known = np.flatnonzero(a == b)
+    cast = cast_array(bins.likely_hi[known], fmt, saturate=True) / unit[known]
+    lost[known] = (b[known] - cast) ** 2
     energy = per_tensor(bins.counts * square)
     error = per_tensor(bins.counts * lost)
     out: Floats = np.divide(error, energy, out=np.zeros_like(error), where=energy > 0.0)
     return out
 
 
-def _ragged(lengths: Integers) -> tuple[Integers, Integers]:
+def ragged(lengths: Integers) -> tuple[Integers, Integers]:
     """For lists one after the other: of which list each entry is, and its place there."""
     whose = np.repeat(np.arange(lengths.size), lengths)
     starts = np.cumsum(lengths) - lengths

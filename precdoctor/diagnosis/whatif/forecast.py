@@ -144,7 +144,7 @@ def forecast(run: Run, question: Question) -> Answer:
     selection = Selection(
         lambda key: question.module is None or fnmatchcase(key.module, question.module), kinds, question.steps
     )
-    gathered = gather(run, selection, [recipe], target)
+    gathered = gather(run, selection, [recipe], target, draw=True)
     if not gathered.seen:
         raise UsageError(_nothing(run, question, kinds))
     vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and _is_vector(s)}

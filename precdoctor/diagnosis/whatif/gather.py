@@ -22,7 +22,7 @@ from precdoctor.diagnosis.whatif.target import Target
 from precdoctor.diagnosis.whatif.trend import Trends
 from precdoctor.numerics.casting_array import Floats
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
-from precdoctor.numerics.tally import Bins, Tally, tally
+from precdoctor.numerics.tally import Bins, Tally, ragged, tally
 
 if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
@@ -83,7 +83,8 @@ class Seen:
         empty: no row has a finite element other than zero.
         worst: per recipe the row furthest beyond the target, by column; None where it was not recorded.
         totals: per recipe.
-        drawn: per recipe the exponents over all rows, in the unit of the format, to the nearest binade.
+        drawn: per recipe the exponents over all rows, in the unit of the format, to the nearest binade; empty unless
+            asked for.
     """
 
     key: TensorKey
@@ -113,15 +114,20 @@ class Gathered:
     batches: int = field(default=0)
 
 
-def gather(run: Run, selection: Selection, recipes: Sequence[Recipe], target: Target) -> Gathered:
+def gather(
+    run: Run, selection: Selection, recipes: Sequence[Recipe], target: Target, *, draw: bool = False
+) -> Gathered:
     """Read the rows of a selection once, in flat memory: what is kept follows the number of tensors.
+
+    Args:
+        draw: keep ``drawn`` as well.
 
     Raises:
         RunUnreadableError: the log is damaged.
     """
     sizes = sorted({r.block_size for r in recipes if r.block_size is not None})
     columns = [*_ROW_COLUMNS, *(f"block{size}_{part}" for size in sizes for part in ("hist", "amax_lo", "amax_hist"))]
-    collector = _Collector(selection, recipes, target, columns)
+    collector = _Collector(selection, recipes, target, columns, draw=draw)
     for batch in run.batches(
         "tensors", columns=[*KEY_COLUMNS, *_LOOKED_AT, *columns, "attempt"], filters=selection.filters()
     ):
@@ -132,11 +138,13 @@ def gather(run: Run, selection: Selection, recipes: Sequence[Recipe], target: Ta
 class _Collector:
     """The running state of :func:`gather`; arrays with one entry per tensor grow as tensors are met."""
 
-    def __init__(self, selection: Selection, recipes: Sequence[Recipe], target: Target, columns: list[str]) -> None:
+    def __init__(
+        self, selection: Selection, recipes: Sequence[Recipe], target: Target, columns: list[str], *, draw: bool
+    ) -> None:
         self._keys = Keys(selection.wanted)
         self._target = target
         self._columns = columns
-        self._recipes = [_PerRecipe(recipe) for recipe in recipes]
+        self._recipes = [_PerRecipe(recipe, draw=draw) for recipe in recipes]
         self._counts = _Table(rows=0, non_finite=0, filled=0, first=np.iinfo(np.int64).max, last=-1, numel=0)
         self._first: list[dict[str, Any]] = []
         self._steps: set[int] = set()
@@ -167,7 +175,7 @@ class _Collector:
         rows = _Rows(batch, self._columns, np.isin(kinds, LOSS_SCALED)[ids], (kinds == "fp8_operand")[ids])
         np.add.at(self._counts["filled"], ids[rows.filled], 1)
         unscaled = np.where(rows.loss_scaled & (rows.recorded > 0.0), 1.0 / rows.recorded, 1.0)
-        self._trends.add(ids, step, rows.amax * unscaled, rows.rms * unscaled)
+        self._trends.add(ids, step, rows.amax * unscaled, rows.typical * unscaled)
         for recipe in self._recipes:
             recipe.take(rows, ids, self._target)
 
@@ -227,51 +235,50 @@ class _Rows:
         self.first = np.nan_to_num(_numbers(batch, "exp_lo")).astype(np.int64)
         self.lengths, self.counts = _lists(batch, "exp_hist")
         filled = _sums(self.lengths, self.counts)
+        whose, place = ragged(self.lengths)
+        exponents = np.bincount(whose, self.counts * (self.first[whose] + place + 0.5), minlength=filled.size)
         with np.errstate(invalid="ignore", divide="ignore"):
-            self.rms = np.sqrt(_numbers(batch, "sum_sq") / filled)
+            self.typical = np.exp2(exponents / filled)  # the geometric mean, which outliers hardly move
         self.filled = filled > 0
 
-    def bins(self, recipe: Recipe) -> tuple[Bins, npt.NDArray[np.bool_], Integers]:
-        """For a tally: the bins, which rows have what the recipe needs, and each bin's exponent for drawing."""
+    def bins(self, recipe: Recipe) -> tuple[Bins, npt.NDArray[np.bool_]]:
+        """For a tally: the bins, and which rows have what the recipe needs."""
         if recipe.block is not None:
             assert recipe.rule is not None
             lengths, counts = _lists(self.batch, f"block{recipe.block_size}_hist")
-            known = _sums(lengths, counts) > 0
-            bins = Bins.of_blocks(lengths, counts, recipe.block, recipe.rule)
-            return (
-                bins,
-                known | ~self.filled,
-                np.floor(np.log2(np.maximum(bins.likely_hi, 1e-300)) - 0.5).astype(np.int64),
-            )
+            known = (_sums(lengths, counts) > 0) | ~self.filled
+            return Bins.of_blocks(lengths, counts, recipe.block, recipe.rule), known
         scale = recipe.multipliers(self.amax, self.recorded, loss_scaled=self.loss_scaled, quantised=self.quantised)
         bins = Bins.of_histograms(self.first, self.lengths, self.counts, self.amax, self.amin, scale)
-        known = self.filled | ~(self.amax > 0.0)
-        middle = np.sqrt(np.maximum(bins.lo, 1e-300)) * np.sqrt(np.maximum(bins.hi, 1e-300))
-        return bins, known, np.ceil(np.log2(middle) - 1.0).astype(np.int64)
+        return bins, self.filled | ~(self.amax > 0.0)
 
 
 class _PerRecipe:
     """Sums and worst rows of all tensors under one recipe."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, *, draw: bool) -> None:
         self.recipe = recipe
+        self._draws = draw
         self._sums = _Table(elements=0.0, fl=0.0, fh=0.0, fe=0.0, sl=0.0, sh=0.0, se=0.0, badness=-1.0)
-        self._drawn = np.zeros((0, _WIDTH), dtype=np.int64)
+        self._drawn = np.zeros((0, _WIDTH if draw else 0), dtype=np.int64)
         self._kept = _Kept()
 
     def grow(self, tensors: int) -> None:
         self._sums.grow(tensors)
         self._kept.grow(tensors)
-        self._drawn = np.concatenate([self._drawn, np.zeros((tensors - len(self._drawn), _WIDTH), dtype=np.int64)])
+        self._drawn = np.concatenate(
+            [self._drawn, np.zeros((tensors - len(self._drawn), self._drawn.shape[1]), np.int64)]
+        )
 
     def take(self, rows: _Rows, ids: Integers, target: Target) -> None:
         """Tally the rows and keep those that are the worst so far."""
-        bins, known, exponents = rows.bins(self.recipe)
+        bins, known = rows.bins(self.recipe)
         found = tally(bins, self.recipe.format)
         for name, values in _columns_of(found):
             np.add.at(self._sums[name], ids, values)
-        places = np.clip(exponents, EXP_MIN, EXP_MAX) - EXP_MIN
-        np.add.at(self._drawn, (ids[bins.tensor], places), bins.counts.astype(np.int64))
+        if self._draws:
+            places = np.clip(_exponents(bins), EXP_MIN, EXP_MAX) - EXP_MIN
+            np.add.at(self._drawn, (ids[bins.tensor], places), bins.counts.astype(np.int64))
         badness = np.where(known, target.badness(found, clips_by_design=self.recipe.clips_by_design), -1.0)
         order = np.lexsort((badness, ids))
         last = np.flatnonzero(np.diff(ids[order], append=-1))  # the worst row of each tensor in this batch
@@ -343,6 +350,13 @@ class _Table:
         for name, value in self._fill.items():
             old = self._arrays[name]
             self._arrays[name] = np.concatenate([old, np.full(size - old.size, value, dtype=old.dtype)])
+
+
+def _exponents(bins: Bins) -> Integers:
+    """The exponent each bin is drawn at: that of its middle."""
+    middle = np.sqrt(np.maximum(bins.likely_lo, bins.likely_hi / 2.0)) * np.sqrt(np.maximum(bins.likely_hi, 1e-300))
+    out: Integers = np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
+    return out
 
 
 def _columns_of(found: Tally) -> list[tuple[str, Floats]]:

@@ -49,7 +49,7 @@ class OperandPlan:
     Attributes:
         role: ``weight``, ``input`` or ``grad_output``.
         source: module and kind of the tensor it is.
-        growth: binades that amax (without a scale) or amax over rms (with one) gains until the horizon.
+        growth: binades that amax (without a scale) or amax over the geometric mean (with one) gains until the horizon.
         prediction: at its worst step, growth included.
     """
 

@@ -1,4 +1,4 @@
-"""Where the largest elements are heading: straight lines through log2(amax) and log2(amax / rms) over the steps."""
+"""Where the largest elements are heading: lines through log2(amax) and log2(amax / geometric mean)."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ class Trends:
         """Make room."""
         self._sums = np.concatenate([self._sums, np.zeros((7, tensors - self._sums.shape[1]))], axis=1)
 
-    def add(self, ids: Integers, steps: Integers, amax: Floats, rms: Floats) -> None:
+    def add(self, ids: Integers, steps: Integers, amax: Floats, typical: Floats) -> None:
         """Add rows; those without a non-zero element say nothing.
 
         Args:
             ids: which tensor each row is of.
             steps: of the rows.
-            amax: unscaled; ``rms`` is that of the non-zero elements. NaN or 0 where not known.
+            amax: unscaled; NaN or 0 where there is none.
+            typical: geometric mean of the non-zero magnitudes; likewise.
         """
         if not ids.size:
             return
         if self._origin is None:
             self._origin = int(steps[0])
-        known = (amax > 0.0) & (rms > 0.0) & np.isfinite(amax) & np.isfinite(rms)
+        known = (amax > 0.0) & (typical > 0.0) & np.isfinite(amax) & np.isfinite(typical)
         ids, t = ids[known], (steps[known] - self._origin).astype(np.float64)
-        peak, crest = np.log2(amax[known]), np.log2(amax[known]) - np.log2(rms[known])
+        peak, crest = np.log2(amax[known]), np.log2(amax[known]) - np.log2(typical[known])
         for row, values in zip(self._sums, (np.ones_like(t), t, t * t, peak, t * peak, crest, t * crest), strict=True):
             np.add.at(row, ids, values)
 
     def slopes(self, tensor: int) -> tuple[float, float]:
-        """Binades per step of amax, and of amax over rms; 0 from fewer than three steps or from one."""
+        """Binades per step of amax, and of amax over the typical magnitude; 0 from fewer than three rows."""
         n, t, tt, peak, t_peak, crest, t_crest = self._sums[:, tensor].tolist()
         spread = n * tt - t * t
         if n < 3 or spread <= 0.0:

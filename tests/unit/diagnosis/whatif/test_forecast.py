@@ -201,7 +201,7 @@ def test_how_rows_lie_in_batches_and_ranks_changes_nothing(tmp_path, batch_rows)
     run = run_of(tmp_path, rows, batch_rows=batch_rows, ranks=2)
     whole = run_of(tmp_path / "whole", rows, ranks=2)
     recipes = [ask("e4m3"), ask("mxfp8"), ask("fp16")]
-    a, b = (gather(r, Selection(lambda _: True, ["output"]), recipes, Target()) for r in (run, whole))
+    a, b = (gather(r, Selection(lambda _: True, ["output"]), recipes, Target(), draw=True) for r in (run, whole))
     for one, other in zip(sorted(a.seen, key=lambda s: s.key), sorted(b.seen, key=lambda s: s.key), strict=True):
         assert one.worst == other.worst and one.drawn == other.drawn and one.rows == other.rows == 8
         for mine, theirs in zip(one.totals, other.totals, strict=True):
