@@ -11,6 +11,7 @@ import typer
 
 from precdoctor.cli.common import destination, opened
 from precdoctor.cli.values import choice, did_you_mean, parse_count, parse_steps
+from precdoctor.cli.whatif_replay import ReplayQuestion, write_replay
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ Examples:
   precdoctor whatif runs/a --format mxfp8 --module 'blocks.*.mlp*'
   precdoctor whatif runs/a --format fp16 --loss-scale 2^13 --kind grad_output
   precdoctor whatif runs/a --format e5m2 --output-format json
-  precdoctor whatif runs/a --plan -o plan.toml"""
+  precdoctor whatif runs/a --plan -o plan.toml
+  precdoctor whatif runs/a --loss-scaler best
+  precdoctor whatif runs/a --recipe delayed:16:max --format hybrid
+  precdoctor whatif runs/a --accumulator 14:128"""
 
 _SHAPES = ("full", "concise", "json", "markdown")
 
@@ -69,6 +73,17 @@ def whatif(
         str, typer.Option(help="Target: share of elements that may be clipped or overflow.", metavar="SHARE")
     ] = "0",
     min_sqnr: Annotated[str, typer.Option(help="Target: least signal to quantisation noise, dB.", metavar="DB")] = "20",
+    loss_scaler: Annotated[
+        str | None,
+        typer.Option(help="Replay with a loss scaler: init=65536,interval=2000 ..., used or best.", metavar="SCALER"),
+    ] = None,
+    fp8_recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="Replay FP8 scaling: current, delayed:16:max, mxfp8 or best.", metavar="RECIPE"),
+    ] = None,
+    accumulator: Annotated[
+        str | None, typer.Option(help="Error of sums in a narrow accumulator.", metavar="BITS[:PROMOTE]")
+    ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Per module the narrowest precision that holds, instead of one format.")
     ] = False,
@@ -100,6 +115,14 @@ def whatif(
         rule = None if scale_rule is None else choice("floor", "up", "amax")(scale_rule)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    replayed = ReplayQuestion(loss_scaler, fp8_recipe, accumulator, number_format, _kinds(kind), module, span)
+    if replayed.mode is not None:
+        given = {"--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule, "--loss-scale": loss_scale}
+        _refuse({**given, "--plan": plan, "--horizon": horizon}, f"{replayed.mode} is a question of its own")
+        recorded = opened(run)
+        with destination(output, force=force) as stream:
+            write_replay(recorded, replayed, shape, count, stream)
+        return 0
     from precdoctor.diagnosis.whatif.forecast import Question
     from precdoctor.diagnosis.whatif.recipe import SCALINGS, ask
     from precdoctor.diagnosis.whatif.target import Target

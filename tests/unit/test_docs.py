@@ -66,3 +66,10 @@ def test_the_recipes_of_the_run_log_page_run(tmp_path, monkeypatch):
     for recipe in recipes:
         exec(recipe, scope)
     assert len(scope["tensors"]) == 6 and scope["histogram"].total == 3
+
+
+def test_the_recipe_of_the_replay_page_runs():
+    [recipe] = re.findall(r"```python\n(.*?)```", (DOCS / "what-if.md").read_text(), flags=re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(recipe, scope)
+    assert len(scope["amax"]) == 4

@@ -35,6 +35,7 @@ FLAGS = {
     "whatif": {
         "--format", "--scaling", "--scale", "--scale-rule", "--loss-scale", "--kind", "--module", "--steps", "--worst",
         "--max-flushed", "--max-saturated", "--min-sqnr", "--plan", "--horizon", "--output-format", "-o", "--output",
+        "--loss-scaler", "--recipe", "--accumulator",
         "--force", "-h", "--help",
     },
     "show": {"--top", "--output-format", "-h", "--help"},

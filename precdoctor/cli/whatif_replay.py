@@ -1,0 +1,157 @@
+"""The modes of ``precdoctor whatif`` that replay a log: ``--loss-scaler``, ``--recipe`` and ``--accumulator``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import IO, TYPE_CHECKING
+
+from precdoctor.errors import NothingRecordedError, UsageError
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.replay.fp8 import RecipeReplay
+    from precdoctor.diagnosis.view import RunView
+    from precdoctor.runlog import Run
+
+
+@dataclass(frozen=True)
+class ReplayQuestion:
+    """What is asked; exactly one of the first three is given.
+
+    Attributes:
+        loss_scaler, recipe, accumulator: as on the command line.
+        number_format: as on the command line; None for the mode's own default.
+        kinds: None for the mode's own.
+        module: a glob.
+        steps: half-open range.
+    """
+
+    loss_scaler: str | None
+    recipe: str | None
+    accumulator: str | None
+    number_format: str | None
+    kinds: tuple[str, ...] | None
+    module: str | None
+    steps: tuple[int | None, int | None]
+
+    @property
+    def mode(self) -> str | None:
+        """The flag that was given; None without one.
+
+        Raises:
+            UsageError: more than one, or one that does not go with the rest.
+        """
+        modes = {"--loss-scaler": self.loss_scaler, "--recipe": self.recipe, "--accumulator": self.accumulator}
+        given = [flag for flag, value in modes.items() if value is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} are different questions; ask one at a time")
+        if not given:
+            return None
+        rest = {
+            "--format": self.number_format is not None,
+            "--kind": self.kinds is not None,
+            "--module": self.module is not None,
+            "--steps": self.steps != (None, None),
+        }
+        taken = {"--loss-scaler": {"--format"}, "--accumulator": {"--module"}}.get(given[0], set(rest))
+        for flag, used in rest.items():
+            if used and flag not in taken:
+                raise UsageError(f"{flag} does not go with {given[0]}: {_REASONS[given[0]]}")
+        return given[0]
+
+    def wants(self, module: str) -> bool:
+        """Whether a module is asked about."""
+        return self.module is None or fnmatchcase(module, self.module)
+
+
+_REASONS = {
+    "--loss-scaler": "one loss scale holds for the whole model and the whole run; leave it out",
+    "--accumulator": "lengths of sums follow from the shapes of weights and batches; leave it out",
+}
+
+
+def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream: IO[str]) -> None:
+    """Answers on ``stream``: ``full`` or ``json``.
+
+    Raises:
+        UsageError: a question that makes no sense, or another output format.
+        RunUnreadableError: nothing was recorded that could answer it, or it cannot be true.
+    """
+    from precdoctor.diagnosis.view import RunView
+
+    mode = asked.mode
+    assert mode is not None
+    if shape not in {"full", "json"}:
+        raise UsageError(f"--output-format {shape} does not go with {mode}; take full or json")
+    view = RunView(run)
+    if view.steps.empty:
+        raise NothingRecordedError(f"{run.path} holds no training step; nothing can be replayed")
+    answer = {"--loss-scaler": _loss_scaler, "--recipe": _recipe, "--accumulator": _accumulator}[mode]
+    answer(view, asked, shape == "json", worst, stream)
+
+
+def _loss_scaler(view: RunView, asked: ReplayQuestion, as_json: bool, _worst: int, stream: IO[str]) -> None:
+    from precdoctor.diagnosis.engine import describe
+    from precdoctor.diagnosis.replay.loss_scale import replay_loss_scale, used_policy
+    from precdoctor.diagnosis.replay.specs import parse_policy
+    from precdoctor.numerics.names import find_element_format
+    from precdoctor.reporting import replay_report, replay_view
+    from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.json_report import dumps
+
+    assert asked.loss_scaler is not None
+    spec = parse_policy(asked.loss_scaler)
+    fmt = find_element_format(asked.number_format or "fp16")
+    policy = None if spec == "best" else used_policy(view) if isinstance(spec, str) else spec
+    answer = replay_loss_scale(view, policy, fmt=fmt)
+    if as_json:
+        stream.write(dumps(replay_report.loss_scale_document(answer, asked.loss_scaler, describe(view))))
+    else:
+        replay_view.print_loss_scale(answer, describe(view), make_console(stream))
+
+
+def _recipe(view: RunView, asked: ReplayQuestion, as_json: bool, worst: int, stream: IO[str]) -> None:
+    from precdoctor.diagnosis.engine import describe
+    from precdoctor.diagnosis.replay.blocks import replay_blocks
+    from precdoctor.diagnosis.replay.fp8 import CANDIDATES, KINDS, best_delayed, replay_recipes
+    from precdoctor.diagnosis.replay.specs import parse_operand_format, parse_recipe
+    from precdoctor.numerics.blocks import BlockFormat
+    from precdoctor.reporting import replay_report, replay_view
+    from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.json_report import dumps
+
+    assert asked.recipe is not None
+    recipe = parse_recipe(asked.recipe)
+    kinds = asked.kinds or KINDS
+    replays: tuple[RecipeReplay, ...]
+    if isinstance(recipe, BlockFormat):
+        if asked.number_format is not None:
+            raise UsageError(f"--format does not go with --recipe {asked.recipe}: {recipe.name} names its elements")
+        replays = (replay_blocks(view, recipe, kinds=kinds, wanted=asked.wants, steps=asked.steps),)
+    else:
+        tried = CANDIDATES if isinstance(recipe, str) else (recipe,)
+        format_of = parse_operand_format(asked.number_format or "hybrid")
+        replays = replay_recipes(
+            view, tried, format_of=format_of, kinds=kinds, wanted=asked.wants, steps=asked.steps
+        )  # fmt: skip
+    best = best_delayed(replays) if recipe == "best" else None
+    if as_json:
+        stream.write(dumps(replay_report.recipe_document(replays, best, asked.recipe, describe(view))))
+    else:
+        replay_view.print_recipe(replays, best, describe(view), make_console(stream), worst=worst)
+
+
+def _accumulator(view: RunView, asked: ReplayQuestion, as_json: bool, worst: int, stream: IO[str]) -> None:
+    from precdoctor.diagnosis.engine import describe
+    from precdoctor.diagnosis.replay.accumulator import replay_accumulator
+    from precdoctor.diagnosis.replay.specs import parse_accumulator
+    from precdoctor.reporting import replay_report, replay_view
+    from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.json_report import dumps
+
+    assert asked.accumulator is not None
+    answer = replay_accumulator(view, parse_accumulator(asked.accumulator), wanted=asked.wants)
+    if as_json:
+        stream.write(dumps(replay_report.accumulator_document(answer, asked.accumulator, describe(view))))
+    else:
+        replay_view.print_accumulator(answer, describe(view), make_console(stream), worst=worst)

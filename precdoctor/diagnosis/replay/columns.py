@@ -1,0 +1,66 @@
+"""Columns of a log as arrays. A log may be hostile: what cannot be true is refused before anything is sized by it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from precdoctor.errors import CorruptRunError
+from precdoctor.numerics.cast_counts import HistogramTable
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
+
+
+def magnitudes(frame: pd.DataFrame, column: str = "amax") -> npt.NDArray[np.float64]:
+    """A column of magnitudes; NaN for a null and for what is none."""
+    values = frame[column].to_numpy(dtype=np.float64, na_value=math.nan)
+    with np.errstate(invalid="ignore"):
+        return np.where((values >= 0.0) & (values < math.inf), values, math.nan)
+
+
+def with_exponents(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """The rows that hold a histogram."""
+    held: npt.NDArray[np.bool_] = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
+    return held
+
+
+def exponent_table(frame: pd.DataFrame, amax: npt.NDArray[np.float64] | None = None) -> HistogramTable:
+    """The histograms of rows that all hold one.
+
+    Raises:
+        CorruptRunError: bins that no histogram has, or counts below zero.
+    """
+    lo, counts = frame["exp_lo"].to_numpy(dtype=np.int64), list(frame["exp_hist"])
+    for first, row in zip(lo.tolist(), counts, strict=True):
+        check_bins("exp_hist", first, len(row))
+    table = HistogramTable.of_lists(lo, counts, amax)
+    if (table.counts < 0).any():
+        raise CorruptRunError("the log is damaged: a count in exp_hist is below zero")
+    return table
+
+
+def exponents(name: str, lo: object, counts: npt.NDArray[np.int64] | None) -> ExponentHistogram:
+    """One histogram of two columns; nulls give the empty one.
+
+    Raises:
+        CorruptRunError: as for :func:`exponent_table`.
+    """
+    if counts is None or not isinstance(lo, (int, float, np.number)) or math.isnan(float(lo)):
+        return ExponentHistogram.of(None, None)
+    check_bins(name, int(lo), len(counts))
+    return ExponentHistogram.of(int(lo), counts)
+
+
+def check_bins(name: str, lo: int, count: int) -> None:
+    """Refuses bins outside of those there are.
+
+    Raises:
+        CorruptRunError: with the bins.
+    """
+    if count and not EXP_MIN <= lo <= lo + count - 1 <= EXP_MAX:
+        raise CorruptRunError(
+            f"the log is damaged: {name} has bins {lo} to {lo + count - 1}; "
+            f"there are none outside {EXP_MIN} to {EXP_MAX}"
+        )

@@ -1,0 +1,170 @@
+"""Flushed and saturated elements of many histograms at once, each at a scale of its own.
+
+The quick twin of :func:`precdoctor.numerics.prediction.predict` for a whole log: bounds from the same bins, and an
+estimate that takes magnitudes as evenly spread inside a bin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.numerics.cells import Estimate
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class HistogramTable:
+    """Histograms as a table.
+
+    Attributes:
+        lo: bin of the first column.
+        counts: int64, shape ``(rows, bins)``.
+        amax: largest magnitude of each row, NaN where not known; shape ``(rows,)``.
+    """
+
+    lo: int
+    counts: Ints
+    amax: Floats
+
+    @cached_property
+    def running(self) -> Floats:
+        """Elements up to and including each bin, shape of ``counts``."""
+        running: Floats = np.cumsum(self.counts, axis=1).astype(np.float64)
+        return running
+
+    def rows(self, chosen: npt.NDArray[np.bool_]) -> HistogramTable:
+        """Some of the rows."""
+        return HistogramTable(self.lo, self.counts[chosen], self.amax[chosen])
+
+    @classmethod
+    def of(cls, histograms: Sequence[ExponentHistogram], amax: Floats | None = None) -> HistogramTable:
+        """From single histograms."""
+        lo = np.array([h.lo for h in histograms], dtype=np.int64)
+        return cls.of_lists(lo, [h.counts for h in histograms], amax)
+
+    @classmethod
+    def of_lists(cls, lo: Ints, counts: Sequence[Ints], amax: Floats | None = None) -> HistogramTable:
+        """From the two columns of the log, without nulls: ``lo`` of shape ``(rows,)``, and one array of counts each."""
+        sizes = np.array([len(c) for c in counts], dtype=np.int64)
+        known = np.full(len(counts), math.nan) if amax is None else np.asarray(amax, dtype=np.float64)
+        used = sizes > 0
+        if not used.any():
+            return cls(0, np.zeros((len(counts), 1), dtype=np.int64), known)
+        first, last = int(lo[used].min()), int((lo + sizes)[used].max())
+        table = np.zeros((len(counts), last - first), dtype=np.int64)
+        row = np.repeat(np.arange(len(counts)), sizes)
+        within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        flat = np.concatenate([np.asarray(c, dtype=np.int64) for c in counts])
+        table[row, np.repeat(lo - first, sizes) + within] = flat
+        return cls(first, table, known)
+
+
+@dataclass(frozen=True, eq=False)
+class CastCounts:
+    """Elements per row, float64, shape ``(rows,)``; the truth lies between low and high, both included.
+
+    Attributes:
+        total: finite elements that are not zero.
+    """
+
+    total: Floats
+    flushed_low: Floats
+    flushed_high: Floats
+    flushed: Floats
+    saturated_low: Floats
+    saturated_high: Floats
+    saturated: Floats
+
+    def flushed_share(self) -> Estimate:
+        """Over all rows together, as a share of the finite non-zero elements."""
+        return self._share(self.flushed_low, self.flushed_high, self.flushed)
+
+    def saturated_share(self) -> Estimate:
+        """Likewise."""
+        return self._share(self.saturated_low, self.saturated_high, self.saturated)
+
+    def row(self, i: int) -> CastCounts:
+        """One row alone."""
+        return CastCounts(*(getattr(self, f.name)[i : i + 1] for f in fields(self)))
+
+    def summed_by(self, group: Ints, groups: int) -> CastCounts:
+        """Rows added up by group, one row per group."""
+        return CastCounts(
+            *(np.bincount(group, getattr(self, f.name), minlength=groups).astype(np.float64) for f in fields(self))
+        )
+
+    def __add__(self, other: CastCounts) -> CastCounts:
+        return CastCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @classmethod
+    def zeros(cls, rows: int) -> CastCounts:
+        """Nothing counted yet."""
+        return cls(*(np.zeros(rows) for _ in fields(cls)))
+
+    def _share(self, low: Floats, high: Floats, estimate: Floats) -> Estimate:
+        total = max(float(self.total.sum()), 1.0)
+        return Estimate.of(float(low.sum()) / total, float(high.sum()) / total, float(estimate.sum()) / total)
+
+
+def cast_counts(table: HistogramTable, fmt: Format, scale: Floats) -> CastCounts:
+    """What rounding ``tensor * scale`` to nearest in ``fmt`` would flush and saturate, row by row.
+
+    Args:
+        table: one histogram per row.
+        fmt: a floating-point format.
+        scale: finite and positive, shape ``(rows,)``.
+    """
+    total = table.running[:, -1]
+    flushed = _up_to(table, fmt.flush_limit, scale, inclusive=True)
+    sure_inside, possibly_inside, likely_inside = _up_to(
+        table, fmt.overflow_limit, scale, inclusive=not fmt.tie_overflows
+    )
+    low, high, likely = total - possibly_inside, total - sure_inside, total - likely_inside
+    with np.errstate(over="ignore", invalid="ignore"):
+        peak = table.amax * scale
+        fits = peak < fmt.overflow_limit if fmt.tie_overflows else peak <= fmt.overflow_limit
+    known = np.isfinite(table.amax)
+    none, some = known & fits, known & ~fits & (total > 0.0)
+    low = np.where(none, 0.0, np.where(some, np.maximum(low, 1.0), low))
+    high = np.where(none, 0.0, np.maximum(high, low))
+    return CastCounts(total, *flushed, low, high, np.clip(likely, low, high))
+
+
+def _position(limit: float, scale: Floats) -> tuple[Ints, npt.NDArray[np.bool_], Floats]:
+    """The bin in which ``limit / scale`` lies, whether it is that bin's closed end, and how far into the bin it lies.
+
+    From the two significands and exponents, without the rounding of a division.
+    """
+    m1, e1 = math.frexp(limit)
+    m2, e2 = np.frexp(np.asarray(scale))
+    bins = np.where(m1 > m2, e1 - e2, e1 - e2 - 1).astype(np.int64)
+    ratio = np.where(m1 > m2, m1 / m2, 2.0 * m1 / m2)  # limit / scale over 2**bins, in (1, 2]
+    return bins, np.equal(m1, m2), ratio - 1.0
+
+
+def _up_to(table: HistogramTable, limit: float, scale: Floats, *, inclusive: bool) -> tuple[Floats, Floats, Floats]:
+    """Elements whose product with scale is at most (``inclusive``) or below ``limit``: surely, possibly, likely."""
+    position, closed, depth = _position(limit, scale)
+    bins = np.clip(position, EXP_MIN, EXP_MAX)
+    below = _running(table.running, bins - 1 - table.lo)
+    through = _running(table.running, bins - table.lo)
+    open_end = (bins == EXP_MIN) | (bins == EXP_MAX)
+    sure = np.where(closed & ~open_end & inclusive, through, below)
+    return sure, through, np.maximum(below + (through - below) * np.where(open_end, 0.5, depth), sure)
+
+
+def _running(running: Floats, column: Ints) -> Floats:
+    """``running[i, column[i]]``, 0 before the first column, the total after the last."""
+    last = running.shape[1] - 1
+    picked = running[np.arange(running.shape[0]), np.clip(column, 0, last)]
+    return np.where(column < 0, 0.0, picked)

@@ -1,0 +1,227 @@
+"""Loss scaling: what a dynamic scaler would have done, told from what is known about the gradients of each step.
+
+A scaler multiplies the loss by ``scale``; a step whose gradients then hold an Inf or NaN is skipped and the scale backs
+off, and a streak of ``interval`` clean steps lets it grow. The arithmetic is that of ``torch.amp.GradScaler`` (a scale
+in FP32, factors in FP64), which has no floor and whose ceiling is FP32's: it grows to 2^127 and halves to 0.
+
+Source: Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.2; torch.amp.GradScaler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.numerics.cells import Estimate
+from precdoctor.numerics.formats import FP32
+from precdoctor.numerics.step_gradients import StepGradients
+
+_Floats = npt.NDArray[np.float64]
+#: An interval that no run reaches: the scale stays until it overflows.
+NEVER = 1 << 62
+
+
+def _fp32(value: float) -> float:
+    """Rounded once to FP32; beyond its range, Inf."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(value))
+
+
+@dataclass(frozen=True)
+class ScalerState:
+    """What a scaler holds before a step.
+
+    Attributes:
+        scale: what the loss is multiplied by; a float32 value.
+        growth_tracker: clean steps since the last change or overflow.
+    """
+
+    scale: float
+    growth_tracker: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalerPolicy:
+    """The arguments of ``torch.amp.GradScaler``, and two limits that it does not have.
+
+    Attributes:
+        init: scale of the first step.
+        growth: factor after ``interval`` clean steps in a row.
+        backoff: factor after an overflow.
+        interval: clean steps until growth; :data:`NEVER`: none.
+        min_scale: backing off stops here; torch has no floor.
+        max_scale: growing stops here; torch stops at the largest FP32 number.
+
+    Raises:
+        ValueError: a factor or limit that makes no scaler, with the value.
+    """
+
+    init: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    min_scale: float = 0.0
+    max_scale: float = FP32.max
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.init <= FP32.max:
+            raise ValueError(f"the initial loss scale is a positive FP32 number, not {self.init!r}")
+        if not 1.0 <= self.growth < math.inf:
+            raise ValueError(f"the growth factor is at least 1, not {self.growth!r}")
+        if not 0.0 < self.backoff <= 1.0:
+            raise ValueError(f"the backoff factor lies above 0 and at most at 1, not at {self.backoff!r}")
+        if self.interval < 1:
+            raise ValueError(f"the growth interval is at least 1 step, not {self.interval!r}")
+        if not 0.0 <= self.min_scale <= self.init <= self.max_scale:
+            raise ValueError(
+                f"the initial loss scale {self.init:g} does not lie between the smallest {self.min_scale:g} "
+                f"and the largest {self.max_scale:g}"
+            )
+
+    @classmethod
+    def static(cls, scale: float) -> ScalerPolicy:
+        """A scale that never changes; steps that overflow are still skipped."""
+        return cls(init=scale, growth=1.0, backoff=1.0, interval=NEVER)
+
+    def start(self) -> ScalerState:
+        """Before the first step."""
+        return ScalerState(_fp32(self.init))
+
+    def after(self, state: ScalerState, *, overflow: bool) -> ScalerState:
+        """What ``update()`` makes of ``state`` (torch: ``_amp_update_scale_``)."""
+        if overflow:
+            smaller = _fp32(state.scale * self.backoff)
+            return ScalerState(max(smaller, min(_fp32(self.min_scale), state.scale)))
+        clean = state.growth_tracker + 1
+        if clean < self.interval:
+            return ScalerState(state.scale, clean)
+        larger = _fp32(state.scale * self.growth)
+        return ScalerState(min(larger, max(_fp32(self.max_scale), state.scale)) if larger < math.inf else state.scale)
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """One step under a policy.
+
+    Attributes:
+        step: number of the step.
+        scale: the loss scale it runs with.
+        growth_tracker: of the scaler before it.
+        overflow: it is skipped.
+        certain: that follows from the evidence; otherwise it is the likelier of the two.
+    """
+
+    step: int
+    scale: float
+    growth_tracker: int
+    overflow: bool
+    certain: bool
+
+
+@dataclass(frozen=True)
+class ScalerReplay:
+    """What a policy would have done.
+
+    Attributes:
+        policy: the policy.
+        steps: every step in order.
+        end: state of the scaler after the last one.
+        flushed: mean share of gradient elements flushed over the sampled steps that are not skipped; None without one.
+        flushed_steps: how many steps that mean is over.
+    """
+
+    policy: ScalerPolicy
+    steps: tuple[SimulatedStep, ...]
+    end: ScalerState
+    flushed: Estimate | None
+    flushed_steps: int
+
+    @property
+    def overflow_steps(self) -> tuple[int, ...]:
+        """The steps that would have been skipped."""
+        return tuple(s.step for s in self.steps if s.overflow)
+
+    @property
+    def uncertain_steps(self) -> int:
+        """Steps of which the log does not tell whether they overflow at the simulated scale."""
+        return sum(not s.certain for s in self.steps)
+
+    @property
+    def lost(self) -> float:
+        """Share of all gradient elements lost: all of a skipped step's, the flushed ones of the others."""
+        return share_lost(len(self.overflow_steps), len(self.steps), self.flushed.estimate if self.flushed else 0.0)
+
+
+def simulate(
+    policy: ScalerPolicy, gradients: Sequence[StepGradients], start: ScalerState | None = None
+) -> ScalerReplay:
+    """What ``policy`` would have done over these steps, one scaler update each.
+
+    Where the evidence leaves open whether a step overflows, the estimate decides, and the step is not ``certain``.
+
+    Args:
+        policy: the scaler.
+        gradients: in order.
+        start: the scaler's state before the first of them; default: as the policy starts.
+    """
+    limits = np.array([g.limit.estimate for g in gradients])
+    state, steps, flushed = start or policy.start(), [], []
+    for first, stop, before, overflow in levels(policy, limits, state):
+        for i in range(first, stop):
+            over = overflow and i == stop - 1
+            certain = gradients[i].limit.overflows(before.scale) is not None
+            tracker = before.growth_tracker + i - first
+            steps.append(SimulatedStep(gradients[i].step, before.scale, tracker, over, certain))
+            share = None if over or before.scale == 0.0 else gradients[i].flushed(before.scale)
+            if share is not None:
+                flushed.append(share)
+        last = ScalerState(before.scale, before.growth_tracker + stop - 1 - first)
+        state = policy.after(last, overflow=overflow)
+    return ScalerReplay(policy, tuple(steps), state, mean_share(flushed), len(flushed))
+
+
+def levels(policy: ScalerPolicy, limits: _Floats, state: ScalerState) -> Iterator[tuple[int, int, ScalerState, bool]]:
+    """The stretches of steps that end in an overflow (true) or in growth: first, stop, state before, overflow.
+
+    Steps between are not looked at one by one, which is what makes a search over policies quick.
+
+    Args:
+        limits: smallest scale at which each step overflows, shape ``(steps,)``.
+        state: before the first step.
+    """
+    hits: dict[float, npt.NDArray[np.int64]] = {}
+    first = 0
+    while first < limits.size:
+        if state.scale not in hits:
+            if len(hits) >= 256:  # factors that are no powers of two make new scales for ever
+                hits.clear()
+            hits[state.scale] = np.flatnonzero(limits <= state.scale)
+        over = hits[state.scale]
+        at = int(np.searchsorted(over, first))
+        overflow = int(over[at]) if at < over.size else NEVER
+        grows = first + max(policy.interval - state.growth_tracker, 1) - 1
+        stop = min(overflow, grows, limits.size - 1) + 1
+        skipped = overflow == stop - 1
+        yield first, stop, state, skipped
+        state = policy.after(ScalerState(state.scale, state.growth_tracker + stop - 1 - first), overflow=skipped)
+        first = stop
+
+
+def mean_share(shares: Sequence[Estimate | None]) -> Estimate | None:
+    """The mean of those that are known; None when none is."""
+    known = [s for s in shares if s is not None]
+    if not known:
+        return None
+    low, high, estimate = (
+        math.fsum(getattr(s, end) for s in known) / len(known) for end in ("low", "high", "estimate")
+    )  # fmt: skip
+    return Estimate.of(low, high, estimate)
+
+
+def share_lost(skipped: int, steps: int, flushed: float) -> float:
+    """Share of gradient elements lost when ``skipped`` steps lose all of theirs, the others ``flushed`` on average."""
+    return (skipped + (steps - skipped) * flushed) / steps if steps else 0.0

@@ -1,0 +1,206 @@
+"""What one training step says about loss scales it was not run with: where it overflows, and how much is flushed.
+
+Gradients are linear in the loss scale. With ``A`` the largest unscaled magnitude, they overflow exactly from
+``overflow_limit / A`` on. Where ``A`` is not known, a step that was clean at some scale is clean below it, and one that
+overflowed does so above it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from precdoctor.numerics.cells import Estimate
+from precdoctor.numerics.formats import FP16, Format
+from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.tail import Tail, flushed_tail
+
+
+@dataclass(frozen=True)
+class OverflowLimit:
+    """From which loss scale on the gradients of one step overflow.
+
+    Attributes:
+        clean_up_to: at this scale and below nothing overflows; 0 when no scale is known to be clean.
+        overflows_from: at this scale and above something does; Inf when none is known to.
+        estimate: the smallest scale that is taken to overflow; between the two.
+    """
+
+    clean_up_to: float
+    overflows_from: float
+    estimate: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.clean_up_to <= self.estimate <= self.overflows_from:
+            raise ValueError(
+                f"clean up to {self.clean_up_to!r}, overflowing from {self.overflows_from!r}, likely from "
+                f"{self.estimate!r} contradict each other"
+            )
+
+    @classmethod
+    def unknown(cls) -> OverflowLimit:
+        """Nothing is known; taken to be clean."""
+        return cls(0.0, math.inf, math.inf)
+
+    @classmethod
+    def always(cls) -> OverflowLimit:
+        """Not finite whatever the scale: the forward pass, or the loss itself."""
+        return cls(0.0, 0.0, 0.0)
+
+    @classmethod
+    def of_amax(cls, amax: float, fmt: Format = FP16) -> OverflowLimit:
+        """From the exact largest magnitude of the *unscaled* gradients that are held in ``fmt``: no doubt is left.
+
+        Raises:
+            ValueError: ``amax`` is negative or not finite.
+        """
+        if not 0.0 <= amax < math.inf:
+            raise ValueError(f"an amax is finite and not negative, got {amax!r}")
+        first = _first_overflowing(amax, fmt)
+        return cls(math.nextafter(first, 0.0) if first < math.inf else math.inf, first, first)
+
+    @classmethod
+    def at_most(cls, amax: float, fmt: Format = FP16) -> OverflowLimit:
+        """From a largest magnitude that other, unseen tensors may exceed: an upper bound, taken as the estimate."""
+        return replace(cls.of_amax(amax, fmt), clean_up_to=0.0)
+
+    @classmethod
+    def between(cls, low: float, high: float, fmt: Format = FP16) -> OverflowLimit:
+        """From bounds on the unscaled amax, such as a gradient norm gives; the estimate is the geometric middle."""
+        sooner, later = cls.of_amax(high, fmt), cls.of_amax(low, fmt)
+        likely = cls.of_amax(math.sqrt(low) * math.sqrt(high), fmt).estimate
+        return cls(sooner.clean_up_to, later.overflows_from, likely)
+
+    def observed(self, scale: float, *, overflow: bool) -> OverflowLimit:
+        """With what the step itself showed at ``scale``; observation beats what contradicts it.
+
+        After an overflow the finite elements say nothing about those that left the range: the limit lies at or below
+        ``scale``, and half of it is the estimate unless a smaller one is known.
+        """
+        if scale == 0.0:  # multiplied by nothing, gradients show nothing; what is not finite even so always is
+            return OverflowLimit.always() if overflow else self
+        if overflow:
+            likely = self.estimate if self.estimate <= scale else math.nextafter(scale / 2.0, math.inf)
+            return OverflowLimit(min(self.clean_up_to, likely, math.nextafter(scale, 0.0)), scale, likely)
+        above = math.nextafter(scale, math.inf)
+        return OverflowLimit(
+            max(self.clean_up_to, scale), max(self.overflows_from, above), max(self.estimate, above)
+        )  # fmt: skip
+
+    def overflows(self, scale: float) -> bool | None:
+        """Whether the step overflows at ``scale``; None when that is open."""
+        if scale <= self.clean_up_to:
+            return False
+        return True if scale >= self.overflows_from else None
+
+    @property
+    def ideal(self) -> Estimate:
+        """The largest power of two with zero overflow, which is also the one that flushes least.
+
+        0 when no scale is clean, Inf when every scale is. ``low`` is clean for sure.
+        """
+        low = _power_at_most(self.clean_up_to)
+        return Estimate.of(low, max(low, _power_below(self.overflows_from)), _power_below(self.estimate))
+
+
+def _first_overflowing(amax: float, fmt: Format) -> float:
+    """The smallest scale whose product with ``amax`` leaves the format under round-to-nearest; Inf for none."""
+    if amax == 0.0:
+        return math.inf
+    scale = fmt.overflow_limit / amax
+    if scale == math.inf:
+        return scale
+
+    def leaves(s: float) -> bool:
+        return amax * s >= fmt.overflow_limit if fmt.tie_overflows else amax * s > fmt.overflow_limit
+
+    while leaves(math.nextafter(scale, 0.0)):
+        scale = math.nextafter(scale, 0.0)
+    while not leaves(scale):
+        scale = math.nextafter(scale, math.inf)
+    return scale
+
+
+def _power_at_most(value: float) -> float:
+    return value if value in (0.0, math.inf) else math.ldexp(1.0, math.frexp(value)[1] - 1)
+
+
+def _power_below(value: float) -> float:
+    """The largest power of two below ``value``."""
+    if value in (0.0, math.inf):
+        return value
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(1.0, exponent - (2 if mantissa == 0.5 else 1))
+
+
+@dataclass(frozen=True, eq=False)
+class StepGradients:
+    """What is known about the gradients of one scaler update.
+
+    Attributes:
+        step: number of the step.
+        limit: from which scale on they overflow.
+        histogram: exponents of the gradients as they were held, times ``scale``; None between samples.
+        zeros: elements that were exactly zero: structural, or flushed by the cast they went through.
+        scale: the multiplier they carry.
+        format: what they are held in.
+        rounded: they went through ``format`` at ``scale`` already, so that some of the zeros may be flushed elements.
+    """
+
+    step: int
+    limit: OverflowLimit
+    histogram: ExponentHistogram | None = None
+    zeros: int = 0
+    scale: float = 1.0
+    format: Format = FP16
+    rounded: bool = False
+
+    @cached_property
+    def _tail(self) -> Tail | None:
+        if not self.rounded or self.histogram is None or self.zeros == 0:
+            return None
+        return flushed_tail(self.histogram, self.zeros, self.format)
+
+    def flushed(self, scale: float) -> Estimate | None:
+        """Share of the gradient elements other than structural zeros that are zero at loss scale ``scale``.
+
+        Which of the recorded zeros the cast made is not known: low takes them as coming back, high as lost, and the
+        estimate follows the shape of the histogram at the flush limit (:mod:`precdoctor.numerics.tail`). None between
+        samples.
+
+        Raises:
+            ValueError: ``scale`` is not a finite positive number.
+        """
+        if self.histogram is None:
+            return None
+        if not 0.0 < scale < math.inf:
+            raise ValueError(f"a loss scale is a finite positive number, got {scale!r}")
+        ratio = scale / self.scale
+        seen, zeros = float(self.histogram.total), float(self.zeros)
+        low, high, likely = self._newly_flushed(self.histogram, self.format.flush_limit / ratio)
+        if not self.rounded:
+            return _share(low, high, likely, seen, seen, seen)
+        hidden = self._tail.total if self._tail is not None else 0.0
+        still = self._tail.still_flushed(self.format, ratio) if self._tail is not None else 0.0
+        return _share(low, high + zeros, likely + still, seen + zeros, seen + zeros, seen + hidden)
+
+    def _newly_flushed(self, histogram: ExponentHistogram, limit: float) -> tuple[float, float, float]:
+        """Of the recorded non-zero elements, those whose true magnitude is at most ``limit``: at least, most, likely.
+
+        What was rounded already may have come from up to half a step away: a stored element at the limit, from above.
+        """
+        reached = histogram.at_most(limit)
+        middle = (reached.low + reached.high) / 2.0
+        if not self.rounded:
+            return reached.low, reached.high, middle
+        sure = histogram.at_most(limit / 2.0).low
+        # With n steps up to the limit, the top bin stands for n/2 + 1/2 to n + 1/2 steps; the first one for 1/2 to 3/2.
+        likely = sure + (middle - sure) * (1.0 - 1.0 / max(limit / self.format.min_subnormal, 2.0))
+        return sure, reached.high, likely
+
+
+def _share(low: float, high: float, estimate: float, of_low: float, of_high: float, of: float) -> Estimate:
+    if of_high == 0.0:
+        return Estimate(0.0, 0.0, 0.0)
+    return Estimate.of(low / of_low, high / of_high, estimate / of if of else 0.0)

@@ -1,0 +1,96 @@
+"""The answers of the replaying modes of ``precdoctor whatif`` as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import precdoctor
+from precdoctor.diagnosis.finding import jsonable
+from precdoctor.diagnosis.replay.accumulator import AccumulatorReplay
+from precdoctor.diagnosis.replay.fp8 import RecipeReplay
+from precdoctor.diagnosis.replay.loss_scale import LossScaleReplay
+from precdoctor.reporting.json_report import SCHEMA_VERSION
+
+
+def _document(mode: str, asked: str, run: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    head = {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
+        "run": jsonable(run),
+        "question": {"mode": mode, "asked": asked},
+    }
+    return {**head, **body}
+
+
+def loss_scale_document(answer: LossScaleReplay, asked: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry per scaler update under ``steps``: what the run did, what the policy would have done, the ideal."""
+    replay = answer.replay
+    recorded = set(answer.recorded_overflows)
+    steps = [
+        {
+            **jsonable(step),
+            "recorded_scale": jsonable(scale),
+            "recorded_overflow": step.step in recorded,
+            "ideal_scale": jsonable(ideal),
+        }
+        for step, scale, ideal in zip(replay.steps, answer.recorded_scales, answer.ideal, strict=True)
+    ]
+    body = {
+        "process": jsonable(answer.process),
+        "format": answer.format,
+        "hypothetical": answer.hypothetical,
+        "policy": jsonable(replay.policy),
+        "policy_used": jsonable(answer.used),
+        "updates": answer.steps,
+        "sampled": answer.sampled,
+        "bounded_by_norm": answer.bounded,
+        "skipped": answer.overflows,
+        "uncertain": replay.uncertain_steps,
+        "flushed": jsonable(replay.flushed),
+        "flushed_steps": replay.flushed_steps,
+        "lost": jsonable(replay.lost),
+        "end": jsonable(replay.end),
+        "best": [jsonable(score) for score in answer.scores],
+        "culprits": [jsonable(culprit) for culprit in answer.culprits],
+        "steps": steps,
+        "notes": list(answer.notes),
+    }
+    return _document("loss-scaler", asked, run, body)
+
+
+def recipe_document(
+    replays: Sequence[RecipeReplay], best: RecipeReplay | None, asked: str, run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Totals of every recipe tried; steps and tensors of the one asked for or found best."""
+    shown = best or replays[0]
+    totals = [
+        {
+            "recipe": r.recipe,
+            "flushed": jsonable(r.flushed),
+            "saturated": jsonable(r.saturated),
+            "stale_tensors": r.stale_tensors,
+            "tensors": len(r.tensors),
+        }
+        for r in replays
+    ]
+    steps, tensors = ([jsonable(part) for part in parts] for parts in (shown.steps, shown.tensors))
+    body = {"recipe": shown.recipe, "recipes": totals, "steps": steps, "tensors": tensors}
+    return _document("recipe", asked, run, body)
+
+
+def accumulator_document(answer: AccumulatorReplay, asked: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry per length of sum, the longest first."""
+    lengths = [
+        {
+            "length": entry.length,
+            "zero_mean": jsonable(entry.zero_mean),
+            "same_sign": jsonable(entry.same_sign),
+            "fp32_zero_mean": jsonable(entry.fp32_zero_mean),
+            "fp32_same_sign": jsonable(entry.fp32_same_sign),
+            "products": [jsonable(product) for product in entry.products],
+        }
+        for entry in answer.lengths
+    ]
+    body = {"accumulator": jsonable(answer.accumulator), "lengths": lengths, "notes": list(answer.notes)}
+    return _document("accumulator", asked, run, body)
