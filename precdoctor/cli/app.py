@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import precdoctor
-from precdoctor.cli import demo, diagnose, explain, formats, gate, log, record, show
+from precdoctor.cli import demo, diagnose, explain, formats, gate, log, record, report, show
 
 _EXAMPLES = """\b
 Examples:
@@ -40,6 +40,7 @@ def _program(
 record.register(app)
 diagnose.register(app)
 gate.register(app)
+report.register(app)
 show.register(app)
 explain.register(app)
 formats.register(app)

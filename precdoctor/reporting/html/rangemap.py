@@ -1,0 +1,201 @@
+"""The data behind the range map: exponent histograms of chosen steps, and the limits of the formats to hold them against.
+
+The page computes from these numbers alone; ``predict.js`` is the twin of :mod:`precdoctor.numerics.prediction`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from precdoctor.diagnosis.rows import TensorRow, known_format
+from precdoctor.diagnosis.view import RunView, records
+from precdoctor.numerics.cells import Limits
+from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, Format
+from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.reporting.html.layers import KIND_TITLES, SCALED_KINDS, in_order, label
+from precdoctor.reporting.html.survey import Survey, TensorId
+from precdoctor.reporting.text import clean
+
+#: What the map can be switched to; the first four are drawn over it.
+FORMATS: tuple[Format, ...] = (FP16, BF16, E4M3FN, E5M2, E2M1)
+#: Bytes of histograms the page carries, and the most steps on its slider.
+BUDGET = 700_000
+MOST_STEPS = 48
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_COLUMNS = (
+    *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel"),
+    *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "amax", "amin_nonzero", "exp_lo", "exp_hist", "scale"),
+)  # fmt: skip
+
+
+def format_data(fmt: Format) -> dict[str, Any]:
+    """What ``predict.js`` needs to know of a format; every number is exact in JSON."""
+    limits = Limits.of(fmt)
+    return {
+        "name": fmt.name,
+        "max": fmt.max,
+        "minNormal": fmt.min_normal,
+        "minSubnormal": fmt.min_subnormal,
+        "flush": limits.flush,
+        "flushInclusive": limits.flush_inclusive,
+        "normal": limits.normal,
+        "saturate": limits.saturate,
+        "saturateNegative": limits.saturate_negative,
+        "tieOverflows": limits.tie_overflows,
+    }
+
+
+def choose_steps(recorded: Sequence[int], wanted: Iterable[int], most: int) -> list[int]:
+    """The steps the slider stops at: first and last, the wanted ones that were recorded, the rest evenly between."""
+    most = max(2, most)
+    if len(recorded) <= most:
+        return list(recorded)
+    known = set(recorded)
+    chosen = list(dict.fromkeys([recorded[-1], recorded[0], *(s for s in wanted if s in known)]))[:most]
+    missing = most - len(chosen)
+    even = [recorded[round((i + 1) * (len(recorded) - 1) / (missing + 1))] for i in range(missing)]
+    return sorted({*chosen, *even})
+
+
+def steps_of_interest(view: RunView, findings: Iterable[Any]) -> list[int]:
+    """The steps findings are about, the last finite ones before them, and their neighbours."""
+    steps: list[int] = []
+    for finding in findings:
+        step, finite = finding.location.step, finding.evidence.get("last_finite_step")
+        if step is not None:
+            steps.append(int(step))
+        if isinstance(finite, int):
+            steps.append(finite)
+    recorded = view.sampled_steps
+    near = [s for step in steps for s in _neighbours(recorded, step)]
+    return [*steps, *near]
+
+
+def _neighbours(recorded: Sequence[int], step: int) -> list[int]:
+    import bisect
+
+    at = bisect.bisect_left(recorded, step)
+    return [recorded[i] for i in (at - 1, at + 1) if 0 <= i < len(recorded)]
+
+
+class RangeMap:
+    """The histograms of one run, and which steps of it are embedded.
+
+    Args:
+        shared: tensors of another run's map, whose numbering this one takes over, for a comparison.
+    """
+
+    def __init__(self, view: RunView, survey: Survey, wanted: Iterable[int], shared: RangeMap | None = None) -> None:
+        self._survey = survey
+        ordered = in_order(view, survey)
+        self.tensors: list[TensorId] = [survey.tensors[t] for t in ordered]
+        names = shared.tensors if shared is not None else self.tensors
+        self._number = {_key(t): n for n, t in enumerate(names)}
+        self._totals = {_key(t): survey.total(at) for at, t in zip(ordered, self.tensors, strict=True)}
+        self.recorded = view.sampled_steps
+        per_step = sum(60 + 6 * t.histogram.counts.size for t in self._totals.values()) or 1
+        most = min(MOST_STEPS, BUDGET // per_step) // (2 if shared is not None else 1)
+        self.steps = choose_steps(self.recorded, wanted, most)
+        self._rows = self._load(view, self.steps)
+
+    def thin_out(self) -> bool:
+        """Drop every other step but the ends; false when there is nothing left to drop."""
+        if len(self.steps) <= 2:
+            return False
+        self.steps = sorted({*self.steps[::2], self.steps[-1]})
+        return True
+
+    def data(self) -> dict[str, Any]:
+        """For the page: ``steps`` by number, and ``all`` for everything merged with the scale taken out."""
+        merged = []
+        for key, total in self._totals.items():
+            if key in self._number and total.numel:
+                counts = [total.numel, total.zero, total.non_finite, total.subnormal]
+                merged.append(
+                    [self._number[key], *counts, total.amax, total.amin_nonzero, 1, *_encoded(total.histogram)]
+                )
+        return {
+            "recorded": len(self.recorded),
+            "steps": [{"step": s, "rows": self._rows.get(s, [])} for s in self.steps],
+            "all": merged,
+        }
+
+    def _load(self, view: RunView, steps: Sequence[int]) -> dict[int, list[list[Any]]]:
+        """The rows of the chosen steps, ranks merged."""
+        merged: dict[tuple[int, int], TensorRow] = {}
+        for batch in view.run.batches("tensors", list(_COLUMNS), [("step", "in", list(steps))]):
+            for record in records(batch.to_pandas()):
+                row = TensorRow.of(record)
+                number = self._number.get((row.root, row.module, row.kind, row.name, row.dtype, row.call))
+                if number is not None:
+                    place = (row.step, number)
+                    merged[place] = row if place not in merged else _merged(merged[place], row)
+        rows: dict[int, list[list[Any]]] = {}
+        for (step, number), row in sorted(merged.items()):
+            rows.setdefault(step, []).append(_encoded_row(number, row))
+        return rows
+
+
+def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
+    """Names and the grid of their dtype, by number."""
+    several = len({t.root for t in tensors}) > 1
+    out = []
+    for tensor in tensors:
+        fmt = known_format(tensor.dtype)
+        grid = None if fmt is None else [fmt.mantissa_bits, fmt.min_subnormal]
+        out.append({"label": label(tensor, several_roots=several), "dtype": clean(tensor.dtype, 40), "grid": grid})
+    return out
+
+
+def kind_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
+    """The kinds that have a tensor worth drawing, with the numbers of their tensors in order of depth."""
+    kinds: dict[str, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        if known_format(tensor.dtype) is not None:
+            kinds.setdefault(tensor.kind, []).append(number)
+    return [
+        {"kind": kind, "title": KIND_TITLES.get(kind, clean(kind, 40)), "scaled": kind in SCALED_KINDS, "tensors": numbers}
+        for kind, numbers in kinds.items()
+    ]  # fmt: skip
+
+
+def _key(tensor: TensorId) -> tuple[str, str, str, str, str, int]:
+    return (tensor.root, tensor.module, tensor.kind, tensor.name, tensor.dtype, tensor.call)
+
+
+def _merged(a: TensorRow, b: TensorRow) -> TensorRow:
+    """Two ranks together; rows of different scale do not merge, then the first stands."""
+    from dataclasses import replace
+
+    if (a.scale or 1.0) != (b.scale or 1.0):
+        return a
+    counts = {n: getattr(a, n) + getattr(b, n) for n in ("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal")}
+    amax = max((v for v in (a.amax, b.amax) if v is not None), default=None)
+    amin = min((v for v in (a.amin_nonzero, b.amin_nonzero) if v is not None), default=None)
+    return replace(a, **counts, amax=amax, amin_nonzero=amin, histogram=a.histogram.merge(b.histogram))
+
+
+def _encoded_row(number: int, row: TensorRow) -> list[Any]:
+    """``[tensor, numel, zero, non-finite, subnormal, amax, amin, scale, lo, counts]``."""
+    scale = row.scale if row.scale and 0.0 < row.scale < math.inf else 1
+    counts = [row.numel, row.zero, row.nan + row.inf, row.subnormal]
+    amax, amin = (v or None for v in (row.amax, row.amin_nonzero))
+    return [number, *counts, amax, amin, int(scale) if scale == int(scale) else scale, *_encoded(row.histogram)]
+
+
+def _encoded(histogram: ExponentHistogram) -> tuple[int, str]:
+    """First bin, and the counts in base 36 with dots between: exact, and half the size of decimals."""
+    t = histogram.trimmed()
+    return t.lo, ".".join(map(_base36, t.counts.tolist()))
+
+
+def _base36(count: int) -> str:
+    if count <= 0:
+        return ""
+    out = ""
+    while count:
+        count, digit = divmod(count, 36)
+        out = _DIGITS[digit] + out
+    return out
