@@ -45,8 +45,7 @@ class Strip:
     """Exponents of one tensor against the range of its format."""
 
     drawing: Markup
-    low: str
-    high: str
+    axis: Markup
     caption: str
     rows: list[tuple[str, str]]
 
@@ -85,7 +84,7 @@ def card(view: RunView, finding: Finding) -> Card:
         code=clean(finding.code, 40),
         name=clean(finding.name, 80),
         severity=finding.severity.value,
-        title=clean(finding.title),
+        title=_sentence(clean(finding.title)),
         message=clean_block(finding.message),
         facts=list(_facts(finding)),
         strip=_strip(evidence.get("range")),
@@ -94,10 +93,14 @@ def card(view: RunView, finding: Finding) -> Card:
         shares=_shares(evidence.get("tensors")),
         consequences=[_consequence(c) for c in _items(evidence.get("consequences"))],
         remedies=[
-            Remedy(clean(p.title), _predicted(p.predicted), clean_block(p.snippet.strip("\n")))
+            Remedy(_sentence(clean(p.title)), _predicted(p.predicted), clean_block(p.snippet.strip("\n")))
             for p in finding.prescriptions
         ],
     )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _items(value: Any) -> list[Mapping[str, Any]]:
@@ -167,19 +170,30 @@ def _strip(evidence: Any) -> Strip | None:
     ]
     drawing = svg.stretched(*_bands(fmt, low, high, 40), *bars, view=(low, 0, high - low, 40))
     amax = evidence.get("amax")
-    caption = f"{fmt.name}: shaded is outside its range, hatched are subnormal numbers"
+    caption = f"{fmt.name}: grey is outside its range, tinted are its subnormal numbers"
     if isinstance(amax, (int, float)) and 0.0 < amax < math.inf:
         room = number(round(fmt.headroom(float(amax)), 1))
         caption += f"; amax {number(float(amax))}, {room} binades of headroom"
     rows = [(f"2^{k} to 2^{k + 1}", number(int(c))) for k, c in enumerate(histogram.counts.tolist(), histogram.lo)]
-    return Strip(drawing, f"2^{low}", f"2^{high}", caption + ".", rows)
+    every = next((n for n in (1, 2, 4, 8, 16, 32) if (high - low) / n <= 8), 64)
+    marks = [(k, f"2^{k}") for k in range(math.ceil(low / every) * every, math.floor(high) + 1, every)]
+    return Strip(drawing, _axis(low, high, marks), caption + ".", rows)
+
+
+def _axis(low: float, high: float, marks: Sequence[tuple[int, str]]) -> Markup:
+    labels = []
+    for value, text in marks:
+        share = (value - low) / (high - low)
+        anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
+        labels.append(svg.el("text", text, x=svg.percentage(share), y="13", text_anchor=anchor))
+    return svg.join(labels)
 
 
 def _bands(fmt: Format, low: float, high: float, height: float) -> list[Markup]:
     """What lies outside a format, and where it has fewer bits."""
     flush, normal = math.log2(fmt.flush_limit), math.log2(fmt.min_normal)
     end = math.log2(fmt.max)
-    spans = ((low, flush, "outside"), (flush, normal, "subnormal"), (end, high, "outside"))
+    spans = ((low, flush, "outside"), (flush, normal, "subband"), (end, high, "outside"))
     return [
         svg.el("rect", x=max(a, low), width=min(b, high) - max(a, low), height=height, class_=name)
         for a, b, name in spans
@@ -210,7 +224,9 @@ def _history(finding: Finding) -> Strip | None:
         drawn.append(svg.el("path", d=f"M0 {92 - 84 * (end - low) / span:.1f}h{svg.WIDE}", class_="limit"))
     caption = f"amax at the healthy steps before: {number(seen[0][1])} to {number(seen[-1][1])}; the line is the end of {fmt.name}."
     rows = [(f"step {s}", number(a)) for s, a in seen]
-    return Strip(svg.stretched(*drawn), f"step {seen[0][0]}", f"step {seen[-1][0]}", caption, rows)
+    first, last = seen[0][0], seen[-1][0]
+    marks = [(s, number(s)) for s in svg.ticks(first, last)]
+    return Strip(svg.stretched(*drawn), _axis(first, max(last, first + 1), marks), caption, rows)
 
 
 # -- the way to the loss ----------------------------------------------------------------------------------------------
@@ -258,7 +274,7 @@ def _node(entry: Mapping[str, Any], state: str, source: str = "") -> Node:
     kind, name = str(entry.get("kind") or ""), str(entry.get("name") or "")
     return Node(
         label=clean(entry.get("module") or ("loss" if kind == "loss" else "(model)"), 200),
-        kind=clean(f"{KINDS.get(kind, kind)} {name}".strip(), 120),
+        kind=clean(f"{KINDS.get(kind, kind)} {name}".strip(), 120) if kind != "loss" else "",
         dtype=clean(entry.get("dtype") or "", 40),
         amax=number(float(amax)) if isinstance(amax, (int, float)) else "–",
         headroom="" if room is None else f"{number(round(room, 1))} binades",

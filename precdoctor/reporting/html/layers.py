@@ -75,13 +75,23 @@ def in_order(view: RunView, survey: Survey, kinds: Sequence[str] | None = None) 
     return sorted(chosen, key=place)
 
 
+def has_several_roots(tensors: Sequence[TensorId]) -> bool:
+    """Whether labels must say which model a module is in."""
+    return len({t.root for t in tensors if t.module}) > 1
+
+
 def label(tensor: TensorId, *, several_roots: bool = False) -> str:
-    """``blocks.3.attn.proj weight``: the module, the tensor's name when it has one, ``#2`` for the second call."""
-    module = tensor.module or tensor.root or "model"
+    """``blocks.3.proj.weight`` for what a module owns, ``blocks.3.proj [0]`` for a leaf of what goes through it.
+
+    A module called several times in a step has ``#2`` and so on behind it; a model is named where there are several.
+    """
+    owned = tensor.kind not in (*FORWARD_KINDS, "grad_output", "loss")
+    module = tensor.module or tensor.root or "loss"
     if several_roots and tensor.module:
         module = f"{tensor.root} {module}"
-    words = [module, tensor.name, f"#{tensor.call + 1}" if tensor.call else ""]
-    return clean(" ".join(w for w in words if w), 400)
+    if tensor.name:
+        module += f".{tensor.name}" if owned else f" [{tensor.name}]"
+    return clean(f"{module} #{tensor.call + 1}" if tensor.call else module, 400)
 
 
 def short(text: str, limit: int = LABEL) -> str:

@@ -14,7 +14,7 @@ from precdoctor.diagnosis.view import RunView, records
 from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, Format
 from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.reporting.html.layers import KIND_TITLES, SCALED_KINDS, in_order, label
+from precdoctor.reporting.html.layers import KIND_TITLES, SCALED_KINDS, has_several_roots, in_order, label
 from precdoctor.reporting.html.survey import Survey, TensorId
 from precdoctor.reporting.text import clean
 
@@ -140,7 +140,7 @@ class RangeMap:
 
 def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
     """Names and the grid of their dtype, by number."""
-    several = len({t.root for t in tensors}) > 1
+    several = has_several_roots(tensors)
     out = []
     for tensor in tensors:
         fmt = known_format(tensor.dtype)

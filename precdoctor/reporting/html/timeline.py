@@ -37,6 +37,7 @@ class Panel:
     high: str
     low: str
     logarithmic: bool
+    flat: bool
     drawing: Markup
     #: Name, first, smallest, largest, last and number of non-finite values, for each run.
     table: list[tuple[str, ...]]
@@ -146,7 +147,7 @@ def _panel(
         lines.append(svg.el("path", d=svg.line_path(points), class_=f"line run{which}"))
         table.append(_row("AB"[which], s))
     drawing = svg.join([svg.stretched(_incident_lines(across, incidents), *reversed(lines)), *marks[:400]])
-    return Panel(title, number(high), number(low), log, drawing, table)
+    return Panel(title, number(high), number(low), log, low == high, drawing, table)
 
 
 def _row(name: str, s: Series) -> tuple[str, ...]:
@@ -182,7 +183,7 @@ def _axis(across: _Across, incidents: Sequence[int]) -> Markup:
 
 def _events(view: RunView, across: _Across, incidents: Sequence[int]) -> Markup | None:
     """Skipped and non-finite steps as ticks; neighbours closer than a pixel are drawn as one."""
-    rows = []
+    rows: list[Markup] = []
     for y, (column, cls) in enumerate((("skipped", "skip"), ("non_finite", "bad"))):
         values = view.steps[column].astype("float64")
         steps = sorted({int(s) for s in view.steps["step"][values > 0]})
@@ -199,5 +200,6 @@ def _legend(view: RunView) -> list[tuple[str, str]]:
     for column, name in (("skipped", "skipped by the loss scaler"), ("non_finite", "with a NaN or Inf")):
         values = view.steps[column].astype("float64")
         steps = view.steps["step"][values > 0].nunique()
-        out.append((column, f"{plural(int(steps), 'step')} {name}"))
+        if steps:
+            out.append((column, f"{plural(int(steps), 'step')} {name}"))
     return out

@@ -15,7 +15,7 @@ from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.html.layers import in_order, label, short
+from precdoctor.reporting.html.layers import has_several_roots, in_order, label, short
 from precdoctor.reporting.html.survey import Survey, headroom
 from precdoctor.reporting.text import clean, number, percent
 
@@ -53,7 +53,7 @@ class Updates:
 
 def updates(view: RunView, survey: Survey) -> Updates | None:
     """Lost updates per parameter; None when no update was recorded."""
-    several = len({t.root for t in survey.tensors}) > 1
+    several = has_several_roots(survey.tensors)
     found = []
     for t in in_order(view, survey, ("update",)):
         lost, intended, relative = survey.updates(t)
@@ -61,7 +61,8 @@ def updates(view: RunView, survey: Survey) -> Updates | None:
             found.append((t, lost, intended, relative))
     if not found:
         return None
-    kept = {f[0] for f in sorted(found, key=lambda f: -(f[1] / max(f[2], 1)))[:ROWS]}
+    most = ROWS if any(lost for _, lost, _, _ in found) else ROWS // 2
+    kept = {f[0] for f in sorted(found, key=lambda f: -(f[1] / max(f[2], 1)))[:most]}
     rows = []
     for t, lost, intended, relative in found:
         if t in kept:
@@ -131,7 +132,7 @@ class Forecast:
 def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
     """The tensors with little headroom left, soonest to reach the end first; empty when none is near."""
     found = []
-    several = len({t.root for t in survey.tensors}) > 1
+    several = has_several_roots(survey.tensors)
     for t in in_order(view, survey):
         tensor, room = survey.tensors[t], headroom(survey, t)
         fmt = known_format(tensor.dtype)
@@ -146,15 +147,16 @@ def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
         near = reaches <= last + span
         full = label(tensor, several_roots=several)
         rate = "no steady trend" if slope is None else f"{number(round(100 * slope, 2))} binades per 100 steps"
-        if (survey.cells("non_finite")[t] > 0).any():
-            said = "was not finite"
+        bad = np.flatnonzero(survey.cells("non_finite")[t] > 0)
+        if bad.size:
+            said, near = f"NaN or Inf at step {number(int(survey.edges[bad[0]]))}", True
         elif near:
             said = f"about step {number(round(reaches))}"
         elif slope is not None and slope < 0.0:
             said = f"not within the next {number(int(span))} steps"
         else:
             said = "–"
-        drawing = _sketch(survey, room, slope if near else None)
+        drawing = _sketch(survey, room, slope if near and not bad.size else None)
         shown = Forecast(
             short(full), full, tensor.kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, said,
             near, drawing,

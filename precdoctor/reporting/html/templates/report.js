@@ -109,17 +109,17 @@
   function drawAxis(f) {
     const parts = [];
     data.formats.slice(0, 4).forEach((g, i) => {
-      const y = 2 + 13 * i, on = g.name === f.name ? " on" : "";
+      const y = 1 + 15 * i, on = g.name === f.name ? " on" : "";
       const sub = Math.log2(g.minSubnormal), low = Math.log2(g.minNormal), high = Math.log2(g.max);
-      parts.push(make("rect", { x: share(sub), y: y + 3, width: across(sub, low), height: 5, class: `band thin${on}` }));
-      parts.push(make("rect", { x: share(low), y: y + 3, width: across(low, high), height: 5, class: `band${on}` }));
+      parts.push(make("rect", { x: share(sub), y, width: across(sub, low), height: 13, class: `band thin${on}` }));
+      parts.push(make("rect", { x: share(low), y, width: across(low, high), height: 13, class: `band${on}` }));
       const inside = Math.min(Math.max((Math.max(low, view.lo) + Math.min(high, view.hi)) / 2, view.lo), view.hi);
-      parts.push(make("text", { x: share(inside), y: y + 2, class: "bandname", "text-anchor": "middle" }, g.name));
+      parts.push(make("text", { x: share(inside), y: y + 10, class: "bandname", "text-anchor": "middle" }, g.name));
     });
     const every = [1, 2, 4, 5, 8, 10, 16, 20, 32, 40].find((n) => (view.hi - view.lo) / n <= 9) || 64;
     for (let k = Math.ceil(view.lo / every) * every; k <= view.hi; k += every) {
       const at = (k - view.lo) / (view.hi - view.lo);
-      parts.push(make("text", { x: share(k), y: 71, "text-anchor": at < 0.04 ? "start" : at > 0.96 ? "end" : "middle" }, `2^${k}`));
+      parts.push(make("text", { x: share(k), y: 80, "text-anchor": at < 0.04 ? "start" : at > 0.96 ? "end" : "middle" }, `2^${k}`));
     }
     $("axis").replaceChildren(...parts);
   }
@@ -140,9 +140,9 @@
   function strip(row, other, f) {
     const box = make("svg", { viewBox: `${view.lo} 0 ${view.hi - view.lo} 26`, preserveAspectRatio: "none", "aria-hidden": "true" });
     const flush = Math.log2(f.flush), normal = Math.log2(f.minNormal), end = Math.log2(f.max);
-    for (const [a, b, name] of [[view.lo, flush, "outside"], [flush, normal, "subnormal"], [end, view.hi, "outside"]]) {
+    for (const [a, b, name] of [[view.lo, flush, "outside"], [flush, normal, "subband"], [end, view.hi, "outside"]]) {
       const [x, y] = [Math.max(a, view.lo), Math.min(b, view.hi)];
-      if (y > x) box.append(make("rect", { x, y: 0, width: y - x, height: 26, class: name === "subnormal" ? "subband" : name }));
+      if (y > x) box.append(make("rect", { x, y: 0, width: y - x, height: 26, class: name }));
     }
     if (row && row.counts.length) {
       for (const [name, d] of Object.entries(bars(row, multiplier(row, f), f))) if (d) box.append(make("path", { d, class: name }));
