@@ -106,7 +106,7 @@ def _relative(histogram: ExponentHistogram, dtype: str) -> Markup:
 
 def _relative_axis() -> Markup:
     labels = []
-    for k in range(REL_LOW, REL_HIGH, 8):
+    for k in range(REL_LOW + 8, REL_HIGH, 16):
         share = (k - REL_LOW) / (REL_HIGH - REL_LOW + 1)
         labels.append(
             svg.el("text", f"2^{k}", x=svg.percentage(share), y="12", text_anchor="middle" if share else "start")

@@ -51,7 +51,8 @@
     return v > 99.9 && v < 100 ? ">99.9 %" : `${Number(v.toPrecision(3))} %`;
   };
   const power = (x) => Number.isInteger(Math.log2(x)) ? `2^${Math.log2(x)}` : String(Number(x.toPrecision(4)));
-  const binades = (x) => Number.isFinite(x) ? x.toFixed(1) : "–";
+  const binades = (x) => Number.isFinite(x) ? (Math.abs(x) < 0.05 ? 0 : x).toFixed(1) : "–";
+  const SLIP = -1e-9;  // what rounding makes of a headroom of zero
   const range = (e, show) => e.low === e.high ? `${show(e.estimate)} (exact)` : `${show(e.estimate)} (between ${show(e.low)} and ${show(e.high)})`;
   const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 
@@ -124,16 +125,17 @@
     $("axis").replaceChildren(...parts);
   }
 
-  // One bar per bin, moved by the scale; its colour is what becomes of it.
+  // One bar per bin, moved by the scale and cut at amax; its colour is what becomes of it.
   function bars(row, scale, f) {
     const shift = Math.log2(scale), top = Math.log2(1 + Math.max(...row.counts));
     const paths = { kept: "", sub: "", lost: "" };
     row.counts.forEach((n, i) => {
       if (!n) return;
-      const k = row.lo + i + shift, middle = 2 ** (k + 0.5);
+      const lo = row.lo + i, last = i === row.counts.length - 1 && row.amax;
+      const a = lo + shift, b = (last ? Math.log2(row.amax) : lo + 1) + shift, middle = 2 ** ((a + b) / 2);
       const fate = middle <= f.flush || middle > f.saturate ? "lost" : middle < f.normal ? "sub" : "kept";
-      const x = Math.min(Math.max(k, view.lo), view.hi - 1), h = 2 + 20 * Math.log2(1 + n) / top;
-      paths[fate] += `M${(x + 0.06).toFixed(2)} 26v${(-h).toFixed(2)}h.88V26z`;
+      const x = Math.min(Math.max(a, view.lo), view.hi - 1), w = Math.max(0.88 * (b - a), 0.25), h = 2 + 20 * Math.log2(1 + n) / top;
+      paths[fate] += `M${(x + 0.06).toFixed(2)} 26v${(-h).toFixed(2)}h${w.toFixed(2)}V26z`;
     });
     return paths;
   }
@@ -144,6 +146,7 @@
       const [x, y] = [Math.max(a, view.lo), Math.min(b, view.hi)];
       if (y > x) box.append(make("rect", { x, y: 0, width: y - x, height: 26, class: name }));
     }
+    if (row && !row.counts.length) box.append(make("path", { d: `M${view.lo} 25H${view.hi}`, class: "empty" }));
     if (row && row.counts.length) {
       for (const [name, d] of Object.entries(bars(row, multiplier(row, f), f))) if (d) box.append(make("path", { d, class: name }));
     }
@@ -160,7 +163,7 @@
     return td;
   }
   function detail(n, row, p, f, scale) {
-    const tr = make("tr", { class: "detail" }), td = make("td", { colspan: 6 });
+    const tr = make("tr", { class: "detail" }), td = make("td", { colspan: 7 });
     const t = data.tensors[n];
     const said = [
       `${t.label}, ${t.dtype}: ${plural(row.numel, "element")}, ${row.zero.toLocaleString("en")} zero, ${row.bad.toLocaleString("en")} not finite.`,
@@ -203,12 +206,16 @@
       th.append(button);
       const td = make("td", { class: "strips" });
       td.append(strip(s.row, s.other, f));
-      const of = (name) => (q) => q && percent(q[name].estimate);
-      tr.append(th, td,
+      const of = (name) => (q) => q.elements ? percent(q[name].estimate) : "–";
+      const zero = s.row.numel ? s.row.zero / s.row.numel : 0;
+      const others = s.other ? make("span", { class: "b" }, percent(s.other.zero / s.other.numel)) : "";
+      const zeros = make("td", { class: zero === 1 ? "hot" : "" }, percent(zero));
+      zeros.append(others);
+      tr.append(th, td, zeros,
         cell(s.p, s.p.flushed.estimate >= 0.01, s.p.flushed.estimate > 0, of("flushed"), s.q),
         cell(s.p, false, s.p.subnormal.estimate >= 0.1, of("subnormal"), s.q),
         cell(s.p, s.p.saturated.estimate > 0, false, of("saturated"), s.q),
-        cell(s.p, s.p.headroom < 0, s.p.headroom < 1, (q) => q && binades(q.headroom), s.q));
+        cell(s.p, s.p.headroom < SLIP, s.p.headroom < 1 && !$("fill").checked, (q) => binades(q.headroom), s.q));
       tr.dataset.tensor = s.n;
       body.push(tr);
       if (opened.has(s.n)) body.push(detail(s.n, s.row, s.p, f, s.scale));
@@ -224,13 +231,14 @@
     $("stepout").textContent = at < all ? `${data.run.steps[at].step.toLocaleString("en")}` : "all together";
     const flushed = shown.filter((s) => s.p.flushed.estimate >= 0.01).length;
     const saturated = shown.filter((s) => s.p.saturated.estimate > 0).length;
+    const empty = shown.filter((s) => s.row.zero && s.row.zero === s.row.numel).length;
     const how = fill ? "each tensor scaled to fill it" : kind().scaled ? `loss scale ${power(scale)}` : scale === 1 ? "unscaled" : `times ${power(scale)}`;
     $("sum").textContent = shown.length
-      ? `${f.name}, ${how}: ${flushed ? `${flushed} of ${plural(shown.length, "tensor")} lose 1 % or more to zero` : `no tensor of ${shown.length} loses 1 % to zero`}, ${saturated ? `${saturated} saturate` : "none saturates"}.`
+      ? `${f.name}, ${how}: ${flushed ? `${flushed} of ${plural(shown.length, "tensor")} lose 1 % or more to zero` : `no tensor of ${shown.length} loses 1 % to zero`}, ${saturated ? `${saturated} saturate` : "none saturates"}${empty ? `; ${empty} ${empty === 1 ? "is" : "are"} all zero as recorded` : ""}.`
       : "No tensor to show here.";
     const carried = all < data.run.recorded ? `The slider stops at ${all} of ${data.run.recorded.toLocaleString("en")} recorded steps: first, last, those around findings, the rest evenly; ` : "";
     const merged = "“all together” adds up every recorded step, loss and quantiser scales taken out.";
-    $("mapnote").textContent = carried + merged + " Choose a name for its exact counts and bounds.";
+    $("mapnote").textContent = carried + merged + " What was zero when recorded stays zero at any scale. Choose a name for its exact counts and bounds.";
   }
 
   // -- where to begin: at what the first finding is about, else at what the run is in -----------------------------------
