@@ -39,9 +39,7 @@ def report(
     against: Annotated[
         Path | None, typer.Option(help="Another run, drawn on the same axes in a second hue.", metavar="RUN")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the output file even if it is not a report.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file even if it is not a report.")] = False,
 ) -> int:
     """Write a run's numerics as one HTML file.
 

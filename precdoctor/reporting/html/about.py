@@ -47,7 +47,7 @@ def coverage(survey: Survey) -> list[Coverage]:
         share = elements / per_kind[kind] if per_kind[kind] else 0.0
         bar = svg.stretched(svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="sharebar"))
         title = KIND_TITLES.get(kind, clean(kind, 40))
-        counts = map(number, (tensors, rows, elements))
+        counts = (number(tensors), number(rows), number(elements))
         out.append(Coverage(title, clean(dtype, 40), *counts, percent(share), bar))
     return out
 
@@ -98,15 +98,18 @@ def _gaps(view: RunView, survey: Survey) -> Iterator[str]:
     options = options if isinstance(options, Mapping) else {}
     for name in ("include", "exclude"):
         if options.get(name):
-            yield f"Modules were chosen with --{name} {' '.join(map(str, options[name]))}; the others are not in the log."
+            globs = " ".join(map(str, options[name]))
+            yield f"Modules were chosen with --{name} {globs}; the others are not in the log."
     if options.get("redact_names"):
         yield "Source lines, command and offending values were left out (--redact-names)."
     have = {t.kind for t in survey.tensors}
-    if missing := [KIND_TITLES[k] for k in ("output", "grad_output", "weight", "weight_grad", "update") if k not in have]:
+    if missing := [
+        KIND_TITLES[k] for k in ("output", "grad_output", "weight", "weight_grad", "update") if k not in have
+    ]:
         yield f"No row of: {', '.join(missing)}."
     left_out = sum(survey.total(t).left_out for t in range(len(survey.tensors)))
     if left_out:
-        yield f"{plural(left_out, 'row')} with a scale that is no power of two are left out where all steps are shown as one."
+        yield f"Where all steps are shown as one, {plural(left_out, 'row')} of a scale that is no power of two are left out."
     if view.missing:
         yield f"{view.missing[0].upper()}{view.missing[1:]}."
     yield from (f"{problem[0].upper()}{problem[1:]}." for problem in view.problems[:5] if problem)

@@ -222,7 +222,8 @@ def _history(finding: Finding) -> Strip | None:
     drawn = [svg.el("path", d=svg.line_path(points), class_="line run0")]
     if high >= end:
         drawn.append(svg.el("path", d=f"M0 {92 - 84 * (end - low) / span:.1f}h{svg.WIDE}", class_="limit"))
-    caption = f"amax at the healthy steps before: {number(seen[0][1])} to {number(seen[-1][1])}; the line is the end of {fmt.name}."
+    span_text = f"{number(seen[0][1])} to {number(seen[-1][1])}"
+    caption = f"amax at the healthy steps before: {span_text}; the line is the end of {fmt.name}."
     rows = [(f"step {s}", number(a)) for s, a in seen]
     first, last = seen[0][0], seen[-1][0]
     marks = [(s, number(s)) for s in svg.ticks(first, last)]
@@ -240,7 +241,9 @@ def _path(view: RunView, finding: Finding) -> list[Node]:
     nodes = [_node(e, "origin" if e is entries[-1] else "") for e in entries]
     if finding.location.source is not None:
         source = finding.location.source
-        nodes[-1] = _node(entries[-1], "origin", clean(f"{source.file}:{source.line} {(source.code or '').strip()}", 200))
+        nodes[-1] = _node(
+            entries[-1], "origin", clean(f"{source.file}:{source.line} {(source.code or '').strip()}", 200)
+        )
     after = [] if finding.location.kind not in (*FORWARD_KINDS, None) else _downstream(view, finding, entries[-1])
     if len(after) > _AFTER:
         left_out = len(after) - _AFTER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -159,10 +160,13 @@ def _cells(rows: Sequence[npt.NDArray[np.int64] | None], width: int, prefix: str
         if cells is None:
             continue
         starts = [0, *(np.flatnonzero(np.diff(cells)) + 1).tolist(), width]
-        for a, b in zip(starts[:-1], starts[1:], strict=True):
+        for a, b in itertools.pairwise(starts):
             if cells[a] != MISSING:
                 paths.setdefault(int(cells[a]), []).append(f"M{a} {y}.06h{b - a}v.88H{a}z")
-    drawn = [svg.el("path", d="".join(d), class_=prefix + {MASK: "m", NOT_FINITE: "x"}.get(level, str(level))) for level, d in sorted(paths.items())]
+    drawn = [
+        svg.el("path", d="".join(d), class_=prefix + {MASK: "m", NOT_FINITE: "x"}.get(level, str(level)))
+        for level, d in sorted(paths.items())
+    ]
     return svg.stretched(*drawn, view=(0, 0, width, len(rows)))
 
 

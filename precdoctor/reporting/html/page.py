@@ -1,4 +1,4 @@
-"""From a run to one HTML file that loads nothing from anywhere, runs nothing but its own script, and escapes every name."""
+"""From a run to one HTML file: it loads nothing, runs nothing but its own script, and every name in it is escaped."""
 
 from __future__ import annotations
 
@@ -102,15 +102,15 @@ def _write(context: Mapping[str, Any], ranges: rangemap.RangeMap, others: rangem
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    return _template().render(
+    page: str = _template().render(
         **context,
         style=Markup(style),  # noqa: S704 - a file of the package
         script=Markup(script),  # noqa: S704 - files of the package
         policy=policy,
         data=script_json(data),
-        slider=len(ranges.steps),
         version=precdoctor.__version__,
     )
+    return page
 
 
 def script_json(data: Any) -> Markup:

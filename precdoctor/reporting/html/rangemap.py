@@ -1,12 +1,14 @@
-"""The data behind the range map: exponent histograms of chosen steps, and the limits of the formats to hold them against.
+"""The data behind the range map: exponent histograms of chosen steps, and the limits of the formats beside them.
 
 The page computes from these numbers alone; ``predict.js`` is the twin of :mod:`precdoctor.numerics.prediction`.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from precdoctor.diagnosis.rows import TensorRow, known_format
@@ -15,7 +17,7 @@ from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, Format
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.html.layers import KIND_TITLES, SCALED_KINDS, has_several_roots, in_order, label
-from precdoctor.reporting.html.survey import Survey, TensorId
+from precdoctor.reporting.html.survey import Survey, TensorId, Total
 from precdoctor.reporting.text import clean
 
 #: What the map can be switched to; the first four are drawn over it.
@@ -26,8 +28,8 @@ MOST_STEPS = 48
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLUMNS = (
     *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel"),
-    *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "amax", "amin_nonzero", "exp_lo", "exp_hist", "scale"),
-)  # fmt: skip
+    *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "amin_nonzero", "exp_lo", "exp_hist", "scale"),
+)
 
 
 def format_data(fmt: Format) -> dict[str, Any]:
@@ -74,8 +76,6 @@ def steps_of_interest(view: RunView, findings: Iterable[Any]) -> list[int]:
 
 
 def _neighbours(recorded: Sequence[int], step: int) -> list[int]:
-    import bisect
-
     at = bisect.bisect_left(recorded, step)
     return [recorded[i] for i in (at - 1, at + 1) if 0 <= i < len(recorded)]
 
@@ -84,18 +84,24 @@ class RangeMap:
     """The histograms of one run, and which steps of it are embedded.
 
     Args:
-        shared: tensors of another run's map, whose numbering this one takes over, for a comparison.
+        shared: another run's map, whose numbers of tensors this one takes over, whatever the dtypes: for a comparison.
     """
 
     def __init__(self, view: RunView, survey: Survey, wanted: Iterable[int], shared: RangeMap | None = None) -> None:
         self._survey = survey
         ordered = in_order(view, survey)
         self.tensors: list[TensorId] = [survey.tensors[t] for t in ordered]
-        names = shared.tensors if shared is not None else self.tensors
-        self._number = {_key(t): n for n, t in enumerate(names)}
-        self._totals = {_key(t): survey.total(at) for at, t in zip(ordered, self.tensors, strict=True)}
+        self._shared = shared is not None
+        self._number: dict[tuple[str | int, ...], int] = {}
+        for number, tensor in enumerate(self.tensors if shared is None else shared.tensors):
+            self._number.setdefault(self._key(tensor), number)
+        self._totals: dict[int, tuple[TensorId, Total]] = {}
+        for at, tensor in zip(ordered, self.tensors, strict=True):
+            known = self._number.get(self._key(tensor))
+            if known is not None:
+                self._totals.setdefault(known, (tensor, survey.total(at)))
         self.recorded = view.sampled_steps
-        per_step = sum(60 + 6 * t.histogram.counts.size for t in self._totals.values()) or 1
+        per_step = sum(60 + 6 * t.histogram.counts.size for _, t in self._totals.values()) or 1
         most = min(MOST_STEPS, BUDGET // per_step) // (2 if shared is not None else 1)
         self.steps = choose_steps(self.recorded, wanted, most)
         self._rows = self._load(view, self.steps)
@@ -110,17 +116,21 @@ class RangeMap:
     def data(self) -> dict[str, Any]:
         """For the page: ``steps`` by number, and ``all`` for everything merged with the scale taken out."""
         merged = []
-        for key, total in self._totals.items():
-            if key in self._number and total.numel:
+        for number, (_, total) in self._totals.items():
+            if total.numel:
                 counts = [total.numel, total.zero, total.non_finite, total.subnormal]
-                merged.append(
-                    [self._number[key], *counts, total.amax, total.amin_nonzero, 1, *_encoded(total.histogram)]
-                )
+                merged.append([number, *counts, total.amax, total.amin_nonzero, 1, *_encoded(total.histogram)])
         return {
             "recorded": len(self.recorded),
             "steps": [{"step": s, "rows": self._rows.get(s, [])} for s in self.steps],
             "all": merged,
+            "grids": {number: _grid(tensor.dtype) for number, (tensor, _) in self._totals.items()},
         }
+
+    def _key(self, tensor: TensorId) -> tuple[str | int, ...]:
+        """What a tensor is recognised by; between two runs its dtype may differ."""
+        key = (tensor.root, tensor.module, tensor.kind, tensor.name, tensor.call)
+        return key if self._shared else (*key, tensor.dtype)
 
     def _load(self, view: RunView, steps: Sequence[int]) -> dict[int, list[list[Any]]]:
         """The rows of the chosen steps, ranks merged."""
@@ -128,8 +138,9 @@ class RangeMap:
         for batch in view.run.batches("tensors", list(_COLUMNS), [("step", "in", list(steps))]):
             for record in records(batch.to_pandas()):
                 row = TensorRow.of(record)
-                number = self._number.get((row.root, row.module, row.kind, row.name, row.dtype, row.call))
-                if number is not None:
+                tensor = TensorId(row.root, row.module, row.kind, row.name, row.dtype, row.call)
+                number = self._number.get(self._key(tensor))
+                if number is not None and self._totals[number][0] == tensor:
                     place = (row.step, number)
                     merged[place] = row if place not in merged else _merged(merged[place], row)
         rows: dict[int, list[list[Any]]] = {}
@@ -139,14 +150,9 @@ class RangeMap:
 
 
 def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
-    """Names and the grid of their dtype, by number."""
+    """Names and dtypes, by number."""
     several = has_several_roots(tensors)
-    out = []
-    for tensor in tensors:
-        fmt = known_format(tensor.dtype)
-        grid = None if fmt is None else [fmt.mantissa_bits, fmt.min_subnormal]
-        out.append({"label": label(tensor, several_roots=several), "dtype": clean(tensor.dtype, 40), "grid": grid})
-    return out
+    return [{"label": label(t, several_roots=several), "dtype": clean(t.dtype, 40)} for t in tensors]
 
 
 def kind_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
@@ -156,19 +162,24 @@ def kind_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
         if known_format(tensor.dtype) is not None:
             kinds.setdefault(tensor.kind, []).append(number)
     return [
-        {"kind": kind, "title": KIND_TITLES.get(kind, clean(kind, 40)), "scaled": kind in SCALED_KINDS, "tensors": numbers}
-        for kind, numbers in kinds.items()
-    ]  # fmt: skip
+        {
+            "kind": clean(k, 40),
+            "title": KIND_TITLES.get(k, clean(k, 40)),
+            "scaled": k in SCALED_KINDS,
+            "tensors": numbers,
+        }
+        for k, numbers in kinds.items()
+    ]
 
 
-def _key(tensor: TensorId) -> tuple[str, str, str, str, str, int]:
-    return (tensor.root, tensor.module, tensor.kind, tensor.name, tensor.dtype, tensor.call)
+def _grid(dtype: str) -> list[float] | None:
+    """Mantissa bits and smallest subnormal of a dtype: on which values its elements can lie."""
+    fmt = known_format(dtype)
+    return None if fmt is None else [fmt.mantissa_bits, fmt.min_subnormal]
 
 
 def _merged(a: TensorRow, b: TensorRow) -> TensorRow:
     """Two ranks together; rows of different scale do not merge, then the first stands."""
-    from dataclasses import replace
-
     if (a.scale or 1.0) != (b.scale or 1.0):
         return a
     counts = {n: getattr(a, n) + getattr(b, n) for n in ("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal")}

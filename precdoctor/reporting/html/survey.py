@@ -181,7 +181,8 @@ class Survey:
         unique, first, inverse = np.unique(code, return_index=True, return_inverse=True)
         local = np.empty(unique.size, dtype=np.int64)
         for at, row in enumerate(first):
-            key = TensorId(*(str(batch.column(name)[int(row)].as_py()) for name in _NAMES), call=int(batch.column("call")[int(row)].as_py()))
+            root, module, kind, name, dtype = (str(batch.column(n)[int(row)].as_py()) for n in _NAMES)
+            key = TensorId(root, module, kind, name, dtype, int(batch.column("call")[int(row)].as_py()))
             local[at] = self._index_of(key)
             order = batch.column("order")[int(row)].as_py()
             if order is not None:

@@ -1,4 +1,4 @@
-"""Small pieces of SVG. Everything that goes in is escaped; nothing carries a style attribute, which the page's policy forbids."""
+"""Small pieces of SVG. Everything that goes in is escaped; the page's policy forbids style attributes, so none has one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDE, HIGH = 1000, 100
 
 
 def el(name: str, *children: object, **attributes: object) -> Markup:
-    """One element; ``_`` in attribute names becomes ``-``, a trailing one is dropped (``class_``); None leaves it out."""
+    """One element; ``_`` in names of attributes is ``-``, a trailing one is dropped (``class_``); None leaves it out."""
     parts = [Markup("<") + name]
     for key, value in attributes.items():
         if value is not None:
@@ -20,7 +20,7 @@ def el(name: str, *children: object, **attributes: object) -> Markup:
     if not children:
         return Markup("").join([*parts, Markup("/>")])
     inner = Markup("").join(escape(child) for child in children)
-    return Markup("").join([*parts, Markup(">"), inner, Markup("</"), Markup(name), Markup(">")])
+    return Markup("").join([*parts, Markup(">"), inner, Markup("</") + name, Markup(">")])
 
 
 def join(parts: Iterable[Markup]) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def reduce(steps: npt.NDArray[np.int64], values: Floats, buckets: int = BUCKETS)
         return list(range(len(steps)))
     kept: list[int] = []
     edges = np.linspace(0, len(steps), buckets + 1).astype(int)
-    for a, b in zip(edges[:-1], edges[1:], strict=True):
+    for a, b in itertools.pairwise(edges):
         part = values[a:b]
         finite = np.flatnonzero(np.isfinite(part))
         found = set(np.flatnonzero(~np.isfinite(part))[:1].tolist())
@@ -119,9 +120,7 @@ class _Across:
         return (step - self.first) / (self.last - self.first)
 
 
-def _panel(
-    title: str, found: Sequence[Series], across: _Across, incidents: Sequence[int], log: bool | None
-) -> Panel:
+def _panel(title: str, found: Sequence[Series], across: _Across, incidents: Sequence[int], log: bool | None) -> Panel:
     finite = np.concatenate([s.values[np.isfinite(s.values)] for s in found])
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if log is None:
@@ -176,8 +175,9 @@ def _axis(across: _Across, incidents: Sequence[int]) -> Markup:
         share = across.share(step)
         anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
         labels.append(svg.el("text", number(step), x=svg.percentage(share), y="14", text_anchor=anchor))
-    for step in incidents[:6]:
-        labels.append(svg.el("text", "▲", x=svg.percentage(across.share(step)), y="5", class_="flag"))
+    labels += [
+        svg.el("text", "▲", x=svg.percentage(across.share(step)), y="5", class_="flag") for step in incidents[:50]
+    ]
     return svg.join(labels)
 
 

@@ -30,7 +30,7 @@
     const rows = at < run.steps.length ? run.steps[at].rows : run.all;
     if (!decoded.has(rows)) {
       decoded.set(rows, new Map(rows.map(([n, numel, zero, bad, sub, amax, amin, scale, lo, counts]) => [n, {
-        numel, zero, bad, sub, amax, amin, scale, lo, counts: Predict.decode(counts), grid: data.tensors[n].grid,
+        numel, zero, bad, sub, amax, amin, scale, lo, counts: Predict.decode(counts), grid: run.grids[n],
       }])));
     }
     return decoded.get(rows);
@@ -216,6 +216,7 @@
         cell(s.p, false, s.p.subnormal.estimate >= 0.1, of("subnormal"), s.q),
         cell(s.p, s.p.saturated.estimate > 0, false, of("saturated"), s.q),
         cell(s.p, s.p.headroom < SLIP, s.p.headroom < 1 && !$("fill").checked, (q) => binades(q.headroom), s.q));
+      if (s.other) tr.className = "two";
       tr.dataset.tensor = s.n;
       body.push(tr);
       if (opened.has(s.n)) body.push(detail(s.n, s.row, s.p, f, s.scale));
@@ -249,9 +250,34 @@
   $("step").value = first < 0 ? all : first;
   $("fill").checked = start.fill;
   resetScale();
-  $("kind").addEventListener("change", () => { opened.clear(); resetScale(); draw(); });
-  $("step").addEventListener("input", draw);
-  for (const id of ["scale", "fill", "worst", "find", "formats"]) $(id).addEventListener("input", draw);
+
+  // What is set is in the address, so that a view can be sent and found again.
+  const settings = () => new URLSearchParams({
+    kind: kind().kind, format: format().name, scale: $("scale").value, step: Number($("step").value) < all ? data.run.steps[$("step").value].step : "all",
+    ...($("fill").checked && { fill: 1 }), ...($("worst").checked && { worst: 1 }), ...($("find").value && { find: $("find").value }),
+  });
+  function restore() {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    const k = data.kinds.findIndex((x) => x.kind === asked.get("kind"));
+    if (k < 0) return;
+    $("kind").value = k;
+    for (const input of document.querySelectorAll("input[name=format]")) if (input.value === asked.get("format")) input.checked = true;
+    const s = data.run.steps.findIndex((x) => String(x.step) === asked.get("step"));
+    $("step").value = s < 0 ? all : s;
+    resetScale();
+    if (/^-?\d+$/.test(asked.get("scale") || "")) $("scale").value = asked.get("scale");
+    $("fill").checked = asked.has("fill");
+    $("worst").checked = asked.has("worst");
+    $("find").value = asked.get("find") || "";
+  }
+  function changed() {
+    draw();
+    try { history.replaceState(null, "", `#${settings()}`); } catch { /* some viewers of local files forbid it */ }
+  }
+  restore();
+  addEventListener("hashchange", () => { restore(); draw(); });
+  $("kind").addEventListener("change", () => { opened.clear(); resetScale(); changed(); });
+  for (const id of ["step", "scale", "fill", "worst", "find", "formats"]) $(id).addEventListener("input", changed);
   document.querySelector(".controls").addEventListener("submit", (e) => e.preventDefault());
   draw();
 })();

@@ -26,7 +26,9 @@ def tensors():
     yield TensorStatistics.of_values((normal * 2.0**-20).astype(np.float16), FP16)
     yield TensorStatistics.of_values(np.exp(4.0 * normal[:500]), BF16)
     yield TensorStatistics.of_values(np.exp(normal) * 300.0)
-    yield TensorStatistics.of_values([2.0**-24, 2.0**-25, 448.0, 464.0, 480.0, 57344.0, 61440.0, 65504.0, 65520.0], FP32)
+    yield TensorStatistics.of_values(
+        [2.0**-24, 2.0**-25, 448.0, 464.0, 480.0, 57344.0, 61440.0, 65504.0, 65520.0], FP32
+    )
     yield TensorStatistics.of_values([1.0], FP32)
     yield TensorStatistics.of_values([], FP32)
     yield TensorStatistics(ExponentHistogram.of(EXP_MIN, [3, 4]), source=None)
