@@ -32,7 +32,10 @@ def evaluate(script: str) -> object:
 
 
 def dump(page: Path, *arguments: str, fragment: str = "") -> tuple[str, list[str]]:
-    """The DOM of a page after its scripts ran, and what they said on the console."""
+    """The DOM of a page after its scripts ran, and what was said on the console: by scripts, by the content policy.
+
+    A page that opens a dialogue never ends and is a TimeoutExpired.
+    """
     with tempfile.TemporaryDirectory() as profile:
         command = [
             *(CHROMIUM, "--headless", "--disable-gpu", "--no-sandbox", "--disable-dev-shm-usage", "--no-first-run"),
@@ -41,6 +44,6 @@ def dump(page: Path, *arguments: str, fragment: str = "") -> tuple[str, list[str
         ]
         environment = {**os.environ, "HOME": profile}
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=True, timeout=120, env=environment
+            command, capture_output=True, text=True, errors="replace", check=True, timeout=60, env=environment
         )
     return done.stdout, re.findall(r'CONSOLE.*?\] "(.*?)", source', done.stderr)

@@ -29,6 +29,7 @@ FLAGS = {
         "--baseline", "--output-format", "-o", "--output", "--force", "--select", "--ignore", "--fail-on",
         "-h", "--help",
     },
+    "report": {"-o", "--output", "--against", "--force", "-h", "--help"},
     "show": {"--top", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
     "formats": {"--output-format", "-h", "--help"},

@@ -109,7 +109,8 @@ def _gaps(view: RunView, survey: Survey) -> Iterator[str]:
         yield f"No row of: {', '.join(missing)}."
     left_out = sum(survey.total(t).left_out for t in range(len(survey.tensors)))
     if left_out:
-        yield f"Where all steps are shown as one, {plural(left_out, 'row')} of a scale that is no power of two are left out."
+        rows = plural(left_out, "row")
+        yield f"Where all steps are shown as one, {rows} of a scale that is no power of two are left out."
     if view.missing:
         yield f"{view.missing[0].upper()}{view.missing[1:]}."
     yield from (f"{problem[0].upper()}{problem[1:]}." for problem in view.problems[:5] if problem)

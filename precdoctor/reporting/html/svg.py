@@ -1,4 +1,4 @@
-"""Small pieces of SVG. Everything that goes in is escaped; the page's policy forbids style attributes, so none has one."""
+"""Small pieces of SVG: everything that goes in is escaped, and no style attribute is used (the page's policy)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDE, HIGH = 1000, 100
 
 
 def el(name: str, *children: object, **attributes: object) -> Markup:
-    """One element; ``_`` in names of attributes is ``-``, a trailing one is dropped (``class_``); None leaves it out."""
+    """One element. In names of attributes ``_`` is ``-``, a trailing one is dropped; None leaves an attribute out."""
     parts = [Markup("<") + name]
     for key, value in attributes.items():
         if value is not None:
