@@ -174,9 +174,12 @@ def _strip(evidence: Any) -> Strip | None:
     if isinstance(amax, (int, float)) and 0.0 < amax < math.inf:
         room = number(round(fmt.headroom(float(amax)), 1))
         caption += f"; amax {number(float(amax))}, {room} binades of headroom"
-    rows = [(f"2^{k} to 2^{k + 1}", number(int(c))) for k, c in enumerate(histogram.counts.tolist(), histogram.lo)]
+    rows = [
+        (f"{svg.power(k)} to {svg.power(k + 1)}", number(int(c)))
+        for k, c in enumerate(histogram.counts.tolist(), histogram.lo)
+    ]
     every = next((n for n in (1, 2, 4, 8, 16, 32) if (high - low) / n <= 8), 64)
-    marks = [(k, f"2^{k}") for k in range(math.ceil(low / every) * every, math.floor(high) + 1, every)]
+    marks = [(k, svg.power(k)) for k in range(math.ceil(low / every) * every, math.floor(high) + 1, every)]
     return Strip(drawing, _axis(low, high, marks), caption + ".", rows)
 
 

@@ -20,7 +20,7 @@ from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
 from precdoctor.diagnosis.finding import Diagnosis, Status
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.numerics.formats import E4M3FN, FP16
-from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends
+from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, versus
 from precdoctor.reporting.html.layers import KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.html.timeline import timeline
@@ -152,6 +152,7 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
         "gaps": about.not_recorded(view, survey),
         "kind_titles": KIND_TITLES,
         "other": None if other is None else _other(other),
+        "versus": None if other is None else versus.side_by_side(survey, other.survey),
         "start": _start(ours),
         "steps": plural(survey.recorded_steps, "step"),
         "rows": number(survey.rows),

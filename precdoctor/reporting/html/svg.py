@@ -9,6 +9,7 @@ from markupsafe import Markup, escape
 
 #: Coordinates inside stretched drawings: this many units from left to right, and from bottom to top.
 WIDE, HIGH = 1000, 100
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def el(name: str, *children: object, **attributes: object) -> Markup:
@@ -52,6 +53,11 @@ def line_path(points: Sequence[tuple[float, float] | None]) -> str:
 def percentage(share: float) -> str:
     """A place along an axis, for elements outside stretched drawings."""
     return f"{_short(100.0 * min(max(share, 0.0), 1.0))}%"
+
+
+def power(exponent: int) -> str:
+    """``2⁻¹⁴``."""
+    return "2" + str(exponent).translate(_RAISED)
 
 
 def ticks(first: float, last: float, most: int = 6) -> list[int]:

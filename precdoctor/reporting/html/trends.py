@@ -109,7 +109,7 @@ def _relative_axis() -> Markup:
     for k in range(REL_LOW + 8, REL_HIGH, 16):
         share = (k - REL_LOW) / (REL_HIGH - REL_LOW + 1)
         labels.append(
-            svg.el("text", f"2^{k}", x=svg.percentage(share), y="12", text_anchor="middle" if share else "start")
+            svg.el("text", svg.power(k), x=svg.percentage(share), y="12", text_anchor="middle" if share else "start")
         )
     return svg.join(labels)
 

@@ -50,7 +50,8 @@
     if (v < 0.01) return "<0.01 %";
     return v > 99.9 && v < 100 ? ">99.9 %" : `${Number(v.toPrecision(3))} %`;
   };
-  const power = (x) => Number.isInteger(Math.log2(x)) ? `2^${Math.log2(x)}` : String(Number(x.toPrecision(4)));
+  const raised = (k) => "2" + [...String(k)].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("");
+  const power = (x) => x === 1 ? "1" : Number.isInteger(Math.log2(x)) ? raised(Math.log2(x)) : String(Number(x.toPrecision(4)));
   const binades = (x) => Number.isFinite(x) ? (Math.abs(x) < 0.05 ? 0 : x).toFixed(1) : "–";
   const SLIP = -1e-9;  // what rounding makes of a headroom of zero
   const range = (e, show) => e.low === e.high ? `${show(e.estimate)} (exact)` : `${show(e.estimate)} (between ${show(e.low)} and ${show(e.high)})`;
@@ -69,8 +70,9 @@
   $("step").max = all;
 
   // For gradients the slider is the loss scale, and starts at the one in force; else a multiplier in front of the cast.
+  let touched = false;
   const scaleInForce = () => {
-    const rows = rowsOf(data.run, Number($("step").value));
+    const rows = rowsOf(data.run, Math.min(Number($("step").value), all - 1));
     for (const n of kind().tensors) if (rows.has(n)) return rows.get(n).scale;
     return 1;
   };
@@ -120,7 +122,7 @@
     const every = [1, 2, 4, 5, 8, 10, 16, 20, 32, 40].find((n) => (view.hi - view.lo) / n <= 9) || 64;
     for (let k = Math.ceil(view.lo / every) * every; k <= view.hi; k += every) {
       const at = (k - view.lo) / (view.hi - view.lo);
-      parts.push(make("text", { x: share(k), y: 80, "text-anchor": at < 0.04 ? "start" : at > 0.96 ? "end" : "middle" }, `2^${k}`));
+      parts.push(make("text", { x: share(k), y: 80, "text-anchor": at < 0.04 ? "start" : at > 0.96 ? "end" : "middle" }, raised(k)));
     }
     $("axis").replaceChildren(...parts);
   }
@@ -171,7 +173,7 @@
       `Times ${power(scale)}, cast to ${f.name}, of the ${plural(p.elements, "element")} that are finite and not zero: flushed ${range(p.flushed, percent)}; subnormal ${range(p.subnormal, percent)}; saturated ${range(p.saturated, percent)}.`,
     ];
     said.forEach((s) => td.append(make("div", {}, s)));
-    const list = row.counts.map((c, i) => c ? `2^${row.lo + i}: ${c.toLocaleString("en")}` : null).filter(Boolean);
+    const list = row.counts.map((c, i) => c ? `${raised(row.lo + i)}: ${c.toLocaleString("en")}` : null).filter(Boolean);
     td.append(make("div", { class: "soft" }, `Elements above each power of two, up to and including the next: ${list.join(", ") || "none"}.`));
     tr.append(td);
     return tr;
@@ -203,6 +205,7 @@
         if (again) again.focus();
       });
       button.dataset.n = s.n;
+      button.append(" ", make("small", {}, data.tensors[s.n].dtype));
       th.append(button);
       const td = make("td", { class: "strips" });
       td.append(strip(s.row, s.other, f));
@@ -227,7 +230,9 @@
 
   function tell(shown, f, at) {
     const fill = $("fill").checked, scale = 2 ** Number($("scale").value);
-    $("scaleout").textContent = fill ? "per tensor" : power(scale);
+    const force = kind().scaled ? scaleInForce() : 1;
+    $("scaleout").textContent = fill ? "per tensor" : power(scale) + (kind().scaled ? force === scale ? ", as recorded" : `, recorded ${power(force)}` : "");
+    for (const name of ["scale", "step"]) $(name).setAttribute("aria-valuetext", $(`${name}out`).textContent);
     $("scale").disabled = fill;
     $("stepout").textContent = at < all ? `${data.run.steps[at].step.toLocaleString("en")}` : "all together";
     const flushed = shown.filter((s) => s.p.flushed.estimate >= 0.01).length;
@@ -265,7 +270,8 @@
     const s = data.run.steps.findIndex((x) => String(x.step) === asked.get("step"));
     $("step").value = s < 0 ? all : s;
     resetScale();
-    if (/^-?\d+$/.test(asked.get("scale") || "")) $("scale").value = asked.get("scale");
+    touched = /^-?\d+$/.test(asked.get("scale") || "");
+    if (touched) $("scale").value = asked.get("scale");
     $("fill").checked = asked.has("fill");
     $("worst").checked = asked.has("worst");
     $("find").value = asked.get("find") || "";
@@ -276,7 +282,10 @@
   }
   restore();
   addEventListener("hashchange", () => { restore(); draw(); });
-  $("kind").addEventListener("change", () => { opened.clear(); resetScale(); changed(); });
+  $("kind").addEventListener("change", () => { opened.clear(); touched = false; resetScale(); changed(); });
+  // Until somebody moves it, the loss scale is the one of the step that is shown.
+  $("scale").addEventListener("input", () => { touched = true; });
+  $("step").addEventListener("input", () => { if (!touched && kind().scaled) resetScale(); });
   for (const id of ["step", "scale", "fill", "worst", "find", "formats"]) $(id).addEventListener("input", changed);
   document.querySelector(".controls").addEventListener("submit", (e) => e.preventDefault());
   draw();
