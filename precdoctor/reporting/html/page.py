@@ -162,16 +162,18 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
 def _start(ours: Subject) -> dict[str, Any]:
     """Where the range map begins: at what the first finding with a tensor is about, else at the obvious next question.
 
-    In an FP16 run that is whether FP16 holds the values as they are; in any other, whether FP8 would, scaled.
+    In an FP16 run that is whether FP16 holds the values as they are; in one that uses FP8 already, the same of E4M3; in
+    any other, whether E4M3 would hold them, scaled.
     """
     located = [f.location for f in ours.diagnosis.findings if f.location.kind is not None]
     place = located[0] if located else None
-    half = any(t.dtype == "float16" for t in ours.survey.tensors)
+    dtypes = {t.dtype for t in ours.survey.tensors}
+    half = "float16" in dtypes
     return {
         "kind": clean(place.kind) if place is not None else "output",
         "step": None if place is None else place.step,
         "format": FP16.name if half else E4M3FN.name,
-        "fill": not half,
+        "fill": not half and not any(d.startswith("float8") for d in dtypes),
     }
 
 

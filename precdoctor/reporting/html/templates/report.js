@@ -209,6 +209,7 @@
       th.append(button);
       const td = make("td", { class: "strips" });
       td.append(strip(s.row, s.other, f));
+      if (s.row.bad) td.append(make("span", { class: "mark" }, `${s.row.bad.toLocaleString("en")} NaN or Inf`));
       const of = (name) => (q) => q.elements ? percent(q[name].estimate) : "–";
       const zero = s.row.numel ? s.row.zero / s.row.numel : 0;
       const others = s.other ? make("span", { class: "b" }, percent(s.other.zero / s.other.numel)) : "";
@@ -238,9 +239,10 @@
     const flushed = shown.filter((s) => s.p.flushed.estimate >= 0.01).length;
     const saturated = shown.filter((s) => s.p.saturated.estimate > 0).length;
     const empty = shown.filter((s) => s.row.zero && s.row.zero === s.row.numel).length;
+    const broken = shown.filter((s) => s.row.bad).length;
     const how = fill ? "each tensor scaled to fill it" : kind().scaled ? `loss scale ${power(scale)}` : scale === 1 ? "unscaled" : `times ${power(scale)}`;
     $("sum").textContent = shown.length
-      ? `${f.name}, ${how}: ${flushed ? `${flushed} of ${plural(shown.length, "tensor")} lose 1 % or more to zero` : `no tensor of ${shown.length} loses 1 % to zero`}, ${saturated ? `${saturated} saturate` : "none saturates"}${empty ? `; ${empty} ${empty === 1 ? "is" : "are"} all zero as recorded` : ""}.`
+      ? `${f.name}, ${how}: ${flushed ? `${flushed} of ${plural(shown.length, "tensor")} lose 1 % or more to zero` : `no tensor of ${shown.length} loses 1 % to zero`}, ${saturated ? `${saturated} saturate` : "none saturates"}${empty ? `; ${empty} ${empty === 1 ? "is" : "are"} all zero as recorded` : ""}${broken ? `; ${broken} hold${broken === 1 ? "s" : ""} NaN or Inf` : ""}.`
       : "No tensor to show here.";
     const carried = all < data.run.recorded ? `The slider stops at ${all} of ${data.run.recorded.toLocaleString("en")} recorded steps: first, last, those around findings, the rest evenly; ` : "";
     const merged = "“all together” adds up every recorded step, loss and quantiser scales taken out.";
