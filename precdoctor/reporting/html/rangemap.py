@@ -11,11 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from precdoctor.diagnosis.rows import TensorRow, known_format
 from precdoctor.diagnosis.view import RunView, records
 from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, Format
 from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.tail import flushed_tail
 from precdoctor.reporting.html.layers import KIND_TITLES, SCALED_KINDS, has_several_roots, in_order, label
 from precdoctor.reporting.html.survey import Survey, TensorId, Total
 from precdoctor.reporting.text import clean
@@ -25,6 +28,8 @@ FORMATS: tuple[Format, ...] = (FP16, BF16, E4M3FN, E5M2, E2M1)
 #: Bytes of histograms the page carries, and the most steps on its slider.
 BUDGET = 700_000
 MOST_STEPS = 48
+#: Share of a tail whose lowest bins are not worth their bytes.
+_NEGLIGIBLE = 1e-11
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLUMNS = (
     *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel"),
@@ -115,11 +120,11 @@ class RangeMap:
 
     def data(self) -> dict[str, Any]:
         """For the page: ``steps`` by number, and ``all`` for everything merged with the scale taken out."""
-        merged = []
-        for number, (_, total) in self._totals.items():
-            if total.numel:
-                counts = [total.numel, total.zero, total.non_finite, total.subnormal]
-                merged.append([number, *counts, total.amax, total.amin_nonzero, 1, *_encoded(total.histogram)])
+        merged = [
+            _encoded_total(number, tensor.dtype, total)
+            for number, (tensor, total) in self._totals.items()
+            if total.numel
+        ]
         return {
             "recorded": len(self.recorded),
             "steps": [{"step": s, "rows": self._rows.get(s, [])} for s in self.steps],
@@ -189,11 +194,44 @@ def _merged(a: TensorRow, b: TensorRow) -> TensorRow:
 
 
 def _encoded_row(number: int, row: TensorRow) -> list[Any]:
-    """``[tensor, numel, zero, non-finite, subnormal, amax, amin, scale, lo, counts]``."""
-    scale = row.scale if row.scale and 0.0 < row.scale < math.inf else 1
+    """``[tensor, numel, zero, non-finite, subnormal, amax, amin, scale, lo, counts]``, then the tail if there is one.
+
+    The tail, ``first bin, counts``, is what the row's own dtype had rounded to zero, as far as it left a mark.
+    """
+    scale = row.scale if row.scale and 0.0 < row.scale < math.inf else 1.0
     counts = [row.numel, row.zero, row.nan + row.inf, row.subnormal]
-    amax, amin = (v or None for v in (row.amax, row.amin_nonzero))
-    return [number, *counts, amax, amin, int(scale) if scale == int(scale) else scale, *_encoded(row.histogram)]
+    ends = [v or None for v in (row.amax, row.amin_nonzero)]
+    return [
+        number,
+        *counts,
+        *ends,
+        scale,
+        *_encoded(row.histogram),
+        *_tail(row.dtype, row.histogram, row.zero, ends[1]),
+    ]
+
+
+def _encoded_total(number: int, dtype: str, total: Total) -> list[Any]:
+    """The same of all steps: as in memory if the scale never changed, else with the scale taken out.
+
+    Where elements of different scale are added up, what was rounded to zero leaves no mark to tell it by.
+    """
+    scale = total.scale or 1.0
+    histogram = total.histogram.shift(scale)
+    ends = [None if v is None else v * scale for v in (total.amax, total.amin_nonzero)]
+    counts = [total.numel, total.zero, total.non_finite, total.subnormal]
+    tail = [] if total.scale is None else _tail(dtype, histogram, total.zero, ends[1])
+    return [number, *counts, *ends, scale, *_encoded(histogram), *tail]
+
+
+def _tail(dtype: str, histogram: ExponentHistogram, zeros: int, amin: float | None) -> list[Any]:
+    """As `precdoctor whatif` tells it: only tensors that reach down to the last steps of their dtype have one."""
+    fmt = known_format(dtype)
+    if fmt is None or amin is None or amin > 4.0 * fmt.min_subnormal or fmt.flush_limit == 0.0:
+        return []
+    tail = flushed_tail(histogram, zeros, fmt)
+    first = int(np.searchsorted(np.cumsum(tail.counts), _NEGLIGIBLE * tail.total))
+    return [tail.lo + first, [float(f"{c:.8g}") for c in tail.counts[first:]]] if tail.total > 0.0 else []
 
 
 def _encoded(histogram: ExponentHistogram) -> tuple[int, str]:

@@ -61,10 +61,12 @@ class Total:
 
     Attributes:
         rows: rows it was seen in; ``left_out`` of them carry a scale that is no power of two and are not in the rest.
+        scale: that was in force in all rows; None where it changed.
     """
 
     rows: int
     left_out: int
+    scale: float | None
     numel: int
     zero: int
     subnormal: int
@@ -99,6 +101,7 @@ class Survey:
         self._sums: Floats = np.zeros((64, len(_COUNTS) + 2))
         self._relative: Ints = np.zeros((64, REL_MAX - REL_MIN + 1), dtype=np.int64)
         self._updates: Floats = np.zeros((64, 2))
+        self._scales: Floats = np.tile([np.nan, np.nan], (64, 1))
         self._extremes: Floats = np.tile([np.nan, np.nan], (64, 1))
         for batch in view.run.batches("tensors", list(_READ)):
             self._add(batch)
@@ -115,11 +118,13 @@ class Survey:
         """Everything that was seen of one tensor."""
         *counts, rows, left_out = self._sums[tensor]
         numel, zero, subnormal, at_max, nan, pos_inf, neg_inf = (int(c) for c in counts)
+        low, high = self._scales[tensor]
         histogram = ExponentHistogram(EXP_MIN, self._histograms[tensor]).trimmed()
         amax, amin = (None if math.isnan(v) else float(v) for v in self._extremes[tensor])
         return Total(
             rows=int(rows),
             left_out=int(left_out),
+            scale=float(low) if low == high else None,
             numel=numel,
             zero=zero,
             subnormal=subnormal,
@@ -162,6 +167,8 @@ class Survey:
             amax, amin = (np.ldexp(values[name], -shift)[exact] for name in ("amax", "amin_nonzero"))
         np.fmax.at(self._extremes[:, 0], kept, amax)
         np.fmin.at(self._extremes[:, 1], kept, amin)
+        np.fmin.at(self._scales[:, 0], kept, scale[exact])
+        np.fmax.at(self._scales[:, 1], kept, scale[exact])
         start = np.nan_to_num(_numbers(batch, "exp_lo")).astype(np.int64) - shift
         _count(self._histograms, EXP_MIN, which, start, batch.column("exp_hist"), exact)
         start = np.nan_to_num(_numbers(batch, "rel_lo")).astype(np.int64)
@@ -202,6 +209,7 @@ class Survey:
             self._sums = _doubled(self._sums, 0.0)
             self._updates = _doubled(self._updates, 0.0)
             self._extremes = _doubled(self._extremes, np.nan)
+            self._scales = _doubled(self._scales, np.nan)
         return at
 
 

@@ -134,8 +134,20 @@ const Predict = (() => {
     };
   }
 
+  // Of what the recorded dtype had rounded to zero, how many elements would be again: numerics/tail.py, still_flushed.
+  function flushedAgain(tail, f, scale) {
+    const top = Math.floor(Math.log2(f.flush / 2 ** Math.round(Math.log2(scale))));
+    return tail.counts.slice(0, Math.max(0, top - tail.lo)).reduce((sum, n) => sum + n, 0);
+  }
+  // The share that becomes zero, of the elements that were meant not to be: those recorded and those lost before.
+  function flushedShare(p, tail, f, scale) {
+    if (!tail) return p.flushed.estimate;
+    const before = tail.counts.reduce((sum, n) => sum + n, 0);
+    return (p.flushed.estimate * p.elements + flushedAgain(tail, f, scale)) / Math.max(before + p.elements, 1);
+  }
+
   const decode = (text) => text === "" ? [] : text.split(".").map((s) => s === "" ? 0 : parseInt(s, 36));
 
-  return { predict, amaxScale, decode };
+  return { predict, amaxScale, flushedAgain, flushedShare, decode };
 })();
 if (typeof module !== "undefined") module.exports = Predict;

@@ -29,8 +29,8 @@
   const rowsOf = (run, at) => {
     const rows = at < run.steps.length ? run.steps[at].rows : run.all;
     if (!decoded.has(rows)) {
-      decoded.set(rows, new Map(rows.map(([n, numel, zero, bad, sub, amax, amin, scale, lo, counts]) => [n, {
-        numel, zero, bad, sub, amax, amin, scale, lo, counts: Predict.decode(counts), grid: run.grids[n],
+      decoded.set(rows, new Map(rows.map(([n, numel, zero, bad, sub, amax, amin, scale, lo, counts, tailLo, tail]) => [n, {
+        numel, zero, bad, sub, amax, amin, scale, lo, counts: Predict.decode(counts), grid: run.grids[n], tail: tail ? { lo: tailLo, counts: tail } : null,
       }])));
     }
     return decoded.get(rows);
@@ -98,7 +98,7 @@
       const row = rows.get(n);
       if (!row || !row.counts.length) continue;
       const shift = $("fill").checked ? Math.log2(multiplier(row, f)) : kind().scaled ? -Math.log2(row.scale) + Math.round(Math.log2(scaleInForce())) : 0;
-      lo = Math.min(lo, row.lo + shift);
+      lo = Math.min(lo, (row.tail ? Math.max(row.tail.lo, row.lo - 12) : row.lo) + shift);
       hi = Math.max(hi, row.lo + shift + row.counts.length);
     }
     if (lo > hi) [lo, hi] = [-20, 10];
@@ -128,17 +128,18 @@
   }
 
   // One bar per bin, moved by the scale and cut at amax; its colour is what becomes of it.
-  function bars(row, scale, f) {
+  function bars(row, scale, f, ghost = false) {
     const shift = Math.log2(scale), top = Math.log2(1 + Math.max(...row.counts));
     const paths = { kept: "", sub: "", lost: "" };
-    row.counts.forEach((n, i) => {
-      if (!n) return;
-      const lo = row.lo + i, last = i === row.counts.length - 1 && row.amax;
+    const draw = (lo, n, last) => {
+      if (n < 0.5) return;
       const a = lo + shift, b = (last ? Math.log2(row.amax) : lo + 1) + shift, middle = 2 ** ((a + b) / 2);
       const fate = middle <= f.flush || middle > f.saturate ? "lost" : middle < f.normal ? "sub" : "kept";
       const x = Math.min(Math.max(a, view.lo), view.hi - 1), w = Math.max(0.88 * (b - a), 0.25), h = 2 + 20 * Math.log2(1 + n) / top;
       paths[fate] += `M${(x + 0.06).toFixed(2)} 26v${(-h).toFixed(2)}h${w.toFixed(2)}V26z`;
-    });
+    };
+    if (ghost) row.tail.counts.forEach((n, i) => draw(row.tail.lo + i, n, false));
+    else row.counts.forEach((n, i) => draw(row.lo + i, n, i === row.counts.length - 1 && row.amax));
     return paths;
   }
   function strip(row, other, f) {
@@ -151,6 +152,9 @@
     if (row && !row.counts.length) box.append(make("path", { d: `M${view.lo} 25H${view.hi}`, class: "empty" }));
     if (row && row.counts.length) {
       for (const [name, d] of Object.entries(bars(row, multiplier(row, f), f))) if (d) box.append(make("path", { d, class: name }));
+    }
+    if (row && row.tail) {
+      for (const [name, d] of Object.entries(bars(row, multiplier(row, f), f, true))) if (d) box.append(make("path", { d, class: `${name} ghost` }));
     }
     if (other && other.counts.length) {
       const d = Object.values(bars(other, multiplier(other, f), f)).join("");
@@ -172,6 +176,10 @@
       `amax ${row.amax === null ? "–" : row.amax}, smallest non-zero ${row.amin === null ? "–" : row.amin}${row.scale === 1 ? "" : `, with a scale of ${power(row.scale)} in force`}.`,
       `Times ${power(scale)}, cast to ${f.name}, of the ${plural(p.elements, "element")} that are finite and not zero: flushed ${range(p.flushed, percent)}; subnormal ${range(p.subnormal, percent)}; saturated ${range(p.saturated, percent)}.`,
     ];
+    if (row.tail) {
+      const before = row.tail.counts.reduce((a, b) => a + b, 0), again = Predict.flushedAgain(row.tail, f, scale);
+      said.push(`Before that, ${t.dtype} itself had rounded about ${plural(Math.round(before), "element")} to zero, told from the mark that leaves; of these about ${Math.round(again).toLocaleString("en")} would be again. With them, ${percent(Predict.flushedShare(p, row.tail, f, scale))} are flushed.`);
+    }
     said.forEach((s) => td.append(make("div", {}, s)));
     const list = row.counts.map((c, i) => c ? `${raised(row.lo + i)}: ${c.toLocaleString("en")}` : null).filter(Boolean);
     td.append(make("div", { class: "soft" }, `Elements above each power of two, up to and including the next: ${list.join(", ") || "none"}.`));
@@ -189,10 +197,11 @@
     for (const n of kind().tensors) {
       const row = rows.get(n);
       if (!row || (wanted && !data.tensors[n].label.toLowerCase().includes(wanted))) continue;
-      const scale = multiplier(row, f), p = Predict.predict(row, f, scale), other = others && others.get(n);
-      shown.push({ n, row, scale, p, other, q: other ? Predict.predict(other, f, multiplier(other, f)) : null });
+      const scale = multiplier(row, f), other = others && others.get(n);
+      const of = (r, s) => { const p = Predict.predict(r, f, s); return { ...p, lost: Predict.flushedShare(p, r.tail, f, s) }; };
+      shown.push({ n, row, scale, p: of(row, scale), other, q: other ? of(other, multiplier(other, f)) : null });
     }
-    const badness = (s) => s.p.flushed.estimate + s.p.saturated.estimate + s.p.subnormal.estimate / 1e3;
+    const badness = (s) => s.p.lost + s.p.saturated.estimate + s.p.subnormal.estimate / 1e3;
     if ($("worst").checked) shown.sort((a, b) => badness(b) - badness(a) || a.p.headroom - b.p.headroom);
     const body = [];
     for (const s of shown) {
@@ -216,7 +225,7 @@
       const zeros = make("td", { class: zero === 1 ? "hot" : "" }, percent(zero));
       zeros.append(others);
       tr.append(th, td, zeros,
-        cell(s.p, s.p.flushed.estimate >= 0.01, s.p.flushed.estimate > 0, of("flushed"), s.q),
+        cell(s.p, s.p.lost >= 0.01, s.p.lost > 0, (q) => q.elements ? percent(q.lost) : "–", s.q),
         cell(s.p, false, s.p.subnormal.estimate >= 0.1, of("subnormal"), s.q),
         cell(s.p, s.p.saturated.estimate > 0, false, of("saturated"), s.q),
         cell(s.p, s.p.headroom < SLIP, s.p.headroom < 1 && !$("fill").checked, (q) => binades(q.headroom), s.q));
@@ -236,7 +245,7 @@
     for (const name of ["scale", "step"]) $(name).setAttribute("aria-valuetext", $(`${name}out`).textContent);
     $("scale").disabled = fill;
     $("stepout").textContent = at < all ? `${data.run.steps[at].step.toLocaleString("en")}` : "all together";
-    const flushed = shown.filter((s) => s.p.flushed.estimate >= 0.01).length;
+    const flushed = shown.filter((s) => s.p.lost >= 0.01).length;
     const saturated = shown.filter((s) => s.p.saturated.estimate > 0).length;
     const empty = shown.filter((s) => s.row.zero && s.row.zero === s.row.numel).length;
     const broken = shown.filter((s) => s.row.bad).length;
@@ -245,8 +254,8 @@
       ? `${f.name}, ${how}: ${flushed ? `${flushed} of ${plural(shown.length, "tensor")} lose 1 % or more to zero` : `no tensor of ${shown.length} loses 1 % to zero`}, ${saturated ? `${saturated} saturate` : "none saturates"}${empty ? `; ${empty} ${empty === 1 ? "is" : "are"} all zero as recorded` : ""}${broken ? `; ${broken} hold${broken === 1 ? "s" : ""} NaN or Inf` : ""}.`
       : "No tensor to show here.";
     const carried = all < data.run.recorded ? `The slider stops at ${all} of ${data.run.recorded.toLocaleString("en")} recorded steps: first, last, those around findings, the rest evenly; ` : "";
-    const merged = "“all together” adds up every recorded step, loss and quantiser scales taken out.";
-    $("mapnote").textContent = carried + merged + " What was zero when recorded stays zero at any scale. Choose a name for its exact counts and bounds.";
+    const merged = "“all together” adds up every recorded step, scales that changed taken out.";
+    $("mapnote").textContent = carried + merged + " Pale bars: what the recorded dtype had rounded to zero already, as far as it left a mark; other zeros stay zero at any scale. Choose a name for its exact counts and bounds.";
   }
 
   // -- where to begin: at what the first finding is about, else at what the run is in -----------------------------------

@@ -181,7 +181,7 @@ def test_ranks_are_merged_and_different_scales_are_not(tmp_path):
     ]
     view = opened(tmp_path / "run", rows, ranks=2)
     found = rangemap.RangeMap(view, Survey(view), []).data()["steps"][0]["rows"]
-    assert found == [[0, 6, 0, 0, 0, 4.0, 1.5, 1, 0, "5.1"], [1, 3, 0, 0, 0, 2.0, 1.5, 2, 0, "3"]]
+    assert found == [[0, 6, 0, 0, 0, 4.0, 1.5, 1.0, 0, "5.1"], [1, 3, 0, 0, 0, 2.0, 1.5, 2.0, 0, "3"]]
 
 
 def test_counts_are_exact_however_large():

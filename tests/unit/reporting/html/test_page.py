@@ -240,14 +240,16 @@ def test_switching_format_and_loss_scale_changes_the_numbers_to_what_is_predicte
     for fmt, exponent in ((FP16, 10), (E5M2, 2)):
         rows, console = shown(tmp_path, text, f"#kind=grad_output&format={fmt.name}&step=2&scale={exponent}")
         wanted = predict(statistics, fmt, scale=2.0**exponent / 1024.0)
-        assert rows["stem"][1:4] == [percent(e.estimate) for e in (wanted.flushed, wanted.subnormal, wanted.saturated)]
-        assert float(rows["stem"][4]) == pytest.approx(wanted.headroom_binades.estimate, abs=0.05)
+        assert rows["stem float32"][1:4] == [
+            percent(e.estimate) for e in (wanted.flushed, wanted.subnormal, wanted.saturated)
+        ]
+        assert float(rows["stem float32"][4]) == pytest.approx(wanted.headroom_binades.estimate, abs=0.05)
         assert console == []
-        seen.append(tuple(rows["stem"]))
+        seen.append(tuple(rows["stem float32"]))
     assert len(set(seen)) == 2
     filled = predict(statistics, E4M3FN, scale=amax_scale(statistics.amax, E4M3FN))
     rows, _ = shown(tmp_path, text, "#kind=grad_output&format=E4M3FN&step=2&fill=1")
-    assert rows["stem"][1] == percent(filled.flushed.estimate) and rows["stem"][4] == "0.0"
+    assert rows["stem float32"][1] == percent(filled.flushed.estimate) and rows["stem float32"][4] == "0.0"
 
 
 @in_browser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import precdoctor.reporting.html
 from precdoctor.numerics.formats import BF16, FP16, FP32
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.prediction import TensorStatistics, amax_scale, predict
-from precdoctor.reporting.html.rangemap import FORMATS, _encoded, format_data
+from precdoctor.numerics.tail import flushed_tail
+from precdoctor.reporting.html.rangemap import FORMATS, _encoded, _tail, format_data
 from tests.support.browser import CHROMIUM, NODE, WITHOUT_ENGINE, evaluate
 
 PREDICT_JS = Path(precdoctor.reporting.html.__file__).parent / "templates" / "predict.js"
@@ -74,3 +76,32 @@ def test_the_page_predicts_what_the_package_predicts():
         if t.amax:
             assert headroom == pytest.approx(wanted.headroom_binades.estimate, rel=1e-12, abs=1e-12), said
     assert open_ > 100  # the guesses inside a bin were put to the test as well
+
+
+@pytest.mark.skipif(NODE is None and CHROMIUM is None, reason=WITHOUT_ENGINE)
+def test_what_was_rounded_to_zero_before_comes_back_with_the_scale():
+    rng = np.random.default_rng(5)
+    stored = (rng.standard_normal(20_000) * 2.0**-24).astype(np.float16)
+    t = TensorStatistics.of_values(stored, FP16)
+    zeros = int((stored == 0).sum())
+    tail = flushed_tail(t.histogram, zeros, FP16)
+    lo, counts = _tail("float16", t.histogram, zeros, t.amin_nonzero)
+    cases = [(f, s) for f in FORMATS for s in (1.0, 2.0**3, 2.0**7, 2.0**-4, 5.5, 2.0**14)]
+    script = f"""{PREDICT_JS.read_text()}
+      const t = {json.dumps(given(t))}, tail = {json.dumps({"lo": lo, "counts": counts})};
+      t.counts = Predict.decode(t.counts);
+      return {json.dumps([[format_data(f), s] for f, s in cases])}.map(([f, s]) =>
+        Predict.flushedShare(Predict.predict(t, f, s), tail, f, s));"""
+    seen = evaluate(script)
+    for (f, s), share in zip(cases, seen, strict=True):
+        likely = predict(t, f, scale=s).flushed.estimate * t.histogram.total
+        again = tail.still_flushed(f, 2.0 ** round(math.log2(s)))
+        assert share == pytest.approx((likely + again) / (tail.total + t.histogram.total), rel=1e-6), (f.name, s)
+    assert seen[cases.index((FP16, 1.0))] == pytest.approx(zeros / stored.size, rel=0.1)
+    assert seen[cases.index((FP16, 2.0**7))] < 0.01
+
+
+def test_zeros_that_left_no_mark_have_no_tail():
+    t = TensorStatistics.of_values([1.0, 2.0])
+    assert _tail("float16", t.histogram, 1000, t.amin_nonzero) == []
+    assert _tail("int64", t.histogram, 1000, t.amin_nonzero) == []
