@@ -200,7 +200,7 @@ def _encoded_row(number: int, row: TensorRow) -> list[Any]:
     """
     scale = row.scale if row.scale and 0.0 < row.scale < math.inf else 1.0
     counts = [row.numel, row.zero, row.nan + row.inf, row.subnormal]
-    ends = [v or None for v in (row.amax, row.amin_nonzero)]
+    ends = [_magnitude(v) for v in (row.amax, row.amin_nonzero)]
     return [
         number,
         *counts,
@@ -216,12 +216,20 @@ def _encoded_total(number: int, dtype: str, total: Total) -> list[Any]:
 
     Where elements of different scale are added up, what was rounded to zero leaves no mark to tell it by.
     """
-    scale = total.scale or 1.0
-    histogram = total.histogram.shift(scale)
-    ends = [None if v is None else v * scale for v in (total.amax, total.amin_nonzero)]
+    scale, histogram = total.scale or 1.0, total.histogram
+    try:
+        histogram = histogram.shift(scale)
+    except ValueError:  # with the scale taken out, some elements left the bins there are
+        scale = 1.0
+    ends = [None if v is None else _magnitude(v * scale) for v in (total.amax, total.amin_nonzero)]
     counts = [total.numel, total.zero, total.non_finite, total.subnormal]
-    tail = [] if total.scale is None else _tail(dtype, histogram, total.zero, ends[1])
+    tail = [] if scale != total.scale else _tail(dtype, histogram, total.zero, ends[1])
     return [number, *counts, *ends, scale, *_encoded(histogram), *tail]
+
+
+def _magnitude(value: float | None) -> float | None:
+    """A finite magnitude above zero; None for anything else a log may hold."""
+    return value if value is not None and 0.0 < value < math.inf else None
 
 
 def _tail(dtype: str, histogram: ExponentHistogram, zeros: int, amin: float | None) -> list[Any]:

@@ -184,6 +184,25 @@ def test_ranks_are_merged_and_different_scales_are_not(tmp_path):
     assert found == [[0, 6, 0, 0, 0, 4.0, 1.5, 1.0, 0, "5.1"], [1, 3, 0, 0, 0, 2.0, 1.5, 2.0, 0, "3"]]
 
 
+def test_all_steps_are_added_up_as_in_memory_while_the_scale_stays_the_same(tmp_path):
+    def all_steps(name, *scales, lo=0):
+        row = {
+            "numel": 4,
+            "zero": 1,
+            "amax": 2.0 ** (lo + 1),
+            "amin_nonzero": 1.5 * 2.0**lo,
+            "exp_lo": lo,
+            "exp_hist": [3],
+        }
+        view = opened(tmp_path / name, [{**row, "step": s, "scale": scale} for s, scale in enumerate(scales)])
+        return rangemap.RangeMap(view, Survey(view), []).data()["all"][0]
+
+    assert all_steps("same", 8.0, 8.0) == [0, 8, 2, 0, 0, 2.0, 1.5, 8.0, 0, "6"]
+    assert all_steps("changed", 8.0, 4.0) == [0, 8, 2, 0, 0, 0.5, 1.5 / 8.0, 1.0, -3, "3.3"]
+    # 2^-149 with a scale of 2^16 in force stands for less than the lowest bin
+    assert all_steps("tiny", 65536.0, lo=-150)[7:] == [1.0, -160, "3"]
+
+
 def test_counts_are_exact_however_large():
     counts = [0, 35, 36, 2**53 - 1]
     text = rangemap._encoded(rangemap.ExponentHistogram.of(-3, counts))

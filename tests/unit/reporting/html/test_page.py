@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +23,7 @@ from precdoctor.reporting.text import percent
 from precdoctor.runlog import open_run
 from tests.support.browser import CHROMIUM, WITHOUT_BROWSER, dump
 from tests.support.hostile import NAMES
+from tests.support.rows import awkward_rows
 from tests.support.runs import write_run
 
 SAMPLES = Path(__file__).resolve().parents[4] / "sample_runs"
@@ -132,6 +134,15 @@ def test_a_report_loads_nothing_and_runs_only_its_own_script(name):
 def test_the_same_run_gives_the_same_page(tmp_path):
     run = open_run(small_run(tmp_path / "a"))
     assert render(run) == render(run)
+
+
+def test_values_no_recorder_writes_do_not_break_the_page(tmp_path):
+    odd = awkward_rows("tensors")
+    for row, kind in zip(odd, ("output", "update", "weight_grad", "loss"), strict=True):
+        row.update(kind=kind, dtype="float16")
+    plain = [tensor([1.0], step=s, kind="output", amax=math.inf, amin_nonzero=-1.0, exp_lo=10**6) for s in range(3)]
+    run = open_run(write_run(tmp_path / "a", [*odd, *plain], awkward_rows("steps"), awkward_rows("events")))
+    assert data_of(render(run))["kinds"]
 
 
 def test_a_run_without_a_step_has_no_report(tmp_path):
