@@ -38,6 +38,7 @@ FLAGS = {
         "--loss-scaler", "--recipe", "--accumulator",
         "--force", "-h", "--help",
     },
+    "report": {"-o", "--output", "--against", "--force", "-h", "--help"},
     "show": {"--top", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
     "formats": {"--output-format", "-h", "--help"},

@@ -1,0 +1,101 @@
+"""``precdoctor report``: one HTML file to look at and to send."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from precdoctor.cli.common import opened, rule_options, say
+from precdoctor.cli.config import Settings
+from precdoctor.errors import RunExistsError, UsageError
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor report
+  precdoctor report precdoctor-runs/train-20260101T120000Z-4242 -o numerics.html
+  precdoctor report runs/fp16 --against runs/bf16
+  precdoctor report runs/a -o - > a.html"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command("report", epilog=_EXAMPLES)(report)
+
+
+def report(
+    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Write to this file, - for stdout; default: the run's name and .html, in the current directory.",
+            metavar="FILE",
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another run, drawn on the same axes in a second hue.", metavar="RUN")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file even if it is not a report.")] = False,
+) -> int:
+    """Write a run's numerics as one HTML file.
+
+    Findings with their evidence, the range map of every layer against any format and scale, timelines, underflow,
+    headroom, lost updates. The file works offline, loads nothing and can be sent as it is. An earlier report of that
+    name is replaced; any other file is not.
+    """
+    from precdoctor.reporting.html.page import render
+    from precdoctor.runlog import open_run
+
+    options = rule_options(Settings())
+    found = opened(run)
+    page = render(found, None if against is None else open_run(against), options=options)
+    if output is not None and str(output) == "-":
+        sys.stdout.write(page)
+        return 0
+    file = Path(f"{found.path.resolve().name}.html") if output is None else output
+    write(page, file, force=force)
+    say(f"Wrote {file} ({len(page.encode()) / 1000:,.0f} kB)")
+    return 0
+
+
+def write(page: str, file: Path, *, force: bool) -> None:
+    """The page into ``file``, whole or not at all.
+
+    Raises:
+        RunExistsError: something that is not a report is there and ``force`` is not given.
+        UsageError: the file cannot be written.
+    """
+    import os
+    import tempfile
+
+    if file.is_dir():
+        raise UsageError(f"{file} is a directory; name a file in it, such as -o {file / 'report.html'}")
+    try:
+        if file.exists() and not force and not is_report(file):
+            raise RunExistsError(f"{file} is already there; give another name, or --force to replace it")
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=file.parent, prefix=f".{file.name}.", delete=False
+        ) as stream:
+            try:
+                stream.write(page)
+            except BaseException:
+                Path(stream.name).unlink()
+                raise
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(stream.name).chmod(0o666 & ~umask)
+        Path(stream.name).replace(file)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}; name another place with -o FILE") from None
+
+
+def is_report(file: Path) -> bool:
+    """Whether the file is one that `precdoctor report` wrote."""
+    from precdoctor.reporting.html.page import MARK
+
+    with file.open("rb") as stream:
+        return stream.read(len(MARK)) == MARK.encode()

@@ -1,0 +1,118 @@
+"""What was recorded and how: dtypes, what recording cost and lost, and what this run cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from precdoctor.diagnosis.engine import describe_recorder
+from precdoctor.diagnosis.view import RunView
+from precdoctor.reporting.html import svg
+from precdoctor.reporting.html.layers import KIND_ORDER, KIND_TITLES
+from precdoctor.reporting.html.survey import Survey
+from precdoctor.reporting.text import clean, number, percent, plural, size
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """One kind of tensors in one dtype."""
+
+    kind: str
+    dtype: str
+    tensors: str
+    rows: str
+    elements: str
+    share: str
+    bar: Markup
+
+
+def coverage(survey: Survey) -> list[Coverage]:
+    """Per kind and dtype: tensors, rows, elements, and the share of the kind's elements."""
+    found: dict[tuple[str, str], list[int]] = {}
+    per_kind: dict[str, int] = {}
+    for at, tensor in enumerate(survey.tensors):
+        total = survey.total(at)
+        cell = found.setdefault((tensor.kind, tensor.dtype), [0, 0, 0])
+        for i, value in enumerate((1, total.rows, total.numel)):
+            cell[i] += value
+        per_kind[tensor.kind] = per_kind.get(tensor.kind, 0) + total.numel
+    rank = {kind: at for at, kind in enumerate(KIND_ORDER)}
+    out = []
+    for (kind, dtype), (tensors, rows, elements) in sorted(
+        found.items(), key=lambda item: (rank.get(item[0][0], len(rank)), -item[1][2])
+    ):
+        share = elements / per_kind[kind] if per_kind[kind] else 0.0
+        bar = svg.stretched(svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="sharebar"))
+        title = KIND_TITLES.get(kind, clean(kind, 40))
+        counts = (number(tensors), number(rows), number(elements))
+        out.append(Coverage(title, clean(dtype, 40), *counts, percent(share), bar))
+    return out
+
+
+def facts(view: RunView, survey: Survey) -> list[tuple[str, str]]:
+    """Label and value, one row per thing worth knowing of the recording."""
+    return [(label, clean(value, 400)) for label, value in _facts(view, survey) if value]
+
+
+def _facts(view: RunView, survey: Survey) -> Iterator[tuple[str, str]]:
+    info, known = view.run.info, view.any_facts
+    yield "started", str(info.get("started") or "")
+    versions = known.get("versions")
+    if isinstance(versions, Mapping):
+        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    device = known.get("device")
+    if isinstance(device, Mapping):
+        yield "device", " ".join(str(v) for v in device.values() if v)
+    yield "autocast", ", ".join(map(str, known.get("autocast") or ())) or "not seen"
+    for optimizer in view.optimizers:
+        yield "optimizer", f"{optimizer.get('name')}, intended updates: {optimizer.get('intended_update', 'unknown')}"
+    ranks = plural(len({p.rank for p in view.processes}), "rank")
+    yield "processes", ranks + (f", {plural(len(view.processes), 'attempt')}" if len(view.processes) > 1 else "")
+    yield "tensors", f"{plural(len(survey.tensors), 'tensor')}, {plural(survey.rows, 'row')}"
+    files = [f for rank in view.run.ranks for f in rank.directory.iterdir() if f.is_file()]
+    yield "log", size(sum(f.lstat().st_size for f in files))
+    recorder = describe_recorder(view)
+    overhead = recorder["overhead_fraction"]
+    yield "overhead", "not measured" if overhead is None else f"{percent(overhead)} of the run's time"
+    dropped = {k: v for k, v in recorder["dropped"].items() if v}
+    yield "lost rows", ", ".join(f"{number(v)} {k.replace('_', ' ')}" for k, v in dropped.items()) or "none"
+    yield "closed", "cleanly" if view.complete else "not: killed, or still running; at most the last second is missing"
+
+
+def not_recorded(view: RunView, survey: Survey) -> list[str]:
+    """What this log cannot tell, one sentence each."""
+    return [clean(sentence, 400) for sentence in _gaps(view, survey)]
+
+
+def _gaps(view: RunView, survey: Survey) -> Iterator[str]:
+    steps, sampled = int(view.steps["step"].nunique()), len(view.sampled_steps)
+    if sampled < steps:
+        yield (
+            f"Full statistics were taken on {number(sampled)} of {number(steps)} steps; of the others only loss, "
+            "gradients' largest elements and the scaler are known."
+        )
+    options: Any = view.run.info.get("options")
+    options = options if isinstance(options, Mapping) else {}
+    for name in ("include", "exclude"):
+        if options.get(name):
+            globs = " ".join(map(str, options[name]))
+            yield f"Modules were chosen with --{name} {globs}; the others are not in the log."
+    if options.get("redact_names"):
+        yield "Source lines, command and offending values were left out (--redact-names)."
+    have = {t.kind for t in survey.tensors}
+    if missing := [
+        KIND_TITLES[k] for k in ("output", "grad_output", "weight", "weight_grad", "update") if k not in have
+    ]:
+        yield f"No row of: {', '.join(missing)}."
+    left_out = sum(survey.total(t).left_out for t in range(len(survey.tensors)))
+    if left_out:
+        rows = plural(left_out, "row")
+        yield f"Where all steps are shown as one, {rows} of a scale that is no power of two are left out."
+    if view.missing:
+        yield f"{view.missing[0].upper()}{view.missing[1:]}."
+    yield from (f"{problem[0].upper()}{problem[1:]}." for problem in view.problems[:5] if problem)
+    if not view.complete:
+        yield "The log was never closed: the run was killed, or goes on."

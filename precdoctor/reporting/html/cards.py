@@ -1,0 +1,300 @@
+"""Findings as a person would tell them, each with the picture that is its evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from precdoctor.diagnosis.finding import Finding, Source
+from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format, path_evidence
+from precdoctor.diagnosis.view import RunView
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, bin_of
+from precdoctor.reporting.finding_view import KINDS, _predicted, place
+from precdoctor.reporting.html import svg
+from precdoctor.reporting.text import clean, clean_block, number, percent
+
+#: Tensors of the path beyond the origin that are drawn before the middle is left out.
+_AFTER = 6
+#: A headroom of this many binades fills the meter.
+_METER = 16.0
+_NEAR = 2.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """A tensor on the way from the first suspicious one to the loss."""
+
+    label: str
+    kind: str
+    dtype: str
+    amax: str
+    headroom: str
+    meter: Markup | None
+    count: str
+    state: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Exponents of one tensor against the range of its format."""
+
+    drawing: Markup
+    axis: Markup
+    caption: str
+    rows: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A prescription: what to do, what the log predicts of it, what to paste."""
+
+    title: str
+    predicted: str
+    snippet: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One finding."""
+
+    code: str
+    name: str
+    severity: str
+    title: str
+    message: str
+    facts: list[tuple[str, str, str]]
+    strip: Strip | None
+    history: Strip | None
+    path: list[Node]
+    shares: list[tuple[str, str, Markup]]
+    consequences: list[str]
+    remedies: list[Remedy]
+
+
+def card(view: RunView, finding: Finding) -> Card:
+    """Everything about one finding, as text and drawings."""
+    evidence = finding.evidence
+    return Card(
+        code=clean(finding.code, 40),
+        name=clean(finding.name, 80),
+        severity=finding.severity.value,
+        title=_sentence(clean(finding.title)),
+        message=clean_block(finding.message),
+        facts=list(_facts(finding)),
+        strip=_strip(evidence.get("range")),
+        history=_history(finding),
+        path=_path(view, finding),
+        shares=_shares(evidence.get("tensors")),
+        consequences=[_consequence(c) for c in _items(evidence.get("consequences"))],
+        remedies=[
+            Remedy(_sentence(clean(p.title)), _predicted(p.predicted), clean_block(p.snippet.strip("\n")))
+            for p in finding.prescriptions
+        ],
+    )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _items(value: Any) -> list[Mapping[str, Any]]:
+    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, (list, tuple)) else []
+
+
+def _facts(finding: Finding) -> list[tuple[str, str, str]]:
+    """Label, text and a line of code where there is one."""
+    evidence, location = finding.evidence, finding.location
+    out = [("where", place(location), "")]
+    for name, source in (("source", location.source), ("seen at", evidence.get("detected_at"))):
+        if isinstance(source, Source):
+            out.append((name, clean(f"{source.file}:{source.line}"), clean((source.code or "").strip())))
+    out.append(("op", clean(location.op or ""), ""))
+    out.append(("cause", clean(finding.cause or ""), ""))
+    if finding.confidence < 1.0:
+        reason = evidence.get("confidence_reason")
+        out.append(("certainty", percent(finding.confidence) + (f": {clean(reason)}" if reason else ""), ""))
+    resume = evidence.get("last_finite_step")
+    if resume is not None and not evidence.get("recovered"):
+        out.append(("resume", f"from a checkpoint at or before step {number(resume)}", ""))
+    return [fact for fact in out if fact[1]]
+
+
+def _consequence(entry: Mapping[str, Any]) -> str:
+    return clean(f"{entry.get('code', '')} {entry.get('name', '')}: {entry.get('message', '')}", 300)
+
+
+def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
+    """The tensors a finding lists, with the share it is about as a bar."""
+    out = []
+    for entry in _items(tensors)[:16]:
+        name = next((k for k in ("flushed_share", "lost_share", "saturated_share") if k in entry), None)
+        share = entry.get(name) if name else None
+        if not isinstance(share, (int, float)) or not 0.0 <= share <= 1.0:
+            continue
+        where = entry.get("parameter") or entry.get("module") or entry.get("root") or ""
+        bar = svg.stretched(svg.el("rect", width=svg.WIDE * float(share), height=svg.HIGH, class_="sharebar"))
+        out.append((clean(where, 200), percent(float(share)), bar))
+    return out
+
+
+# -- the exponents of the finding's tensor ----------------------------------------------------------------------------
+
+
+def _strip(evidence: Any) -> Strip | None:
+    """The exponents as bars over the range of the tensor's own format."""
+    if not isinstance(evidence, Mapping):
+        return None
+    fmt = known_format(str(evidence.get("dtype")))
+    counts = evidence.get("exp_hist")
+    if fmt is None or not isinstance(counts, Sequence) or not all(isinstance(c, int) for c in counts):
+        return None
+    histogram = ExponentHistogram.of(evidence.get("exp_lo"), counts).trimmed()
+    if not histogram.total:
+        return None
+    smallest, largest = max(bin_of(fmt.min_subnormal), EXP_MIN), min(bin_of(fmt.max), EXP_MAX)
+    last = histogram.lo + histogram.counts.size - 1
+    wide = largest - smallest > 80  # of FP32 and BF16 only the neighbourhood of the values is worth the room
+    low = min(histogram.lo, smallest) - 2 if not wide else histogram.lo - 6
+    high = max(last, largest) + 3 if not wide else last + 7
+    top = math.log2(1 + int(histogram.counts.max()))
+    bars = [
+        svg.el("path", d=f"M{k + 0.06:.2f} 40v{-36 * math.log2(1 + c) / top:.2f}h.88V40z", class_="bar run0")
+        for k, c in zip(range(histogram.lo, last + 1), histogram.counts.tolist(), strict=True)
+        if c > 0
+    ]
+    drawing = svg.stretched(*_bands(fmt, low, high, 40), *bars, view=(low, 0, high - low, 40))
+    amax = evidence.get("amax")
+    caption = f"{fmt.name}: grey is outside its range, tinted are its subnormal numbers"
+    if isinstance(amax, (int, float)) and 0.0 < amax < math.inf:
+        room = number(round(fmt.headroom(float(amax)), 1))
+        caption += f"; amax {number(float(amax))}, {room} binades of headroom"
+    rows = [
+        (f"{svg.power(k)} to {svg.power(k + 1)}", number(int(c)))
+        for k, c in enumerate(histogram.counts.tolist(), histogram.lo)
+    ]
+    every = next((n for n in (1, 2, 4, 8, 16, 32) if (high - low) / n <= 8), 64)
+    marks = [(k, svg.power(k)) for k in range(math.ceil(low / every) * every, math.floor(high) + 1, every)]
+    return Strip(drawing, _axis(low, high, marks), caption + ".", rows)
+
+
+def _axis(low: float, high: float, marks: Sequence[tuple[int, str]]) -> Markup:
+    labels = []
+    for value, text in marks:
+        share = (value - low) / (high - low)
+        anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
+        labels.append(svg.el("text", text, x=svg.percentage(share), y="13", text_anchor=anchor))
+    return svg.join(labels)
+
+
+def _bands(fmt: Format, low: float, high: float, height: float) -> list[Markup]:
+    """What lies outside a format, and where it has fewer bits."""
+    flush, normal = math.log2(fmt.flush_limit), math.log2(fmt.min_normal)
+    end = math.log2(fmt.max)
+    spans = ((low, flush, "outside"), (flush, normal, "subband"), (end, high, "outside"))
+    return [
+        svg.el("rect", x=max(a, low), width=min(b, high) - max(a, low), height=height, class_=name)
+        for a, b, name in spans
+        if min(b, high) > max(a, low)
+    ]
+
+
+def _history(finding: Finding) -> Strip | None:
+    """How amax came nearer to the end of the format before it was reached."""
+    seen = [
+        (int(h["step"]), float(h["amax"]))
+        for h in _items(finding.evidence.get("history"))
+        if isinstance(h.get("step"), int) and isinstance(h.get("amax"), (int, float)) and h["amax"] > 0
+    ]
+    evidence = finding.evidence.get("range")
+    fmt = known_format(str(evidence.get("dtype"))) if isinstance(evidence, Mapping) else None
+    if len(seen) < 3 or fmt is None:
+        return None
+    ends = [math.log2(a) for _, a in seen]
+    end = math.log2(fmt.max)
+    low, high = min(ends), max(*ends, end) if end - max(ends) < 24 else max(ends) + 1
+    span, steps = max(high - low, 1.0), max(seen[-1][0] - seen[0][0], 1)
+    points = [
+        (svg.WIDE * (s - seen[0][0]) / steps, 92 - 84 * (math.log2(a) - low) / span) for s, a in seen
+    ]  # fmt: skip
+    drawn = [svg.el("path", d=svg.line_path(points), class_="line run0")]
+    if high >= end:
+        drawn.append(svg.el("path", d=f"M0 {92 - 84 * (end - low) / span:.1f}h{svg.WIDE}", class_="limit"))
+    span_text = f"{number(seen[0][1])} to {number(seen[-1][1])}"
+    caption = f"amax at the healthy steps before: {span_text}; the line is the end of {fmt.name}."
+    rows = [(f"step {s}", number(a)) for s, a in seen]
+    first, last = seen[0][0], seen[-1][0]
+    marks = [(s, number(s)) for s in svg.ticks(first, last)]
+    return Strip(svg.stretched(*drawn), _axis(first, max(last, first + 1), marks), caption, rows)
+
+
+# -- the way to the loss ----------------------------------------------------------------------------------------------
+
+
+def _path(view: RunView, finding: Finding) -> list[Node]:
+    """The tensors that lead to the finding's own, then where its values went, up to the loss."""
+    entries = _items(finding.evidence.get("path"))
+    if not entries:
+        return []
+    nodes = [_node(e, "origin" if e is entries[-1] else "") for e in entries]
+    if finding.location.source is not None:
+        source = finding.location.source
+        nodes[-1] = _node(
+            entries[-1], "origin", clean(f"{source.file}:{source.line} {(source.code or '').strip()}", 200)
+        )
+    after = [] if finding.location.kind not in (*FORWARD_KINDS, None) else _downstream(view, finding, entries[-1])
+    if len(after) > _AFTER:
+        left_out = len(after) - _AFTER
+        after = [*after[: _AFTER - 2], None, *after[-2:]]
+        nodes += [Node(f"{number(left_out)} more tensors", "", "", "", "", None, "", "gap", "") if r is None else
+                  _node(path_evidence([r])[0], "after") for r in after]  # fmt: skip
+        return nodes
+    return nodes + [_node(path_evidence([r])[0], "after") for r in after if r is not None]
+
+
+def _downstream(view: RunView, finding: Finding, origin: Mapping[str, Any]) -> list[TensorRow | None]:
+    """The non-finite tensors of the forward pass after the origin, the loss last."""
+    order, step, rank = origin.get("order"), finding.location.step, finding.location.rank
+    if not isinstance(order, int) or step is None:
+        return []
+    process = next((p for p in view.processes if p.rank == rank and view.rows(p, step)), None)
+    if process is None:
+        return []
+    rows = [r for r in view.rows(process, step) if r.kind in (*FORWARD_KINDS, "loss") and r.bad and not r.mask_like]
+    return [r for r in rows if r.order is not None and r.order > order]
+
+
+def _node(entry: Mapping[str, Any], state: str, source: str = "") -> Node:
+    nan, inf = (entry.get(k) if isinstance(entry.get(k), int) else 0 for k in ("nan", "inf"))
+    room, amax = entry.get("headroom_binades"), entry.get("amax")
+    room = float(room) if isinstance(room, (int, float)) else None
+    bad = bool(nan or inf)
+    if not state:
+        state = "bad" if bad else "near" if room is not None and room < _NEAR else "ok"
+    count = " and ".join(f"{number(n)} {w}" for n, w in ((nan, "NaN"), (inf, "Inf")) if n)
+    kind, name = str(entry.get("kind") or ""), str(entry.get("name") or "")
+    return Node(
+        label=clean(entry.get("module") or ("loss" if kind == "loss" else "(model)"), 200),
+        kind=clean(f"{KINDS.get(kind, kind)} {name}".strip(), 120) if kind != "loss" else "",
+        dtype=clean(entry.get("dtype") or "", 40),
+        amax=number(float(amax)) if isinstance(amax, (int, float)) else "–",
+        headroom="" if room is None else f"{number(round(room, 1))} binades",
+        meter=_meter(room),
+        count=count,
+        state=state,
+        source=source,
+    )
+
+
+def _meter(room: float | None) -> Markup | None:
+    """A bar that is full when nothing is left."""
+    if room is None:
+        return None
+    full = 1.0 - min(max(room, 0.0), _METER) / _METER
+    cls = "meter bad" if room < _NEAR else "meter"
+    return svg.stretched(svg.el("rect", width=svg.WIDE * full, height=svg.HIGH, class_=cls))

@@ -1,0 +1,181 @@
+"""Layer x step: how much of each tensor was subnormal, and how near its largest element came to the format's end."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.view import RunView
+from precdoctor.reporting.html import svg
+from precdoctor.reporting.html.layers import KIND_TITLES, has_several_roots, in_order, label, short
+from precdoctor.reporting.html.survey import Survey, column_spans, headroom
+from precdoctor.reporting.text import clean, number, percent, plural
+
+#: Most rows of a chart; those left out are the ones with the least to see.
+ROWS = 32
+#: Lower ends of the levels of a share, and upper ends of those of a headroom in binades.
+SHARE_LEVELS = (1e-6, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
+ROOM_LEVELS = (12.0, 8.0, 4.0, 2.0, 1.0, 0.5)
+#: Cells without a row, and those with nothing non-finite but -Inf, as masks have it.
+MISSING, MASK = -1, -2
+#: The level of a NaN or Inf.
+NOT_FINITE = 99
+#: Formats of 8 bits and fewer are filled to the brim on purpose, by their scale: no headroom to worry about.
+_SCALED_BITS = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor of a chart and its line of the table; with ``full`` empty, the heading of a kind of tensors."""
+
+    label: str
+    full: str
+    kind: str
+    dtype: str
+    worst: str
+    steps: str
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """A chart of rows x columns; ``drawing`` has one unit per cell."""
+
+    rows: list[Row]
+    drawing: Markup
+    axis: Markup
+    note: str
+    levels: list[tuple[str, str]]
+
+
+def underflow(view: RunView, survey: Survey) -> Heatmap | None:
+    """Share of the non-zero elements that are subnormal in the tensor's own dtype; None where none is."""
+    shares = survey.cells("subnormal")
+
+    def level(tensor: int) -> npt.NDArray[np.int64]:
+        values = shares[tensor]
+        return np.where(np.isnan(values), MISSING, np.searchsorted(SHARE_LEVELS, np.nan_to_num(values), side="right"))
+
+    def worst(tensor: int) -> tuple[float, str, int]:
+        at = int(np.nanargmax(shares[tensor]))
+        return float(shares[tensor][at]), percent(float(shares[tensor][at])), at
+
+    names = ["above 0", "0.1 %", "1 %", "5 %", "10 %", "25 %", "50 %"]
+    key = [(f"s{i + 1}", f"≥ {n}" if i else n) for i, n in enumerate(names)]
+    return _heatmap(view, survey, level, worst, key, "s")
+
+
+def saturation(view: RunView, survey: Survey) -> Heatmap | None:
+    """Binades between amax and the end of the tensor's own dtype, where fewer than 12 are left; non-finite steps."""
+    rooms = [headroom(survey, t) for t in range(len(survey.tensors))]
+    bad, masked = survey.cells("non_finite"), survey.cells("masked")
+    wide = [(f := known_format(t.dtype)) is not None and f.bits > _SCALED_BITS for t in survey.tensors]
+
+    def level(tensor: int) -> npt.NDArray[np.int64]:
+        room = rooms[tensor]
+        out = np.where(np.isnan(bad[tensor]), MISSING, 0)
+        if room is not None and wide[tensor]:
+            filled = np.where(np.isnan(room), np.inf, room)
+            out = np.maximum(out, len(ROOM_LEVELS) - np.searchsorted(ROOM_LEVELS[::-1], filled, side="right"))
+        out = np.where((masked[tensor] > 0) & (out <= 0), MASK, out)
+        return np.where(bad[tensor] > 0, NOT_FINITE, out)
+
+    def worst(tensor: int) -> tuple[float, str, int]:
+        if (bad[tensor] > 0).any():
+            at = int(np.argmax(bad[tensor] > 0))
+            return math.inf, "NaN or Inf", at
+        room = rooms[tensor]
+        assert room is not None
+        at = int(np.nanargmin(room))
+        return -float(room[at]), f"{number(round(float(room[at]), 1))} binades", at
+
+    key = [(f"r{i + 1}", f"< {number(v)}") for i, v in enumerate(ROOM_LEVELS)]
+    return _heatmap(view, survey, level, worst, [*key, ("rx", "NaN or Inf"), ("rm", "only −Inf: a mask")], "r")
+
+
+def _heatmap(
+    view: RunView,
+    survey: Survey,
+    level: Callable[[int], npt.NDArray[np.int64]],
+    worst: Callable[[int], tuple[float, str, int]],
+    key: list[tuple[str, str]],
+    prefix: str,
+) -> Heatmap | None:
+    ordered = [t for t in in_order(view, survey) if known_format(survey.tensors[t].dtype) is not None]
+    levels = {t: level(t) for t in ordered}
+    told = [t for t in ordered if (levels[t] > 0).any()]
+    if not told:
+        return None
+    kept = sorted(told, key=lambda t: _interest(levels[t], worst(t)[0]))[:ROWS]
+    shown = [t for t in told if t in set(kept)]
+    spans = column_spans(survey)
+    several = has_several_roots(survey.tensors)
+    rows: list[Row] = []
+    lines: list[npt.NDArray[np.int64] | None] = []
+    for t in shown:
+        tensor = survey.tensors[t]
+        if not rows or rows[-1].kind != KIND_TITLES.get(tensor.kind):
+            rows.append(Row(KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40)), "", "", "", "", ""))
+            lines.append(None)
+        full = label(tensor, several_roots=several)
+        _, text, column = worst(t)
+        a, b = spans[column]
+        steps = number(a) if a == b else f"{number(a)}–{number(b)}"
+        kind = KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40))
+        rows.append(Row(short(full), full, kind, clean(tensor.dtype, 40), text, steps))
+        lines.append(levels[t])
+    drawing = _cells(lines, len(spans), prefix)
+    quiet = len(ordered) - len(told)
+    note = f"{plural(len(shown), 'tensor')} of {number(len(ordered))}"
+    if len(told) > len(shown):
+        note += f", the most telling of {number(len(told))} with something to see"
+    if quiet:
+        note += f"; {number(quiet)} without are left out"
+    per_column = max(b - a + 1 for a, b in spans)
+    if len(spans) < survey.recorded_steps:
+        note += f". A column is up to {number(per_column)} steps and shows the worst of them"
+    return Heatmap(rows, drawing, _axis(spans), note + ".", key)
+
+
+def _interest(levels: npt.NDArray[np.int64], worst: float) -> tuple[float, ...]:
+    """Smallest first: the deepest finite level, then the earliest non-finite column, then the worst value.
+
+    After a NaN nearly every tensor is non-finite for the rest of the run; those that led there are the ones to see.
+    """
+    bad = np.flatnonzero(levels == NOT_FINITE)
+    finite = int(np.where(levels == NOT_FINITE, 0, levels).max())
+    return (-finite, float(bad[0]) if bad.size else float(len(levels)), -worst)
+
+
+def _cells(rows: Sequence[npt.NDArray[np.int64] | None], width: int, prefix: str) -> Markup:
+    """One path per level: runs of equal cells are one rectangle. A heading has no cells."""
+    paths: dict[int, list[str]] = {}
+    for y, cells in enumerate(rows):
+        if cells is None:
+            continue
+        starts = [0, *(np.flatnonzero(np.diff(cells)) + 1).tolist(), width]
+        for a, b in itertools.pairwise(starts):
+            if cells[a] != MISSING:
+                paths.setdefault(int(cells[a]), []).append(f"M{a} {y}.06h{b - a}v.88H{a}z")
+    drawn = [
+        svg.el("path", d="".join(d), class_=prefix + {MASK: "m", NOT_FINITE: "x"}.get(level, str(level)))
+        for level, d in sorted(paths.items())
+    ]
+    return svg.stretched(*drawn, view=(0, 0, width, len(rows)))
+
+
+def _axis(spans: Sequence[tuple[int, int]]) -> Markup:
+    count = len(spans)
+    chosen = range(0, count, math.ceil(count / 8))
+    labels = []
+    for at in chosen:
+        share = (at + 0.5) / count
+        anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
+        labels.append(svg.el("text", number(spans[at][0]), x=svg.percentage(share), y="14", text_anchor=anchor))
+    return svg.join(labels)

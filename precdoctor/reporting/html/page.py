@@ -1,0 +1,218 @@
+"""From a run to one HTML file: it loads nothing, runs nothing but its own script, and every name in it is escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+import precdoctor
+from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
+from precdoctor.diagnosis.finding import Diagnosis, Status
+from precdoctor.diagnosis.registry import RULES
+from precdoctor.numerics.formats import E4M3FN, FP16
+from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, versus
+from precdoctor.reporting.html.layers import KIND_TITLES
+from precdoctor.reporting.html.survey import Survey
+from precdoctor.reporting.html.timeline import timeline
+from precdoctor.reporting.terminal import run_facts, verdict_line
+from precdoctor.reporting.text import clean, number, plural
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.engine import RuleOptions
+    from precdoctor.diagnosis.view import RunView
+    from precdoctor.runlog.reader import Run
+
+#: A report never gets larger; histograms of some steps are left out until it fits.
+MOST_BYTES = 2_000_000
+#: Findings beyond this many are named on one line each.
+FULL_FINDINGS = 12
+#: Every report begins with these bytes; what does is one, and may be replaced by a newer one.
+MARK = '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="precdoctor '
+_CODE = re.compile(r"`([^`]+)`")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run and everything gathered from it."""
+
+    view: RunView
+    survey: Survey
+    diagnosis: Diagnosis
+    name: str
+
+
+def subject(run: Run, options: RuleOptions | None = None) -> Subject:
+    """Diagnose and survey a run.
+
+    Raises:
+        NothingRecordedError: it holds no training step.
+    """
+    view = view_of(run)
+    diagnosis = diagnose_view(view, RULES, resolve_options(options or {}))
+    path = run.path.resolve()
+    name = path.parent.name if path.name == "run" else path.name
+    return Subject(view, Survey(view), diagnosis, clean(name, 120))
+
+
+def render(run: Run, against: Run | None = None, *, options: RuleOptions | None = None) -> str:
+    """The report of ``run`` as HTML, at most :data:`MOST_BYTES` long.
+
+    Args:
+        against: another run, drawn on the same axes in a second hue.
+        options: per rule the thresholds to change, as for :func:`precdoctor.diagnosis.engine.diagnose`.
+
+    Raises:
+        NothingRecordedError: one of them holds no training step.
+    """
+    ours = subject(run, options)
+    other = None if against is None else subject(against, options)
+    wanted = rangemap.steps_of_interest(ours.view, ours.diagnosis.findings)
+    ranges = rangemap.RangeMap(ours.view, ours.survey, wanted)
+    others = None
+    if other is not None:
+        others = rangemap.RangeMap(other.view, other.survey, ranges.steps, shared=ranges)
+    context = _context(ours, other)
+    while True:
+        page = _write(context, ranges, others)
+        if len(page.encode()) <= MOST_BYTES or not (ranges.thin_out() | (others is not None and others.thin_out())):
+            return page
+
+
+def _write(context: Mapping[str, Any], ranges: rangemap.RangeMap, others: rangemap.RangeMap | None) -> str:
+    data = {
+        "start": context["start"],
+        "formats": [rangemap.format_data(f) for f in rangemap.FORMATS],
+        "kinds": rangemap.kind_data(ranges.tensors),
+        "tensors": rangemap.tensor_data(ranges.tensors),
+        "run": ranges.data(),
+        "against": None if others is None else others.data(),
+    }
+    style, script = _asset("report.css"), _asset("predict.js") + _asset("report.js")
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    page: str = _template().render(
+        **context,
+        style=Markup(style),  # noqa: S704 - a file of the package
+        script=Markup(script),  # noqa: S704 - files of the package
+        policy=policy,
+        data=script_json(data),
+        version=precdoctor.__version__,
+    )
+    return page
+
+
+def script_json(data: Any) -> Markup:
+    """JSON for a script element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for character in "<>&'":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704 - just escaped
+
+
+def prose(text: str) -> Markup:
+    """Text in which `names` are set as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped first
+
+
+def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
+    view, survey, diagnosis = ours.view, ours.survey, ours.diagnosis
+    views = [view] if other is None else [view, other.view]
+    lines = timeline(views, diagnosis.findings)
+    return {
+        "name": ours.name,
+        "verdict": diagnosis.verdict,
+        "headline": verdict_line(diagnosis),
+        "path": clean(diagnosis.run.get("path", "")),
+        "facts": run_facts(diagnosis.run),
+        "cards": [cards.card(view, f) for f in diagnosis.findings[:FULL_FINDINGS]],
+        "more": [clean(f"{f.code} {f.title}", 400) for f in diagnosis.findings[FULL_FINDINGS:]],
+        "rules": [
+            (clean(r.code, 20), clean(r.name, 80), r.status.value, clean(r.reason), _MARKS[r.status])
+            for r in diagnosis.rules
+        ],
+        "timeline": lines,
+        "underflow": heatmap.underflow(view, survey),
+        "saturation": heatmap.saturation(view, survey),
+        "updates": trends.updates(view, survey),
+        "forecasts": trends.forecasts(view, survey),
+        "coverage": about.coverage(survey),
+        "recording": about.facts(view, survey),
+        "gaps": about.not_recorded(view, survey),
+        "kind_titles": KIND_TITLES,
+        "other": None if other is None else _other(other),
+        "versus": None if other is None else versus.side_by_side(survey, other.survey),
+        "start": _start(ours),
+        "steps": plural(survey.recorded_steps, "step"),
+        "rows": number(survey.rows),
+    }
+
+
+def _start(ours: Subject) -> dict[str, Any]:
+    """Where the range map begins: at what the first finding with a tensor is about, else at the obvious next question.
+
+    In an FP16 run that is whether FP16 holds the values as they are; in one that uses FP8 already, the same of E4M3; in
+    any other, whether E4M3 would hold them, scaled.
+    """
+    located = [f.location for f in ours.diagnosis.findings if f.location.kind is not None]
+    place = located[0] if located else None
+    dtypes = {t.dtype for t in ours.survey.tensors}
+    half = "float16" in dtypes
+    return {
+        "kind": clean(place.kind) if place is not None else "output",
+        "step": None if place is None else place.step,
+        "format": FP16.name if half else E4M3FN.name,
+        "fill": not half and not any(d.startswith("float8") for d in dtypes),
+    }
+
+
+_MARKS = {
+    Status.PASSED: "✓",
+    Status.FAILED: "✗",
+    Status.INDETERMINATE: "?",
+    Status.NOT_APPLICABLE: "–",
+}
+
+
+def _other(other: Subject) -> dict[str, Any]:
+    """The run of a comparison: what it is and what was found in it."""
+    return {
+        "name": other.name,
+        "path": clean(other.diagnosis.run.get("path", "")),
+        "facts": run_facts(other.diagnosis.run),
+        "headline": verdict_line(other.diagnosis),
+        "findings": [(f.code, f.severity.value, clean(f.title)) for f in other.diagnosis.findings[:FULL_FINDINGS]],
+    }
+
+
+def _asset(name: str) -> str:
+    return (resources.files("precdoctor.reporting.html") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    """As a content security policy names an inline script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@lru_cache(maxsize=1)
+def _template() -> Any:
+    environment = Environment(
+        loader=PackageLoader("precdoctor.reporting.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["prose"] = prose
+    return environment.get_template("report.html.j2")

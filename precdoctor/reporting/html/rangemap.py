@@ -1,0 +1,258 @@
+"""The data behind the range map: exponent histograms of chosen steps, and the limits of the formats beside them.
+
+The page computes from these numbers alone; ``predict.js`` is the twin of :mod:`precdoctor.numerics.prediction`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from precdoctor.diagnosis.rows import TensorRow, known_format
+from precdoctor.diagnosis.view import RunView, records
+from precdoctor.numerics.cells import Limits
+from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, Format
+from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.tail import flushed_tail
+from precdoctor.reporting.html.layers import KIND_TITLES, SCALED_KINDS, has_several_roots, in_order, label
+from precdoctor.reporting.html.survey import Survey, TensorId, Total
+from precdoctor.reporting.text import clean
+
+#: What the map can be switched to; the first four are drawn over it.
+FORMATS: tuple[Format, ...] = (FP16, BF16, E4M3FN, E5M2, E2M1)
+#: Bytes of histograms the page carries, and the most steps on its slider.
+BUDGET = 700_000
+MOST_STEPS = 48
+#: Share of a tail whose lowest bins are not worth their bytes.
+_NEGLIGIBLE = 1e-11
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_COLUMNS = (
+    *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel"),
+    *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "amin_nonzero", "exp_lo", "exp_hist", "scale"),
+)
+
+
+def format_data(fmt: Format) -> dict[str, Any]:
+    """What ``predict.js`` needs to know of a format; every number is exact in JSON."""
+    limits = Limits.of(fmt)
+    return {
+        "name": fmt.name,
+        "max": fmt.max,
+        "minNormal": fmt.min_normal,
+        "minSubnormal": fmt.min_subnormal,
+        "flush": limits.flush,
+        "flushInclusive": limits.flush_inclusive,
+        "normal": limits.normal,
+        "saturate": limits.saturate,
+        "saturateNegative": limits.saturate_negative,
+        "tieOverflows": limits.tie_overflows,
+    }
+
+
+def choose_steps(recorded: Sequence[int], wanted: Iterable[int], most: int) -> list[int]:
+    """The steps the slider stops at: first and last, the wanted ones that were recorded, the rest evenly between."""
+    most = max(2, most)
+    if len(recorded) <= most:
+        return list(recorded)
+    known = set(recorded)
+    chosen = list(dict.fromkeys([recorded[-1], recorded[0], *(s for s in wanted if s in known)]))[:most]
+    missing = most - len(chosen)
+    even = [recorded[round((i + 1) * (len(recorded) - 1) / (missing + 1))] for i in range(missing)]
+    return sorted({*chosen, *even})
+
+
+def steps_of_interest(view: RunView, findings: Iterable[Any]) -> list[int]:
+    """The steps findings are about, the last finite ones before them, and their neighbours."""
+    steps: list[int] = []
+    for finding in findings:
+        step, finite = finding.location.step, finding.evidence.get("last_finite_step")
+        if step is not None:
+            steps.append(int(step))
+        if isinstance(finite, int):
+            steps.append(finite)
+    recorded = view.sampled_steps
+    near = [s for step in steps for s in _neighbours(recorded, step)]
+    return [*steps, *near]
+
+
+def _neighbours(recorded: Sequence[int], step: int) -> list[int]:
+    at = bisect.bisect_left(recorded, step)
+    return [recorded[i] for i in (at - 1, at + 1) if 0 <= i < len(recorded)]
+
+
+class RangeMap:
+    """The histograms of one run, and which steps of it are embedded.
+
+    Args:
+        shared: another run's map, whose numbers of tensors this one takes over, whatever the dtypes: for a comparison.
+    """
+
+    def __init__(self, view: RunView, survey: Survey, wanted: Iterable[int], shared: RangeMap | None = None) -> None:
+        self._survey = survey
+        ordered = in_order(view, survey)
+        self.tensors: list[TensorId] = [survey.tensors[t] for t in ordered]
+        self._shared = shared is not None
+        self._number: dict[tuple[str | int, ...], int] = {}
+        for number, tensor in enumerate(self.tensors if shared is None else shared.tensors):
+            self._number.setdefault(self._key(tensor), number)
+        self._totals: dict[int, tuple[TensorId, Total]] = {}
+        for at, tensor in zip(ordered, self.tensors, strict=True):
+            known = self._number.get(self._key(tensor))
+            if known is not None:
+                self._totals.setdefault(known, (tensor, survey.total(at)))
+        self.recorded = view.sampled_steps
+        per_step = sum(60 + 6 * t.histogram.counts.size for _, t in self._totals.values()) or 1
+        most = min(MOST_STEPS, BUDGET // per_step) // (2 if shared is not None else 1)
+        self.steps = choose_steps(self.recorded, wanted, most)
+        self._rows = self._load(view, self.steps)
+
+    def thin_out(self) -> bool:
+        """Drop every other step but the ends; false when there is nothing left to drop."""
+        if len(self.steps) <= 2:
+            return False
+        self.steps = sorted({*self.steps[::2], self.steps[-1]})
+        return True
+
+    def data(self) -> dict[str, Any]:
+        """For the page: ``steps`` by number, and ``all`` for everything merged with the scale taken out."""
+        merged = [
+            _encoded_total(number, tensor.dtype, total)
+            for number, (tensor, total) in self._totals.items()
+            if total.numel
+        ]
+        return {
+            "recorded": len(self.recorded),
+            "steps": [{"step": s, "rows": self._rows.get(s, [])} for s in self.steps],
+            "all": merged,
+            "grids": {number: _grid(tensor.dtype) for number, (tensor, _) in self._totals.items()},
+        }
+
+    def _key(self, tensor: TensorId) -> tuple[str | int, ...]:
+        """What a tensor is recognised by; between two runs its dtype may differ."""
+        key = (tensor.root, tensor.module, tensor.kind, tensor.name, tensor.call)
+        return key if self._shared else (*key, tensor.dtype)
+
+    def _load(self, view: RunView, steps: Sequence[int]) -> dict[int, list[list[Any]]]:
+        """The rows of the chosen steps, ranks merged."""
+        merged: dict[tuple[int, int], TensorRow] = {}
+        for batch in view.run.batches("tensors", list(_COLUMNS), [("step", "in", list(steps))]):
+            for record in records(batch.to_pandas()):
+                row = TensorRow.of(record)
+                tensor = TensorId(row.root, row.module, row.kind, row.name, row.dtype, row.call)
+                number = self._number.get(self._key(tensor))
+                if number is not None and self._totals[number][0] == tensor:
+                    place = (row.step, number)
+                    merged[place] = row if place not in merged else _merged(merged[place], row)
+        rows: dict[int, list[list[Any]]] = {}
+        for (step, number), row in sorted(merged.items()):
+            rows.setdefault(step, []).append(_encoded_row(number, row))
+        return rows
+
+
+def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
+    """Names and dtypes, by number."""
+    several = has_several_roots(tensors)
+    return [{"label": label(t, several_roots=several), "dtype": clean(t.dtype, 40)} for t in tensors]
+
+
+def kind_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
+    """The kinds that have a tensor worth drawing, with the numbers of their tensors in order of depth."""
+    kinds: dict[str, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        if known_format(tensor.dtype) is not None:
+            kinds.setdefault(tensor.kind, []).append(number)
+    return [
+        {
+            "kind": clean(k, 40),
+            "title": KIND_TITLES.get(k, clean(k, 40)),
+            "scaled": k in SCALED_KINDS,
+            "tensors": numbers,
+        }
+        for k, numbers in kinds.items()
+    ]
+
+
+def _grid(dtype: str) -> list[float] | None:
+    """Mantissa bits and smallest subnormal of a dtype: on which values its elements can lie."""
+    fmt = known_format(dtype)
+    return None if fmt is None else [fmt.mantissa_bits, fmt.min_subnormal]
+
+
+def _merged(a: TensorRow, b: TensorRow) -> TensorRow:
+    """Two ranks together; rows of different scale do not merge, then the first stands."""
+    if (a.scale or 1.0) != (b.scale or 1.0):
+        return a
+    counts = {n: getattr(a, n) + getattr(b, n) for n in ("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal")}
+    amax = max((v for v in (a.amax, b.amax) if v is not None), default=None)
+    amin = min((v for v in (a.amin_nonzero, b.amin_nonzero) if v is not None), default=None)
+    return replace(a, **counts, amax=amax, amin_nonzero=amin, histogram=a.histogram.merge(b.histogram))
+
+
+def _encoded_row(number: int, row: TensorRow) -> list[Any]:
+    """``[tensor, numel, zero, non-finite, subnormal, amax, amin, scale, lo, counts]``, then the tail if there is one.
+
+    The tail, ``first bin, counts``, is what the row's own dtype had rounded to zero, as far as it left a mark.
+    """
+    scale = row.scale if row.scale and 0.0 < row.scale < math.inf else 1.0
+    counts = [row.numel, row.zero, row.nan + row.inf, row.subnormal]
+    ends = [_magnitude(v) for v in (row.amax, row.amin_nonzero)]
+    return [
+        number,
+        *counts,
+        *ends,
+        scale,
+        *_encoded(row.histogram),
+        *_tail(row.dtype, row.histogram, row.zero, ends[1]),
+    ]
+
+
+def _encoded_total(number: int, dtype: str, total: Total) -> list[Any]:
+    """The same of all steps: as in memory if the scale never changed, else with the scale taken out.
+
+    Where elements of different scale are added up, what was rounded to zero leaves no mark to tell it by.
+    """
+    scale, histogram = total.scale or 1.0, total.histogram
+    try:
+        histogram = histogram.shift(scale)
+    except ValueError:  # with the scale taken out, some elements left the bins there are
+        scale = 1.0
+    ends = [None if v is None else _magnitude(v * scale) for v in (total.amax, total.amin_nonzero)]
+    counts = [total.numel, total.zero, total.non_finite, total.subnormal]
+    tail = [] if scale != total.scale else _tail(dtype, histogram, total.zero, ends[1])
+    return [number, *counts, *ends, scale, *_encoded(histogram), *tail]
+
+
+def _magnitude(value: float | None) -> float | None:
+    """A finite magnitude above zero; None for anything else a log may hold."""
+    return value if value is not None and 0.0 < value < math.inf else None
+
+
+def _tail(dtype: str, histogram: ExponentHistogram, zeros: int, amin: float | None) -> list[Any]:
+    """As `precdoctor whatif` tells it: only tensors that reach down to the last steps of their dtype have one."""
+    fmt = known_format(dtype)
+    if fmt is None or amin is None or amin > 4.0 * fmt.min_subnormal or fmt.flush_limit == 0.0:
+        return []
+    tail = flushed_tail(histogram, zeros, fmt)
+    first = int(np.searchsorted(np.cumsum(tail.counts), _NEGLIGIBLE * tail.total))
+    return [tail.lo + first, [float(f"{c:.8g}") for c in tail.counts[first:]]] if tail.total > 0.0 else []
+
+
+def _encoded(histogram: ExponentHistogram) -> tuple[int, str]:
+    """First bin, and the counts in base 36 with dots between: exact, and half the size of decimals."""
+    t = histogram.trimmed()
+    return t.lo, ".".join(map(_base36, t.counts.tolist()))
+
+
+def _base36(count: int) -> str:
+    if count <= 0:
+        return ""
+    out = ""
+    while count:
+        count, digit = divmod(count, 36)
+        out = _DIGITS[digit] + out
+    return out

@@ -1,0 +1,283 @@
+"""One pass over the tensors of a run, keeping what the charts need: memory follows the number of tensors, not of rows.
+
+Steps are gathered into at most :data:`COLUMNS` columns. A column keeps the worst value of its steps, never a mean, so a
+spike of a single step survives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.view import RunView
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Most columns of a layer x step chart.
+COLUMNS = 120
+#: What is kept per tensor and column: the largest value of each.
+MEASURES = ("subnormal", "amax", "non_finite", "masked", "lost")
+_NAMES = ("root", "module", "kind", "name", "dtype")
+_COUNTS = ("numel", "zero", "subnormal", "at_max", "nan", "pos_inf", "neg_inf")
+_READ = (
+    *("step", "rank", "attempt", *_NAMES, "call", *_COUNTS),
+    *("amax", "amin_nonzero", "exp_lo", "exp_hist", "rel_lo", "rel_hist", "scale", "unchanged", "order"),
+)
+#: Bins of exponent(intended dw) - exponent(w), as recorded.
+REL_MIN, REL_MAX = -64, 63
+_BINS = EXP_MAX - EXP_MIN + 1
+
+
+@dataclass(frozen=True)
+class TensorId:
+    """One tensor of the run, the same on every step and rank."""
+
+    root: str
+    module: str
+    kind: str
+    name: str
+    dtype: str
+    call: int
+
+    @property
+    def layer(self) -> tuple[str, str]:
+        """The module it belongs to."""
+        return (self.root, self.module)
+
+
+@dataclass(frozen=True)
+class Total:
+    """A tensor over all steps and ranks: counts added, amax the largest, everything with the scale taken out.
+
+    Attributes:
+        rows: rows it was seen in; ``left_out`` of them carry a scale that is no power of two and are not in the rest.
+        scale: that was in force in all rows; None where it changed.
+    """
+
+    rows: int
+    left_out: int
+    scale: float | None
+    numel: int
+    zero: int
+    subnormal: int
+    at_max: int
+    non_finite: int
+    histogram: ExponentHistogram
+    amax: float | None
+    amin_nonzero: float | None
+
+
+class Survey:
+    """What one pass over the ``tensors`` table leaves.
+
+    Attributes:
+        edges: first step of each column.
+        last_step: last step of the last column.
+    """
+
+    def __init__(self, view: RunView) -> None:
+        steps = view.sampled_steps or (int(view.steps["step"].min()),)
+        per_column = math.ceil(len(steps) / COLUMNS)
+        self.edges: Ints = np.asarray(steps[::per_column], dtype=np.int64)
+        self.last_step = steps[-1]
+        self.recorded_steps = len(steps)
+        self.rows = 0
+        self.tensors: list[TensorId] = []
+        self._index: dict[TensorId, int] = {}
+        self._first_order: dict[int, int] = {}
+        width = len(self.edges)
+        self._cells = {name: np.full((64, width), np.nan) for name in MEASURES}
+        self._histograms: Ints = np.zeros((64, _BINS), dtype=np.int64)
+        self._sums: Floats = np.zeros((64, len(_COUNTS) + 2))
+        self._relative: Ints = np.zeros((64, REL_MAX - REL_MIN + 1), dtype=np.int64)
+        self._updates: Floats = np.zeros((64, 2))
+        self._scales: Floats = np.tile([np.nan, np.nan], (64, 1))
+        self._extremes: Floats = np.tile([np.nan, np.nan], (64, 1))
+        for batch in view.run.batches("tensors", list(_READ)):
+            self._add(batch)
+
+    def cells(self, measure: str) -> Floats:
+        """Shape ``(tensors, columns)``; NaN where the tensor was not recorded."""
+        return self._cells[measure][: len(self.tensors)]
+
+    def order(self, tensor: int) -> int | None:
+        """Where it stood in execution order on the first step it was seen."""
+        return self._first_order.get(tensor)
+
+    def total(self, tensor: int) -> Total:
+        """Everything that was seen of one tensor."""
+        *counts, rows, left_out = self._sums[tensor]
+        numel, zero, subnormal, at_max, nan, pos_inf, neg_inf = (int(c) for c in counts)
+        low, high = self._scales[tensor]
+        histogram = ExponentHistogram(EXP_MIN, self._histograms[tensor]).trimmed()
+        amax, amin = (None if math.isnan(v) else float(v) for v in self._extremes[tensor])
+        return Total(
+            rows=int(rows),
+            left_out=int(left_out),
+            scale=float(low) if low == high else None,
+            numel=numel,
+            zero=zero,
+            subnormal=subnormal,
+            at_max=at_max,
+            non_finite=nan + pos_inf + neg_inf,
+            histogram=histogram,
+            amax=amax if histogram.total else None,
+            amin_nonzero=amin if histogram.total else None,
+        )
+
+    def updates(self, tensor: int) -> tuple[int, int, ExponentHistogram]:
+        """Of an update: elements left unchanged, elements with an intended update, and how large it was beside them.
+
+        The histogram is of exponent(intended dw) - exponent(w).
+        """
+        lost, intended = self._updates[tensor]
+        return int(lost), int(intended), ExponentHistogram(REL_MIN, self._relative[tensor]).trimmed()
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
+        which = self._identify(batch)
+        values = {n: _numbers(batch, n) for n in (*_COUNTS, "amax", "amin_nonzero", "unchanged", "scale")}
+        column = np.maximum(np.searchsorted(self.edges, _integers(batch, "step"), side="right") - 1, 0)
+        for name, measured in _measures(values).items():
+            np.fmax.at(self._cells[name], (which, column), measured)
+        self._sum(batch, which, values)
+
+    def _sum(self, batch: pa.RecordBatch, which: Ints, values: dict[str, Floats]) -> None:
+        """Add to the totals, each row with its scale taken out, which is exact for a power of two."""
+        scale = np.where(np.isnan(values["scale"]), 1.0, values["scale"])
+        mantissa, exponent = np.frexp(scale)
+        exact = (mantissa == 0.5) & np.isfinite(scale)
+        shift = np.where(exact, exponent - 1, 0).astype(np.int64)
+        np.add.at(self._sums[:, len(_COUNTS)], which, 1.0)
+        np.add.at(self._sums[:, len(_COUNTS) + 1], which, (~exact).astype(float))
+        for at, name in enumerate(_COUNTS):
+            np.add.at(self._sums[:, at], which[exact], values[name][exact])
+        kept = which[exact]
+        with np.errstate(over="ignore", under="ignore"):
+            amax, amin = (np.ldexp(values[name], -shift)[exact] for name in ("amax", "amin_nonzero"))
+        np.fmax.at(self._extremes[:, 0], kept, amax)
+        np.fmin.at(self._extremes[:, 1], kept, amin)
+        np.fmin.at(self._scales[:, 0], kept, scale[exact])
+        np.fmax.at(self._scales[:, 1], kept, scale[exact])
+        start = np.nan_to_num(_numbers(batch, "exp_lo")).astype(np.int64) - shift
+        _count(self._histograms, EXP_MIN, which, start, batch.column("exp_hist"), exact)
+        start = np.nan_to_num(_numbers(batch, "rel_lo")).astype(np.int64)
+        _count(self._relative, REL_MIN, which, start, batch.column("rel_hist"), np.ones_like(exact))
+        lost = values["unchanged"]
+        told = ~np.isnan(lost)
+        np.add.at(self._updates[:, 0], which[told], lost[told])
+        np.add.at(self._updates[:, 1], which[told], (values["numel"] - values["zero"] + lost)[told])
+
+    def _identify(self, batch: pa.RecordBatch) -> Ints:
+        """The index of each row's tensor; tensors met for the first time get the next ones."""
+        code = _integers(batch, "call")
+        for name in _NAMES:
+            encoded = batch.column(name)
+            indices = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+            code = code * max(1, len(encoded.dictionary)) + indices
+        unique, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        local = np.empty(unique.size, dtype=np.int64)
+        for at, row in enumerate(first):
+            root, module, kind, name, dtype = (str(batch.column(n)[int(row)].as_py()) for n in _NAMES)
+            key = TensorId(root, module, kind, name, dtype, int(batch.column("call")[int(row)].as_py()))
+            local[at] = self._index_of(key)
+            order = batch.column("order")[int(row)].as_py()
+            if order is not None:
+                self._first_order.setdefault(int(local[at]), int(order))
+        return local[inverse]
+
+    def _index_of(self, key: TensorId) -> int:
+        known = self._index.get(key)
+        if known is not None:
+            return known
+        at = self._index[key] = len(self.tensors)
+        self.tensors.append(key)
+        if at == self._sums.shape[0]:
+            self._cells = {name: _doubled(cells, np.nan) for name, cells in self._cells.items()}
+            self._histograms = _doubled(self._histograms, 0)
+            self._relative = _doubled(self._relative, 0)
+            self._sums = _doubled(self._sums, 0.0)
+            self._updates = _doubled(self._updates, 0.0)
+            self._extremes = _doubled(self._extremes, np.nan)
+            self._scales = _doubled(self._scales, np.nan)
+        return at
+
+
+def headroom(survey: Survey, tensor: int) -> Floats | None:
+    """Per column the binades between amax and the maximum of the tensor's own dtype; None for an unknown dtype.
+
+    Values are as they lie in memory: gradients with their loss scale.
+    """
+    fmt = known_format(survey.tensors[tensor].dtype)
+    if fmt is None:
+        return None
+    amax = survey.cells("amax")[tensor]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        room: Floats = math.log2(fmt.max) - np.log2(np.where(amax > 0.0, amax, np.nan))
+    return room
+
+
+def column_spans(survey: Survey) -> list[tuple[int, int]]:
+    """First and last recorded step of each column."""
+    return list(zip(survey.edges.tolist(), [*(survey.edges[1:] - 1).tolist(), survey.last_step], strict=True))
+
+
+def column_of(survey: Survey, steps: Sequence[int]) -> list[int]:
+    """The column each step falls into."""
+    found: list[int] = np.maximum(np.searchsorted(survey.edges, list(steps), side="right") - 1, 0).tolist()
+    return found
+
+
+def _count(into: Ints, lowest: int, which: Ints, start: Ints, lists: pa.Array, taken: npt.NDArray[np.bool_]) -> None:
+    """Add each row's list of counts, which begins at bin ``start``, to the histogram of its tensor."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    counts = pc.list_flatten(lists).to_numpy(zero_copy_only=False)
+    within = np.arange(counts.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    bins = np.clip(np.repeat(start, lengths) + within - lowest, 0, into.shape[1] - 1)
+    kept = np.repeat(taken, lengths)
+    np.add.at(into, (np.repeat(which, lengths)[kept], bins[kept]), counts[kept].astype(np.int64))
+
+
+def _measures(values: dict[str, Floats]) -> dict[str, Floats]:
+    """Per row: shares of subnormal elements (of those not zero) and of lost updates, amax, non-finite elements.
+
+    Nothing non-finite but -Inf is what an attention mask looks like, and counted apart.
+    """
+    infinite = values["nan"] + values["pos_inf"]
+    masked = (infinite == 0) & (values["neg_inf"] > 0)
+    alive = values["numel"] - values["zero"] - values["nan"] - values["pos_inf"] - values["neg_inf"]
+    intended = values["numel"] - values["zero"] + values["unchanged"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            "subnormal": np.where(alive > 0, values["subnormal"] / alive, 0.0),
+            "amax": values["amax"],
+            "non_finite": np.where(masked, 0.0, infinite + values["neg_inf"]),
+            "masked": masked.astype(float),
+            "lost": np.where(intended > 0, values["unchanged"] / intended, np.nan),
+        }
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> Floats:
+    """A column as float64, null as NaN."""
+    column = batch.column(name)
+    values: Floats = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _integers(batch: pa.RecordBatch, name: str) -> Ints:
+    values: Ints = batch.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
+    return values
+
+
+def _doubled(array: Any, fill: float) -> Any:
+    return np.concatenate([array, np.full_like(array, fill)])

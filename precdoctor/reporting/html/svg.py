@@ -1,0 +1,80 @@
+"""Small pieces of SVG: everything that goes in is escaped, and no style attribute is used (the page's policy)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from markupsafe import Markup, escape
+
+#: Coordinates inside stretched drawings: this many units from left to right, and from bottom to top.
+WIDE, HIGH = 1000, 100
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def el(name: str, *children: object, **attributes: object) -> Markup:
+    """One element. In names of attributes ``_`` is ``-``, a trailing one is dropped; None leaves an attribute out."""
+    parts = [Markup("<") + name]
+    for key, value in attributes.items():
+        if value is not None:
+            parts.append(Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _text(value)))
+    if not children:
+        return Markup("").join([*parts, Markup("/>")])
+    inner = Markup("").join(escape(child) for child in children)
+    return Markup("").join([*parts, Markup(">"), inner, Markup("</") + name, Markup(">")])
+
+
+def join(parts: Iterable[Markup]) -> Markup:
+    """Elements one after the other."""
+    return Markup("").join(parts)
+
+
+def stretched(*children: object, view: tuple[float, float, float, float] = (0, 0, WIDE, HIGH)) -> Markup:
+    """A drawing that fills whatever room it gets; its lines keep their width."""
+    box = " ".join(_text(v) for v in view)
+    return el("svg", *children, width="100%", height="100%", viewBox=box, preserveAspectRatio="none", class_="fill")
+
+
+def line_path(points: Sequence[tuple[float, float] | None]) -> str:
+    """Path data through the points; None breaks the line, a point alone becomes a dot of a line."""
+    out, pen = [], False
+    for at, point in enumerate(points):
+        if point is None:
+            pen = False
+            continue
+        out.append(f"{'L' if pen else 'M'}{_short(point[0])} {_short(point[1])}")
+        alone = not pen and (at + 1 == len(points) or points[at + 1] is None)
+        if alone:
+            out.append("h0.01")
+        pen = True
+    return "".join(out)
+
+
+def percentage(share: float) -> str:
+    """A place along an axis, for elements outside stretched drawings."""
+    return f"{_short(100.0 * min(max(share, 0.0), 1.0))}%"
+
+
+def power(exponent: int) -> str:
+    """``2⁻¹⁴``."""
+    return "2" + str(exponent).translate(_RAISED)
+
+
+def ticks(first: float, last: float, most: int = 6) -> list[int]:
+    """Round whole numbers between two steps, both ends included when they are round enough."""
+    span = last - first
+    if span <= 0:
+        return [int(first)]
+    rough = span / max(1, most - 1)
+    size = 10 ** math.floor(math.log10(max(rough, 1)))
+    unit = next(int(size * m) for m in (1, 2, 5, 10) if size * m >= rough or m == 10)
+    start = math.ceil(first / unit) * unit
+    return list(range(int(start), int(last) + 1, max(1, unit)))
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
+
+
+def _text(value: object) -> str:
+    return _short(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,205 @@
+"""Loss, gradient norm, loss scale and learning rate over the steps, with skipped and non-finite steps and incidents."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from precdoctor.diagnosis.finding import Finding
+from precdoctor.diagnosis.view import RunView
+from precdoctor.reporting.html import svg
+from precdoctor.reporting.text import number, plural
+
+Floats = npt.NDArray[np.float64]
+
+#: More points than twice this, and each of this many stretches keeps its smallest and largest value.
+BUCKETS = 500
+#: Ranges wider than this factor are drawn logarithmically.
+_LOGARITHMIC = 30.0
+_SERIES = (
+    ("loss", "Loss", None),
+    ("grad_norm", "Gradient norm", None),
+    ("loss_scale", "Loss scale", True),
+    ("lr", "Learning rate", False),
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One series on the common axis."""
+
+    title: str
+    high: str
+    low: str
+    logarithmic: bool
+    flat: bool
+    drawing: Markup
+    #: Name, first, smallest, largest, last and number of non-finite values, for each run.
+    table: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The panels, the axis and what had to be reduced."""
+
+    panels: list[Panel]
+    axis: Markup
+    events: Markup | None
+    legend: list[tuple[str, str]]
+    reduced: str | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of one column by step, the worst over ranks and optimizers; NaN is a NaN, a missing step is not there."""
+
+    steps: npt.NDArray[np.int64]
+    values: Floats
+
+
+def series(view: RunView, column: str) -> Series:
+    """One column of the ``steps`` table."""
+    frame = view.steps[["step", column, "loss_is_bad"]]
+    values = frame[column].astype("float64")
+    bad = frame["loss_is_bad"].astype(bool) if column == "loss" else np.isinf(values)
+    known = values.notna() | bad
+    # An infinity wins every maximum; it stands for both until the column is drawn.
+    worst = values.where(~bad, math.inf)[known].groupby(frame["step"][known]).max()
+    return Series(worst.index.to_numpy(dtype=np.int64), worst.to_numpy(dtype=np.float64))
+
+
+def reduce(steps: npt.NDArray[np.int64], values: Floats, buckets: int = BUCKETS) -> list[int]:
+    """Indices to draw: all, or of each stretch the smallest, the largest and the first non-finite value."""
+    if len(steps) <= 2 * buckets:
+        return list(range(len(steps)))
+    kept: list[int] = []
+    edges = np.linspace(0, len(steps), buckets + 1).astype(int)
+    for a, b in itertools.pairwise(edges):
+        part = values[a:b]
+        finite = np.flatnonzero(np.isfinite(part))
+        found = set(np.flatnonzero(~np.isfinite(part))[:1].tolist())
+        if finite.size:
+            found |= {int(finite[np.argmin(part[finite])]), int(finite[np.argmax(part[finite])])}
+        kept += [int(a) + i for i in sorted(found)]
+    return kept
+
+
+def timeline(views: Sequence[RunView], findings: Iterable[Finding]) -> Timeline:
+    """All series that hold a value; the second view, if there is one, in the second hue on the same axes."""
+    first = min(int(v.steps["step"].min()) for v in views)
+    last = max(int(v.steps["step"].max()) for v in views)
+    incidents = sorted({int(f.location.step) for f in findings if f.location.step is not None})
+    across = _Across(first, max(last, first + 1))
+    panels = []
+    for column, title, log in _SERIES:
+        found = [series(v, column) for v in views]
+        if any(len(s.steps) for s in found):
+            panels.append(_panel(title, found, across, incidents, log))
+    longest = max(int(v.steps["step"].nunique()) for v in views)
+    reduced = None
+    if longest > 2 * BUCKETS:
+        reduced = (
+            f"{number(longest)} steps are drawn as {number(BUCKETS)} stretches, each with its smallest and its largest "
+            "value: every spike is there."
+        )
+    return Timeline(panels, _axis(across, incidents), _events(views[0], across, incidents), _legend(views[0]), reduced)
+
+
+@dataclass(frozen=True)
+class _Across:
+    first: int
+    last: int
+
+    def share(self, step: float) -> float:
+        return (step - self.first) / (self.last - self.first)
+
+
+def _panel(title: str, found: Sequence[Series], across: _Across, incidents: Sequence[int], log: bool | None) -> Panel:
+    finite = np.concatenate([s.values[np.isfinite(s.values)] for s in found])
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if log is None:
+        log = low > 0.0 and high / low > _LOGARITHMIC
+    log = log and low > 0.0
+
+    def height(value: float) -> float:
+        a, b, v = (math.log(x) if log else x for x in (low, high, value))
+        return svg.HIGH * (0.5 if b == a else 1.0 - (0.06 + 0.88 * (v - a) / (b - a)))
+
+    lines, marks, table = [], [], []
+    for which, s in enumerate(found):
+        if not len(s.steps):
+            continue
+        points: list[tuple[float, float] | None] = []
+        for i in reduce(s.steps, s.values):
+            value = float(s.values[i])
+            if math.isfinite(value):
+                points.append((svg.WIDE * across.share(int(s.steps[i])), height(value)))
+            else:
+                points.append(None)
+                marks.append(_cross(across.share(int(s.steps[i])), which))
+        lines.append(svg.el("path", d=svg.line_path(points), class_=f"line run{which}"))
+        table.append(_row("AB"[which], s))
+    drawing = svg.join([svg.stretched(_incident_lines(across, incidents), *reversed(lines)), *marks[:400]])
+    return Panel(title, number(high), number(low), log, low == high, drawing, table)
+
+
+def _row(name: str, s: Series) -> tuple[str, ...]:
+    finite = s.values[np.isfinite(s.values)]
+    ends = [number(float(v)) if math.isfinite(v) else "not finite" for v in (s.values[0], s.values[-1])]
+    low, high = (number(float(v)) for v in (finite.min(), finite.max())) if finite.size else ("–", "–")
+    at = number(int(s.steps[np.isfinite(s.values)][np.argmax(finite)])) if finite.size else "–"
+    return (name, ends[0], low, high, at, ends[1], number(int(len(s.values) - finite.size)))
+
+
+def _cross(share: float, which: int) -> Markup:
+    return svg.el("text", "×", x=svg.percentage(share), y="13", class_=f"cross run{which}")
+
+
+def _incident_lines(across: _Across, incidents: Sequence[int]) -> Markup:
+    lines = []
+    for step in incidents[:50]:
+        x = svg.WIDE * across.share(step)
+        lines.append(svg.el("path", d=f"M{x:.2f} 0V{svg.HIGH}", class_="incident"))
+    return svg.join(lines)
+
+
+def _axis(across: _Across, incidents: Sequence[int]) -> Markup:
+    labels = []
+    for step in svg.ticks(across.first, across.last):
+        share = across.share(step)
+        anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
+        labels.append(svg.el("text", number(step), x=svg.percentage(share), y="14", text_anchor=anchor))
+    labels += [
+        svg.el("text", "▲", x=svg.percentage(across.share(step)), y="5", class_="flag") for step in incidents[:50]
+    ]
+    return svg.join(labels)
+
+
+def _events(view: RunView, across: _Across, incidents: Sequence[int]) -> Markup | None:
+    """Skipped and non-finite steps as ticks; neighbours closer than a pixel are drawn as one."""
+    rows: list[Markup] = []
+    for y, (column, cls) in enumerate((("skipped", "skip"), ("non_finite", "bad"))):
+        values = view.steps[column].astype("float64")
+        steps = sorted({int(s) for s in view.steps["step"][values > 0]})
+        places = sorted({round(svg.WIDE * across.share(s)) for s in steps})
+        rows.append(svg.join(svg.el("path", d=f"M{x} {50 * y + 6}v38", class_=f"tick {cls}") for x in places))
+    if not any(rows):
+        return None
+    return svg.stretched(_incident_lines(across, incidents), *rows)
+
+
+def _legend(view: RunView) -> list[tuple[str, str]]:
+    """What the ticks stand for, with how many there are."""
+    out = []
+    for column, name in (("skipped", "skipped by the loss scaler"), ("non_finite", "with a NaN or Inf")):
+        values = view.steps[column].astype("float64")
+        steps = view.steps["step"][values > 0].nunique()
+        if steps:
+            out.append((column, f"{plural(int(steps), 'step')} {name}"))
+    return out

@@ -1,0 +1,201 @@
+"""Where things are heading: weight updates that do not stick, and headroom that shrinks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.view import RunView
+from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.reporting.html import svg
+from precdoctor.reporting.html.layers import has_several_roots, in_order, label, short
+from precdoctor.reporting.html.survey import Survey, headroom
+from precdoctor.reporting.text import clean, number, percent
+
+#: Rows of each chart.
+ROWS = 24
+#: Binades of exponent(dw) - exponent(w) that are drawn.
+REL_LOW, REL_HIGH = -40, 4
+#: Tensors with more headroom than this are left alone; points a trend needs; share of pairs that must agree on it.
+_NEAR, _POINTS, _AGREEING = 16.0, 6, 0.8
+_SCALED_BITS = 8
+
+
+@dataclass(frozen=True)
+class Update:
+    """One parameter: what share of its intended updates left it unchanged, and how large they were beside it."""
+
+    label: str
+    full: str
+    dtype: str
+    share: str
+    lost: str
+    intended: str
+    drawing: Markup
+    bar: Markup
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The parameters that lose most, in order of depth."""
+
+    rows: list[Update]
+    axis: Markup
+    note: str
+
+
+def updates(view: RunView, survey: Survey) -> Updates | None:
+    """Lost updates per parameter; None when no update was recorded."""
+    several = has_several_roots(survey.tensors)
+    found = []
+    for t in in_order(view, survey, ("update",)):
+        lost, intended, relative = survey.updates(t)
+        if intended > 0 or relative.total:
+            found.append((t, lost, intended, relative))
+    if not found:
+        return None
+    most = ROWS if any(lost for _, lost, _, _ in found) else ROWS // 2
+    kept = {f[0] for f in sorted(found, key=lambda f: -(f[1] / max(f[2], 1)))[:most]}
+    rows = []
+    for t, lost, intended, relative in found:
+        if t in kept:
+            tensor = survey.tensors[t]
+            full, share = label(tensor, several_roots=several), lost / intended if intended else 0.0
+            bar = svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="lostbar")
+            counts = (number(lost), number(intended))
+            rows.append(
+                Update(
+                    short(full), full, clean(tensor.dtype, 40), percent(share), *counts,
+                    _relative(relative, tensor.dtype), svg.stretched(bar),
+                )
+            )  # fmt: skip
+    note = f"{number(len(rows))} of {number(len(found))} parameters" + (
+        ", those that lose most" if len(found) > len(rows) else ""
+    )
+    return Updates(rows, _relative_axis(), note + ", over all recorded steps.")
+
+
+def _relative(histogram: ExponentHistogram, dtype: str) -> Markup:
+    """Bins as bars of logarithmic height; the weight's own limit as a line."""
+    top = math.log2(1 + int(histogram.counts.max())) if histogram.total else 1.0
+    bars: dict[int, float] = {}
+    for i, count in enumerate(histogram.counts.tolist()):
+        k = min(max(histogram.lo + i, REL_LOW), REL_HIGH)
+        if count > 0:
+            bars[k] = max(bars.get(k, 0.0), math.log2(1 + count) / top)
+    fmt = known_format(dtype)
+    limit = -(fmt.mantissa_bits + 2) if fmt is not None else None
+    drawn = [
+        svg.el(
+            "path", d=f"M{k + 0.08:.2f} 10v{-9 * h:.2f}h.84v{9 * h:.2f}z",
+            class_="rel below" if limit is not None and k <= limit else "rel",
+        )
+        for k, h in sorted(bars.items())
+    ]  # fmt: skip
+    if limit is not None and limit >= REL_LOW:
+        drawn.append(svg.el("path", d=f"M{limit + 1} 0v10", class_="limit"))
+    return svg.stretched(*drawn, view=(REL_LOW, 0, REL_HIGH - REL_LOW + 1, 10))
+
+
+def _relative_axis() -> Markup:
+    labels = []
+    for k in range(REL_LOW + 8, REL_HIGH, 16):
+        share = (k - REL_LOW) / (REL_HIGH - REL_LOW + 1)
+        labels.append(
+            svg.el("text", svg.power(k), x=svg.percentage(share), y="12", text_anchor="middle" if share else "start")
+        )
+    return svg.join(labels)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The headroom of one tensor so far, and where it leads."""
+
+    label: str
+    full: str
+    kind: str
+    dtype: str
+    now: str
+    rate: str
+    reaches: str
+    urgent: bool
+    drawing: Markup
+
+
+def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
+    """The tensors with little headroom left, soonest to reach the end first; empty when none is near."""
+    found = []
+    several = has_several_roots(survey.tensors)
+    for t in in_order(view, survey):
+        tensor, room = survey.tensors[t], headroom(survey, t)
+        fmt = known_format(tensor.dtype)
+        if room is None or fmt is None or fmt.bits <= _SCALED_BITS or np.isnan(room).all() or np.nanmin(room) > _NEAR:
+            continue
+        known = np.flatnonzero(~np.isnan(room))
+        steps = survey.edges[known].astype(float)
+        slope = _trend(steps, room[known])
+        now, last = float(room[known[-1]]), float(survey.last_step)
+        reaches = last + now / -slope if slope is not None and slope < 0.0 else math.inf
+        span = max(1.0, last - float(survey.edges[0]))
+        near = reaches <= last + span
+        full = label(tensor, several_roots=several)
+        rate = "no steady trend" if slope is None else f"{number(round(100 * slope, 2))} binades per 100 steps"
+        bad = np.flatnonzero(survey.cells("non_finite")[t] > 0)
+        if bad.size:
+            said, near = f"NaN or Inf at step {number(int(survey.edges[bad[0]]))}", True
+        elif near:
+            said = f"about step {number(round(reaches))}"
+        elif slope is not None and slope < 0.0:
+            said = f"not within the next {number(int(span))} steps"
+        else:
+            said = "–"
+        drawing = _sketch(survey, room, slope if near and not bad.size else None)
+        shown = Forecast(
+            short(full), full, tensor.kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, said,
+            near, drawing,
+        )  # fmt: skip
+        found.append((reaches, float(np.nanmin(room)), shown))
+    found.sort(key=lambda f: (f[0], f[1]))
+    return [shown for _, _, shown in found[: ROWS // 2]]
+
+
+def _trend(steps: npt.NDArray[np.float64], room: npt.NDArray[np.float64]) -> float | None:
+    """Median slope between all pairs of the last half (Theil-Sen); None without enough points, or if pairs disagree."""
+    half = max(_POINTS, len(steps) // 2)
+    x, y = steps[-half:], room[-half:]
+    if len(x) < _POINTS:
+        return None
+    slopes = np.array([(y[j] - y[i]) / (x[j] - x[i]) for i, j in itertools.combinations(range(len(x)), 2)])
+    slope = float(np.median(slopes))
+    return slope if (np.sign(slopes) == np.sign(slope)).mean() >= _AGREEING else None
+
+
+def _sketch(survey: Survey, room: npt.NDArray[np.float64], slope: float | None) -> Markup:
+    """Headroom from 0 (bottom) to 16 binades over the run, its continuation dashed over as much again."""
+    first, last = float(survey.edges[0]), float(survey.last_step)
+    span = max(1.0, last - first)
+
+    def point(step: float, binades: float) -> tuple[float, float]:
+        return svg.WIDE * (step - first) / (2 * span), svg.HIGH * (1 - min(max(binades, 0.0), _NEAR) / _NEAR)
+
+    points: Sequence[tuple[float, float] | None] = [
+        None if np.isnan(r) else point(float(s), float(r)) for s, r in zip(survey.edges, room, strict=True)
+    ]
+    drawn = [
+        svg.el("path", d=f"M{svg.WIDE / 2:.0f} 0v{svg.HIGH}", class_="now"),
+        svg.el("path", d=f"M0 {svg.HIGH}h{svg.WIDE}", class_="floor"),
+        svg.el("path", d=svg.line_path(points), class_="line run0"),
+    ]
+    known = [p for p in points if p is not None]
+    if slope is not None and known:
+        now = float(room[~np.isnan(room)][-1])
+        end = last + now / -slope
+        drawn.append(svg.el("path", d=svg.line_path([known[-1], point(end, 0.0)]), class_="line run0 ahead"))
+    return svg.stretched(*drawn)

@@ -1,0 +1,80 @@
+"""Two runs side by side: the tensors they share, those first whose largest element moved most."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from precdoctor.reporting.html.layers import KIND_TITLES, has_several_roots, label, short
+from precdoctor.reporting.html.survey import Survey, TensorId, Total
+from precdoctor.reporting.text import clean, number, percent
+
+#: Rows of the table.
+ROWS = 20
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One tensor in both runs, over all steps, scales taken out."""
+
+    label: str
+    full: str
+    kind: str
+    dtype: str
+    amax: tuple[str, str]
+    moved: str
+    subnormal: tuple[str, str]
+    non_finite: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Versus:
+    """The pairs that differ most, and what could not be paired."""
+
+    pairs: list[Pair]
+    note: str
+
+
+def side_by_side(ours: Survey, other: Survey) -> Versus:
+    """Pairs by root, module, kind, name and call, whatever the dtypes."""
+    theirs = {_name(t): at for at, t in reversed(list(enumerate(other.tensors)))}
+    several = has_several_roots(ours.tensors)
+    found: list[tuple[float, Pair]] = []
+    for at, tensor in enumerate(ours.tensors):
+        match = theirs.get(_name(tensor))
+        if match is not None:
+            a, b = ours.total(at), other.total(match)
+            if a.amax and b.amax:
+                found.append(_pair(tensor, other.tensors[match], a, b, several))
+    found.sort(key=lambda f: -f[0])
+    note = f"{number(len(found))} of {number(len(ours.tensors))} tensors are in both runs"
+    if len(found) > ROWS:
+        note += f"; shown are the {ROWS} whose largest element differs most"
+    return Versus([pair for _, pair in found[:ROWS]], note + ".")
+
+
+def _pair(tensor: TensorId, match: TensorId, a: Total, b: Total, several: bool) -> tuple[float, Pair]:
+    assert a.amax is not None
+    assert b.amax is not None
+    moved = math.log2(b.amax) - math.log2(a.amax)
+    full = label(tensor, several_roots=several)
+    dtypes = dict.fromkeys((clean(tensor.dtype, 40), clean(match.dtype, 40)))
+    return abs(moved), Pair(
+        label=short(full),
+        full=full,
+        kind=KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40)),
+        dtype=" / ".join(dtypes),
+        amax=(number(a.amax), number(b.amax)),
+        moved=f"{moved:+.1f}",
+        subnormal=(_share(a.subnormal, a), _share(b.subnormal, b)),
+        non_finite=(number(a.non_finite), number(b.non_finite)),
+    )
+
+
+def _share(count: int, total: Total) -> str:
+    alive = total.numel - total.zero - total.non_finite
+    return percent(count / alive if alive else 0.0)
+
+
+def _name(tensor: TensorId) -> tuple[str, str, str, str, int]:
+    return (tensor.root, tensor.module, tensor.kind, tensor.name, tensor.call)
