@@ -55,7 +55,7 @@ bench: $(VENV)/.installed-dev  ## what recording costs on this CPU beside others
 faults: $(VENV)/.installed-dev  ## score the fault corpus and its peers; a table under benchmarks/results/
 	mkdir -p benchmarks/results
 	$(BIN)/python -m benchmarks.faults.oracle $(ARGS)
-	$(BIN)/python -m benchmarks.faults.score --peers $(ARGS) | tee benchmarks/results/faults.md
+	$(BIN)/python -m benchmarks.faults.score --tools all $(ARGS) | tee benchmarks/results/faults.md
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
 	$(BIN)/python docs/generate.py

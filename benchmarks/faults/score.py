@@ -1,4 +1,4 @@
-"""Scores diagnoses against the truth: python -m benchmarks.faults.score [--half first] [--only NAME] [--peers] ...
+"""Scores diagnoses against the truth: python -m benchmarks.faults.score [--half first] [--only NAME] [--tools all] ...
 
 Every script is recorded with `precdoctor record` in a process of its own, the log is diagnosed with
 `diagnose --output-format json`, and the first finding at warning or above (for module@3: any of the first three) is
@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import platform
 import shlex
 import statistics
 import subprocess
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,12 @@ from benchmarks.faults.truth import Truth, base_name, environment, load
 PATIENCE = 300
 QUESTIONS = ("found", "family", "code", "phase", "module@1", "module@3", "op", "line", "cause")
 PEERS = {"anomaly": "torch.autograd.detect_anomaly", "underflow": "transformers DebugUnderflowOverflow"}
+#: What a peer speaks of at all; the table leaves the rest open.
+SPEAKS = {
+    "precdoctor": frozenset(QUESTIONS),
+    PEERS["anomaly"]: frozenset({"found", "op", "line"}),
+    PEERS["underflow"]: frozenset({"found", "module@1"}),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +126,7 @@ def precdoctor(truth: Truth, options: Sequence[str], runs: Path) -> Result:
         return Result(truth, (), seconds, (told.stderr or record.stderr).strip()[-300:])
     findings = json.loads(told.stdout)["findings"]
     answers = tuple(_answer(f) for f in findings if f["severity"] in ("error", "warning"))
-    broke = None if record.returncode in (0, 66) else f"record returned {record.returncode}: {record.stderr[-300:]}"
+    broke = None if record.returncode in (0, 66) else f"the training ended with status {record.returncode}"
     return Result(truth, answers, seconds, broke)
 
 
@@ -138,7 +146,7 @@ def _answer(finding: dict[str, Any]) -> Answer:
 
 
 def peer(kind: str, truth: Truth) -> Result:
-    """One script under one of ``PEERS``. Both speak of non-finite values only, so the family is granted."""
+    """One script under one of ``PEERS``."""
     began = time.perf_counter()
     try:
         done = _run([sys.executable, "-m", "benchmarks.faults.peers", kind, str(truth.script)], truth.script.parent)
@@ -159,14 +167,14 @@ def peer(kind: str, truth: Truth) -> Result:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def row(name: str, results: Iterable[Result]) -> str:
-    """One line of the table."""
+def row(tool: str, half: str, results: Iterable[Result]) -> str:
+    """One line of the table: of the scripts where a question has an answer, how many were answered rightly."""
     results = list(results)
     faulty = [verdicts(r) for r in results if r.truth.faulty]
     healthy = [r for r in results if not r.truth.faulty]
-    cells = [name, str(len(faulty))]
+    cells = [tool, half, str(len(faulty))]
     for question in QUESTIONS:
-        asked = [v[question] for v in faulty if v[question] is not None]
+        asked = [v[question] for v in faulty if v[question] is not None and question in SPEAKS[tool]]
         cells.append(f"{sum(map(bool, asked))}/{len(asked)}" if asked else "-")
     cells.append(f"{sum(bool(r.answers) for r in healthy)}/{len(healthy)}")
     cells.append(f"{statistics.median(r.seconds for r in results):.1f}")
@@ -175,24 +183,25 @@ def row(name: str, results: Iterable[Result]) -> str:
 
 def table(rows: Iterable[str]) -> str:
     """The Markdown table."""
-    heads = ["tool and half", "faults", *QUESTIONS, "false alarms", "median s"]
+    heads = ["tool", "half", "faults", *QUESTIONS, "false alarms", "median s"]
     return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *rows])
 
 
-def misses(results: Iterable[Result]) -> list[str]:
-    """One line for every script that was not answered in full."""
+def misses(tool: str, results: Iterable[Result]) -> list[str]:
+    """One line for every script that was not answered in full, as far as the tool speaks of it."""
     lines = []
     for r in results:
         if not r.truth.faulty:
             if r.answers or r.broke:
-                said = ", ".join(f"{a.code} {a.root}:{a.module} {a.cause}" for a in r.answers[:3])
+                said = ", ".join(f"{a.code} {a.root or ''}:{a.module}" for a in r.answers[:3])
                 lines.append(f"- `{r.truth.name}` (healthy): {said or r.broke}")
             continue
-        wrong = [q for q, v in verdicts(r).items() if v is False]
+        wrong = [q for q, v in verdicts(r).items() if v is False and q in SPEAKS[tool]]
         if wrong or r.broke:
             a = r.answers[0] if r.answers else None
-            said = f"{a.code} {a.phase} {a.root}:{a.module} {a.op} {a.file}:{a.line} {a.cause}" if a else "nothing"
-            lines.append(f"- `{r.truth.name}`: {', '.join(wrong)} (said: {said}){' ' + r.broke if r.broke else ''}")
+            told = (a.code, a.phase, a.root, a.module, a.op, a.file, a.line, a.cause) if a else ("nothing",)
+            said = " ".join(str(x) for x in told if x is not None)
+            lines.append(f"- `{r.truth.name}`: {', '.join(wrong)} (said: {said}){' -- ' + r.broke if r.broke else ''}")
     return lines
 
 
@@ -211,7 +220,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", metavar="NAME", help="scripts whose name contains NAME")
     parser.add_argument("--jobs", type=int, default=1, help="scripts at a time (default 1: run times mean something)")
     parser.add_argument("--record-options", default="", metavar="OPTIONS", help="passed on, as in '--every 1'")
-    parser.add_argument("--peers", action="store_true", help="score the peers, too")
+    parser.add_argument("--tools", default="precdoctor", help="a list of precdoctor, anomaly, underflow; or all")
     parser.add_argument("--keep", metavar="DIR", type=Path, help="leave the recorded runs there")
     return parser.parse_args()
 
@@ -228,12 +237,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         runs = arguments.keep or Path(scratch)
         tools: dict[str, Callable[[Truth], Result]] = {"precdoctor": lambda t: precdoctor(t, options, runs)}
-        if arguments.peers:
-            tools |= {title: functools.partial(peer, kind) for kind, title in PEERS.items()}
-        results = {name: _score(tool, truths, arguments.jobs) for name, tool in tools.items()}
-    print(table(row(f"{n}, {h}", [r for r in rs if r.truth.half == h]) for n, rs in results.items() for h in halves))
+        tools |= {kind: functools.partial(peer, kind) for kind in PEERS}
+        wanted = list(tools) if arguments.tools == "all" else arguments.tools.split(",")
+        if unknown := [t for t in wanted if t not in tools]:
+            print(f"no tool is called {unknown[0]!r}; there are {', '.join(tools)}", file=sys.stderr)
+            return 2
+        results = {PEERS.get(name, name): _score(tools[name], truths, arguments.jobs) for name in wanted}
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("precdoctor", "torch", "transformers"))
+    print(f"{versions}, Python {platform.python_version()}; record options: {shlex.join(options) or 'none'}\n")
+    print(table(row(n, h, [r for r in rs if r.truth.half == h]) for n, rs in results.items() for h in halves))
     for name, rs in results.items():
-        print(f"\n### What {name} missed\n\n" + "\n".join(misses(rs) or ["nothing"]))
+        print(f"\n### What {name} missed\n\n" + "\n".join(misses(name, rs) or ["nothing"]))
     return 0
 
 
