@@ -9,14 +9,23 @@ from typing import Protocol, TypeVar
 from precdoctor.diagnosis.rule import Rule
 from precdoctor.diagnosis.rules import (
     activation_gradient_underflow,
+    activation_growth,
     bad_input_batch,
+    clip_before_unscale,
     fp8_saturation,
+    frozen_loss_scale,
+    gradient_explosion,
     loss_scale_collapse,
+    loss_scale_thrash,
     lost_weight_updates,
+    near_format_limit,
+    needless_loss_scaler,
     nonfinite_loss,
     nonfinite_origin_backward,
     nonfinite_origin_forward,
     nonfinite_weights,
+    unscaled_fp16_gradients,
+    weight_gradient_underflow,
 )
 from precdoctor.errors import UsageError
 
@@ -30,9 +39,18 @@ RULES: tuple[Rule, ...] = tuple(
             bad_input_batch.RULE,
             nonfinite_weights.RULE,
             activation_gradient_underflow.RULE,
+            weight_gradient_underflow.RULE,
             loss_scale_collapse.RULE,
+            loss_scale_thrash.RULE,
+            needless_loss_scaler.RULE,
+            unscaled_fp16_gradients.RULE,
+            clip_before_unscale.RULE,
+            frozen_loss_scale.RULE,
             fp8_saturation.RULE,
             lost_weight_updates.RULE,
+            near_format_limit.RULE,
+            activation_growth.RULE,
+            gradient_explosion.RULE,
         ),
         key=lambda rule: (rule.triage, rule.code),
     )

@@ -22,9 +22,18 @@ NAMES = {
     "PD104": "bad-input-batch",
     "PD105": "nonfinite-weights",
     "PD201": "activation-gradient-underflow",
+    "PD202": "weight-gradient-underflow",
     "PD301": "loss-scale-collapse",
+    "PD302": "loss-scale-thrash",
+    "PD304": "needless-loss-scaler",
+    "PD305": "unscaled-fp16-gradients",
+    "PD306": "clip-before-unscale",
+    "PD307": "frozen-loss-scale",
     "PD401": "fp8-saturation",
     "PD501": "lost-weight-updates",
+    "PD601": "near-format-limit",
+    "PD602": "activation-growth",
+    "PD603": "gradient-explosion",
 }
 
 
