@@ -12,11 +12,13 @@ from precdoctor.diagnosis.rules import (
     activation_growth,
     bad_input_batch,
     clip_before_unscale,
+    dead_layer,
     fp8_saturation,
     frozen_loss_scale,
     gradient_explosion,
     loss_scale_collapse,
     loss_scale_thrash,
+    loss_spike,
     lost_weight_updates,
     near_format_limit,
     needless_loss_scaler,
@@ -25,6 +27,7 @@ from precdoctor.diagnosis.rules import (
     nonfinite_origin_forward,
     nonfinite_weights,
     unscaled_fp16_gradients,
+    vanishing_gradients,
     weight_gradient_underflow,
 )
 from precdoctor.errors import UsageError
@@ -40,6 +43,8 @@ RULES: tuple[Rule, ...] = tuple(
             nonfinite_weights.RULE,
             activation_gradient_underflow.RULE,
             weight_gradient_underflow.RULE,
+            dead_layer.RULE,
+            vanishing_gradients.RULE,
             loss_scale_collapse.RULE,
             loss_scale_thrash.RULE,
             needless_loss_scaler.RULE,
@@ -51,6 +56,7 @@ RULES: tuple[Rule, ...] = tuple(
             near_format_limit.RULE,
             activation_growth.RULE,
             gradient_explosion.RULE,
+            loss_spike.RULE,
         ),
         key=lambda rule: (rule.triage, rule.code),
     )

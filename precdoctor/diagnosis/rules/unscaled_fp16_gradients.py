@@ -19,8 +19,8 @@ PAGE = RulePage(
 A run whose backward pass is in FP16 while no loss scale is in force (no `GradScaler`, none written by hand), and whose
 gradients therefore lie among FP16's subnormals: below 2^-14 = 6.1e-5, where each binade down costs one more of the 11
 significant bits, until 2^-25 is zero. It is a warning when the elements of the worst gradient keep fewer than
-`enough_bits` significant bits on average, information before. When elements are lost altogether, PD201 or PD202 says so and this finding is
-told inside it.
+`enough_bits` significant bits on average, information before. When elements are lost altogether, PD201 or PD202 says
+so and this finding is told inside it.
 """,
     matters="""
 Activation gradients of common networks lie between 1e-9 and 1e-4. Without a scale most of FP16's range above stays
@@ -75,8 +75,9 @@ def _finding(view: RunView, found: Survey, key: Key, guilty: Mapping[Key, Gradie
         f"No loss scale is in force, and {percent(tensor.subnormal_share)} of the gradient of the output of "
         f"`{row.place}` (float16) is subnormal in the median of {plural(len(tensor.shares), 'step')} (limit "
         f"{percent(options['subnormal_share'])}): its non-zero elements keep {bits:.1f} of 11 significant bits on "
-        f"average (limit {options['enough_bits']:g}). Its largest element is {row.amax or 0.0:.3g}; {found.headroom:.1f} binades above the largest "
-        f"gradient of the run are unused. {plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limit."
+        f"average (limit {options['enough_bits']:g}). Its largest element is {row.amax or 0.0:.3g}; "
+        f"{found.headroom:.1f} binades above the largest gradient of the run are unused. "
+        f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limit."
     )
     few = len(tensor.shares) < 4
     return Finding(

@@ -23,6 +23,8 @@ NAMES = {
     "PD105": "nonfinite-weights",
     "PD201": "activation-gradient-underflow",
     "PD202": "weight-gradient-underflow",
+    "PD203": "dead-layer",
+    "PD204": "vanishing-gradients",
     "PD301": "loss-scale-collapse",
     "PD302": "loss-scale-thrash",
     "PD304": "needless-loss-scaler",
@@ -34,6 +36,7 @@ NAMES = {
     "PD601": "near-format-limit",
     "PD602": "activation-growth",
     "PD603": "gradient-explosion",
+    "PD605": "loss-spike",
 }
 
 

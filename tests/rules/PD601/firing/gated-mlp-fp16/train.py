@@ -21,13 +21,13 @@ class Gated(nn.Module):
 torch.manual_seed(0)
 model = nn.Sequential(nn.LayerNorm(16), Gated(16), nn.Linear(16, 4))
 with torch.no_grad():
-    model[1].up.weight *= 118.0
-    model[1].gate.weight *= 118.0
+    model[1].up.weight *= 116.0
+    model[1].gate.weight *= 116.0
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
 for step in range(STEPS):
-    features = torch.randn(64, 16).sign()
-    labels = torch.randint(4, (64,))
+    features = torch.randn(1024, 16).sign()
+    labels = torch.randint(4, (1024,))
     with torch.autocast("cpu", dtype=torch.float16):
         logits = model(features)
     loss = F.cross_entropy(logits.float(), labels)
