@@ -34,6 +34,8 @@ class GradientSeries:
     #: Per step the subnormals among the non-zero elements.
     subnormal: list[float] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
+    #: Per step the share of the sum of magnitudes that is subnormal.
+    faint: list[float] = field(default_factory=list)
     worst: tuple[Process, int] = (Process(0, 0), 0)
     worst_share: float = -1.0
     dead: bool = False
@@ -52,6 +54,11 @@ class GradientSeries:
     def subnormal_share(self) -> float:
         """Subnormals among the non-zero elements, median over steps."""
         return median(self.subnormal)
+
+    @property
+    def faint_share(self) -> float:
+        """Share of the sum of magnitudes that is subnormal, median over steps."""
+        return median(self.faint)
 
 
 @dataclass
@@ -133,6 +140,8 @@ def _take(
     tensor.shares.append(share)
     tensor.lost.append(lost)
     tensor.subnormal.append(row.histogram.at_most(fmt.min_normal).low / alive if alive else 0.0)
+    below = row.histogram[: round(math.log2(fmt.min_normal))]
+    tensor.faint.append(magnitude(below) / magnitude(row.histogram) if alive else 0.0)
     found.steps.add(row.step)
     if row.amax:
         found.headroom = min(found.headroom, fmt.headroom(row.amax))

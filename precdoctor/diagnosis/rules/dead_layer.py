@@ -10,14 +10,14 @@ from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import TensorRow, path_evidence, path_to, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
-from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView, records
 
 PAGE = RulePage(
     finds="""
 Weight matrices that require gradients and take part in the forward pass, but whose gradient is exactly zero in every
 element on all recorded steps: a ReLU that never fires, a gate stuck at zero, a path cut by rounding. Of a chain of dead
-layers the one nearest the loss is named: it cuts off those before it, and its neighbours' outputs say why. Layers that
+layers the output that is zero throughout is named where there is one, else the layer nearest the loss. Layers that
 no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss) are told as
 information. Biases, frozen weights, modules that never ran, steps without a learning rate, and the first steps of
 zero-initialised layers are not judged. Single dead units or unused embedding rows are not a dead layer.
@@ -51,6 +51,8 @@ _COLUMNS = ("root", "module", "module_class", "kind", "name", "phase", "shape", 
 
 #: Root, module and name of a parameter.
 _Place = tuple[str, str, str]
+#: Kinds that the path to a tensor of a kind goes through.
+_AROUND = {"output": ("batch", "input", "output"), "weight_grad": ("loss", "grad_output")}
 
 
 @dataclass
@@ -140,64 +142,81 @@ def _unreached(
 def _dead_finding(view: RunView, dead: Mapping[_Place, _Gradient], matrices: int, options: Options) -> Finding:
     process, step = next(iter(dead.values())).last
     rows = view.rows(process, step)
-    ordered = [r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead]
-    row = ordered[0]  # the backward pass begins at the loss
+    row = next(r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead)  # nearest the loss
     gradient = dead[row.root, row.module, row.name]
-    parameter = ".".join(p for p in (row.module, row.name) if p)
-    blocker = _blocker(row, rows)
+    blocker = _blocker(rows, dead)
+    culprit = blocker or row
     elements = sum(g.numel for g in dead.values())
+    parameters = [f"{m}.{n}".strip(".") for _, m, n in dead]
+    listed = ", ".join(f"`{p}`" for p in parameters[:4]) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
     message = (
-        f"The gradient of `{parameter}` ({gradient.module_class}, {gradient.numel:,} elements) was exactly zero on all "
-        f"{plural(gradient.steps, 'recorded step')} (limit {options['min_steps']:g}), steps up to {step}; "
-        f"{plural(len(dead), 'weight')} of {matrices:,} and {elements:,} elements in all get nothing from the loss. "
+        f"The gradient of {listed} was exactly zero in every element on all {plural(gradient.steps, 'recorded step')} "
+        f"(limit {options['min_steps']:g}), steps up to {step}: {elements:,} elements in {len(dead)} of {matrices:,} "
+        "weight matrices get nothing from the loss. "
     )
-    message += (
-        f"{blocker.label[0].upper()}{blocker.label[1:]}, which follows it, is {percent(blocker.zero / blocker.numel)} "
-        "zeros, and no gradient passes there."
-        if blocker is not None
-        else "The output gradient recorded behind it is zero as well."
-        if _output_gradient_is_zero(row, rows)
-        else "A gradient does arrive at its output: its input, or the code between, is zero."
-    )
+    if blocker is not None:
+        message += (
+            f"All {blocker.numel:,} elements of {blocker.label} ({blocker.module_class}) are zero: nothing passes."
+        )
+    elif _output_gradient_is_zero(row, rows):
+        message += "The gradient arriving at its output is zero as well: it is cut off between there and the loss."
+    else:
+        message += "A gradient does arrive at its output: its input, or the code between, is zero."
+    who = f"`{culprit.module or culprit.root}`"
+    title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is dead"
     return Finding(
         code="PD203",
         name="dead-layer",
         severity=Severity.WARNING,
         confidence=0.9 if gradient.steps >= 2 * options["min_steps"] else 0.75,
-        title=f"`{row.module or row.root}` is dead: its gradient was exactly zero on all {gradient.steps} steps",
+        title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on all {gradient.steps} steps",
         message=message,
-        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.BACKWARD, process.rank, step),
+        location=Location(
+            culprit.root,
+            culprit.module,
+            culprit.module_class or None,
+            culprit.kind,
+            Phase.FORWARD if blocker is not None else Phase.BACKWARD,
+            process.rank,
+            step,
+        ),
         evidence={
             "zero_gradient_steps": gradient.steps,
             "limit": options["min_steps"],
-            "dead_weights": [f"{m}.{n}".strip(".") for _, m, n in list(dead)[:16]],
+            "dead_weights": parameters[:16],
             "dead_elements": elements,
-            "blocked_by": blocker.module if blocker is not None else None,
-            "range": range_evidence(blocker if blocker is not None else row),
-            "path": path_evidence(path_to([r for r in rows if r.kind in ("loss", "grad_output")], row)),
+            "range": range_evidence(culprit),
+            "path": path_evidence(path_to([r for r in rows if r.kind in _AROUND[culprit.kind]], culprit)),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescriptions=(
-            Prescription(
-                title=f"initialise `{row.module or row.root}` again: dead elements {elements:,} -> 0",
-                change={"module": row.module, "initialise": True},
-                predicted={"dead_elements": {"from": elements, "to": 0}},
-                snippet=(
-                    "import torch\n\n"
-                    f"layer = {module_expression(row.module)}\n"
-                    "layer.reset_parameters()  # and look at the activation behind it\n"
-                ),
-            ),
+        prescriptions=(_revive(dead, blocker, row, elements),),
+    )
+
+
+def _revive(dead: Mapping[_Place, _Gradient], blocker: TensorRow | None, row: TensorRow, elements: int) -> Prescription:
+    """Start again with the layer that feeds what is zero, or with the dead layer itself."""
+    behind = [m for _, m, _ in dead if blocker is None or m < blocker.module]
+    module = behind[-1] if blocker is not None and behind else row.module
+    return Prescription(
+        title=f"initialise `{module or row.root}` again: dead elements {elements:,} -> 0",
+        change={"module": module, "initialise": True},
+        predicted={"dead_elements": {"from": elements, "to": 0}},
+        snippet=(
+            "import torch\n\n"
+            f"layer = {module_expression(module)}\n"
+            "layer.reset_parameters()  # weights and bias, so that the activation behind it fires\n"
         ),
     )
 
 
-def _blocker(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
-    """The first output after the module's own that is zero throughout."""
-    outputs = [r for r in rows if r.kind == "output" and r.order is not None and r.root == row.root]
-    own = next((r.order for r in outputs if r.module == row.module), None)
-    after = [r for r in outputs if own is not None and (r.order or 0) > own]
-    return next((r for r in after[:3] if r.zero == r.numel), None)
+def _blocker(rows: Sequence[TensorRow], dead: Mapping[_Place, _Gradient]) -> TensorRow | None:
+    """The first output that is zero throughout, from the first dead layer on in execution order."""
+    outputs = [r for r in rows if r.kind == "output" and r.order is not None and r.phase == "train"]
+    places = {(root, module) for root, module, _ in dead}
+    start = min((r.order or 0 for r in outputs if (r.root, r.module) in places), default=None)
+    if start is None:
+        return None
+    return next((r for r in outputs if (r.order or 0) >= start and r.zero == r.numel), None)
 
 
 def _output_gradient_is_zero(row: TensorRow, rows: Sequence[TensorRow]) -> bool:

@@ -224,7 +224,7 @@ RULE = Rule(
             30.0,
             "times the median",
             "Jump of the gradient norm over the 32 steps before, on three of five steps.",
-            "Precdoctor's own: norms of healthy runs stay within a factor of ten of their running median.",
+            "Precdoctor's own: norms of healthy runs stay within a factor of fifteen of their running median.",
             1.0,
         ),
         RuleOption(

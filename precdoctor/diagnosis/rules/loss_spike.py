@@ -21,8 +21,9 @@ PAGE = RulePage(
     finds="""
 A loss that leaves the range of the steps before (more than `deviations` robust standard deviations above their median)
 and undoes at least a quarter of the progress made since the start. If it stays up for three of five steps it is a
-warning; a single high step is information, and only when it undoes all progress and doubles the loss. The recorded steps up to it are searched for the tensor that left its own
-range first: amax more than `moved` binades above its median; earliest step, then earliest in execution order.
+warning; a single high step is information, and only when it undoes all progress and doubles the loss. The recorded
+steps up to it are searched for the tensor that left its own range first: amax more than `moved` binades above its
+median; earliest step, then earliest in execution order.
 """,
     matters="""
 What a spike leaves behind (weights thrown away from where they were, a second moment that is too large for a thousand
@@ -41,7 +42,7 @@ clipped. If the same layer moves again, normalise its input or lower its rate al
 know its range. Losses of each optimizer are judged apart.
 """,
     references=(
-        "Chowdhery et al., PaLM, arXiv:2204.02311, section 5.1 (loss spikes; skipping batches around them)",
+        "Chowdhery et al., PaLM, arXiv:2204.02311 (loss spikes; skipping batches around them)",
         "Molybog et al., A Theory on Adam Instability in Large-Scale Machine Learning, arXiv:2304.09871",
     ),
 )
@@ -166,7 +167,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
         evidence["moved_first"] = {"step": row.step, "amax": row.amax, "usual_amax": moved.usual if moved else None}
-    because = f"; `{row.place}` moved first" if row is not None else ""
+    because = f"; {row.label} moved first" if row is not None else ""
     return Finding(
         code="PD605",
         name="loss-spike",

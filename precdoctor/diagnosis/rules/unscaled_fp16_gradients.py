@@ -52,9 +52,12 @@ def check(view: RunView, options: Options) -> Checked:
     if any(s.loss_scale is not None for steps in view.timeline.values() for s in steps):
         return Checked.not_applicable("a loss scale is in force")
     found = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
-    half = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
-    if not half:
+    every = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
+    if not every:
         return Checked.not_applicable("no output gradient is in FP16")
+    half = {k: t for k, t in every.items() if t.faint_share >= options["faint_share"]}
+    if not half:
+        return Checked((), f"{plural(len(every), 'FP16 gradient')}: what is subnormal carries no weight")
     key, worst = max(half.items(), key=lambda item: item[1].subnormal_share)
     seen = f"{plural(len(half), 'FP16 gradient')} without a loss scale: {percent(worst.subnormal_share)} subnormal"
     limit = options["subnormal_share"]
@@ -153,6 +156,14 @@ RULE = Rule(
             "fraction",
             "Subnormals among the non-zero elements of a gradient, median over steps.",
             "Precdoctor's own: a Gaussian with a quarter of its elements below 2^-14 has 3e-4 of them below 2^-25.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "faint_share",
+            0.05,
+            "fraction",
+            "Share of the sum of magnitudes that must be subnormal: spares gradients that a few elements carry.",
+            "Precdoctor's own.",
             maximum=1.0,
         ),
         RuleOption(

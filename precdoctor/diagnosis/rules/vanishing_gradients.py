@@ -122,8 +122,8 @@ RULE = Rule(
             16.0,
             "binades",
             "Fall of the gradient's norm from the last layer to the first that is too much.",
-            "Precdoctor's own: the distance from 1 to FP16's smallest normal number is 14; transformers and ReLU "
-            "networks of eight layers lose less than 6.",
+            "Precdoctor's own: the distance from 1 to FP16's smallest normal number is 14; healthy chains of "
+            "four to eight layers lose less than 2.",
         ),
         RuleOption("min_layers", 4.0, "layers", "Shorter chains are not judged.", "A trend needs a few points.", 3.0),
         RuleOption(

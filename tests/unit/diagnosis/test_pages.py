@@ -33,10 +33,15 @@ NAMES = {
     "PD307": "frozen-loss-scale",
     "PD401": "fp8-saturation",
     "PD501": "lost-weight-updates",
+    "PD502": "no-master-weights",
+    "PD503": "adam-eps-dominates",
+    "PD504": "oversized-weight-updates",
+    "PD505": "stalled-second-moment",
     "PD601": "near-format-limit",
     "PD602": "activation-growth",
     "PD603": "gradient-explosion",
     "PD605": "loss-spike",
+    "PD703": "half-precision-positions",
 }
 
 
