@@ -126,7 +126,8 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
     for step in recent:
         for row in view.rows(spike.process, step):
             logs = seen.get(row.key, ())
-            if not row.amax or len(logs) < 4:
+            effect = row.kind in BACKWARD_KINDS and step == spike.first.step  # of that very loss
+            if not row.amax or len(logs) < 4 or effect:
                 continue
             middle, deviation = spread(logs)
             amax = math.log2(row.amax)

@@ -75,7 +75,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     mine = [r for r in rows if r.kind == "grad_output" and r.module in {k.module for k in alive}]
     row = next((r for r in mine if r.module == first.module), None)
     message = (
-        f"Along the {len(alive)} layers `{chain.pattern}` ({chain.module_class}) the gradient falls from "
+        f"Along {len(alive)} layers of {chain.module_class} (`{chain.pattern}`) the gradient falls from "
         f"{last.norm:.3g} at `{last.module}` to {first.norm:.3g} at `{first.module}` (L2, median of "
         f"{plural(chain.steps, 'step')}): by 2^{lost:.1f} (limit 2^{options['decay']:g}), a factor of "
         f"{2.0**each:.3g} per layer. An element of the first one is {first.rms:.2g} on average."
@@ -95,7 +95,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         name="vanishing-gradients",
         severity=Severity.WARNING,
         confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
-        title=f"gradients vanish along `{chain.pattern}`: {first.norm / last.norm:.2g} of them reach `{first.module}`",
+        title=f"gradients vanish along {len(alive)} layers: {first.norm / last.norm:.2g} reaches `{first.module}`",
         message=message,
         location=Location(chain.root, first.module, chain.module_class, "grad_output", Phase.BACKWARD, 0, step),
         evidence=evidence,

@@ -62,6 +62,6 @@ FIRING = {
         lambda: dead("blocks.0.mlp.up", "blocks.0.mlp.down", output="blocks.0.mlp.down"),
         module="blocks.0.mlp.down", kind="output", severity="warning", says=("lets no gradient pass",),
     ),
-    "unreached": Sample(unreached, module="head", severity="info", rank=None, bare=True, says=("never got a gradient",)),
+    "unreached": Sample(unreached, module="head", severity="info", rank=None, bare=True, says=("never got",)),
 }  # fmt: skip
 HEALTHY = {f.__name__: f for f in (first_steps_of_a_zero_layer, frozen, rate_zero, too_short, Training)}
