@@ -9,10 +9,27 @@ from precdoctor.diagnosis.finding import Finding
 
 #: Findings of the first code explain those of the others when they cover the same steps.
 _EXPLAINS = {
-    "PD104": ("PD101", "PD102", "PD103", "PD105", "PD301"),
+    "PD104": ("PD101", "PD102", "PD103", "PD105", "PD301", "PD302", "PD603", "PD605"),
     "PD101": ("PD301",),
     "PD103": ("PD301",),
 }
+#: What leads to a non-finite value, or is the same fault seen from another side: told with it, whatever the steps.
+_NEAR_NONFINITE = ("PD302", "PD304", "PD504", "PD601", "PD602", "PD603", "PD604", "PD605")
+#: Findings of the first code explain those of the others wherever they are: both speak of the run as a whole.
+_EXPLAINS_RUN = {
+    **dict.fromkeys(("PD101", "PD102", "PD103", "PD105"), _NEAR_NONFINITE),
+    "PD201": ("PD202", "PD203", "PD204", "PD305"),
+    "PD202": ("PD203", "PD305"),
+    "PD204": ("PD203",),
+    "PD301": ("PD302", "PD303"),
+    "PD303": ("PD201", "PD202"),
+    "PD307": ("PD302", "PD303"),
+    "PD501": ("PD502", "PD505"),
+    "PD603": ("PD504", "PD605"),
+    "PD604": ("PD601", "PD602"),
+}
+#: ... when they speak of the same module.
+_EXPLAINS_PLACE = {"PD602": ("PD601",)}
 
 
 def covered_steps(finding: Finding) -> tuple[int, int] | None:
@@ -26,6 +43,10 @@ def covered_steps(finding: Finding) -> tuple[int, int] | None:
 
 def explains(cause: Finding, effect: Finding) -> bool:
     """Whether ``effect`` is a consequence of ``cause``: named so above, and it begins while the cause is at work."""
+    if effect.code in _EXPLAINS_RUN.get(cause.code, ()):
+        return True
+    if effect.code in _EXPLAINS_PLACE.get(cause.code, ()):
+        return (cause.location.root, cause.location.module) == (effect.location.root, effect.location.module)
     if effect.code not in _EXPLAINS.get(cause.code, ()):
         return False
     span, begin = covered_steps(cause), effect.evidence.get("first_overflow_step", effect.location.step)

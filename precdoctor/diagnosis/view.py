@@ -28,8 +28,8 @@ BAD_COUNTS = ("nan", "pos_inf", "neg_inf")
 
 _STEP_COLUMNS = (
     *("step", "rank", "optimizer", "complete", "micro_steps", "loss", "lr", "grad_norm", "clip_norm", "loss_scale"),
-    *("growth_tracker", "found_inf", "skipped", "autocast_dtype", "lost_update_fraction", "non_finite", "sampled"),
-    *("recorder_ns", "device_ns", "step_ns"),
+    *("clipped_before_unscale", "growth_tracker", "found_inf", "skipped", "autocast_dtype", "lost_update_fraction"),
+    *("non_finite", "sampled", "recorder_ns", "device_ns", "step_ns"),
 )
 _T = TypeVar("_T")
 
@@ -55,6 +55,15 @@ class StepFacts:
     loss_scale: float | None
     lr: float | None
     loss_is_bad: bool
+    #: Of the attempt's optimizer: class + ``#n``.
+    optimizer: str = ""
+    micro_steps: int = 1
+    #: L2, unscaled, before clipping.
+    grad_norm: float | None = None
+    clip_norm: float | None = None
+    clipped_before_unscale: bool | None = None
+    growth_tracker: int | None = None
+    autocast_dtype: str | None = None
 
 
 class RunView:
@@ -315,6 +324,13 @@ def _step_facts(record: Mapping[str, Any]) -> StepFacts:
         loss_scale=number(record.get("loss_scale")),
         lr=number(record.get("lr")),
         loss_is_bad=bool(record["loss_is_bad"]),
+        optimizer=text(record.get("optimizer")),
+        micro_steps=integer(record.get("micro_steps")) or 1,
+        grad_norm=number(record.get("grad_norm")),
+        clip_norm=number(record.get("clip_norm")),
+        clipped_before_unscale=None if (early := number(record.get("clipped_before_unscale"))) is None else early != 0,
+        growth_tracker=integer(record.get("growth_tracker")),
+        autocast_dtype=text(record.get("autocast_dtype")) or None,
     )
 
 
@@ -329,4 +345,11 @@ def _together(a: StepFacts, b: StepFacts) -> StepFacts:
         loss_scale=b.loss_scale if b.loss_scale is not None else a.loss_scale,
         lr=max((x for x in (a.lr, b.lr) if x is not None), default=None),
         loss_is_bad=a.loss_is_bad or b.loss_is_bad,
+        optimizer=a.optimizer or b.optimizer,
+        micro_steps=max(a.micro_steps, b.micro_steps),
+        grad_norm=a.grad_norm if a.grad_norm is not None else b.grad_norm,
+        clip_norm=a.clip_norm if a.clip_norm is not None else b.clip_norm,
+        clipped_before_unscale=a.clipped_before_unscale or b.clipped_before_unscale,
+        growth_tracker=b.growth_tracker if b.growth_tracker is not None else a.growth_tracker,
+        autocast_dtype=a.autocast_dtype or b.autocast_dtype,
     )

@@ -86,7 +86,9 @@ def histogram(values: np.ndarray) -> Row:
     return row
 
 
-_HEALTHY = histogram(np.random.default_rng(0).normal(0.0, 1.0, NUMEL).astype(np.float32))
+_VALUES = np.random.default_rng(0).normal(0.0, 1.0, NUMEL).astype(np.float32)
+_HEALTHY = histogram(_VALUES)
+_UPDATE = histogram(_VALUES * 2.0**-8)
 
 
 def tensor(step: int, kind: str, module: str, order: int | None, **columns: Any) -> Row:
@@ -131,8 +133,14 @@ def healthy_step(
     for module, _ in FORWARD:
         add("weight", module, name="weight", dtype=weight_dtype)
         rel = {"unchanged": 0, "rel_lo": -8, "rel_hist": [NUMEL // 2, NUMEL // 2]}
-        add("update", module, name="weight", dtype=weight_dtype, **rel)
+        add("update", module, name="weight", dtype=weight_dtype, **_UPDATE, **rel)
     return rows
+
+
+def normal(sigma: float, dtype: str = "float32") -> Row:
+    """The statistics columns of a Gaussian tensor of this standard deviation, rounded to ``dtype``; 0: all zeros."""
+    values = (_VALUES * sigma).astype(dtype).astype(np.float32)
+    return {"amin_nonzero": None, "exp_lo": None, "exp_hist": None, **histogram(values)}
 
 
 def find(rows: Iterable[Row], kind: str, module: str = "") -> Row:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Mapping
 
-from precdoctor.diagnosis import snippets
-from precdoctor.diagnosis.bad_steps import is_well
-from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.rows import Key, TensorRow, known_format, path_evidence, range_evidence
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.rows import Key, TensorRow, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.underflow import GradientSeries, Survey, plan, prescribe, survey, tail_of
+from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import Format
-from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.numerics.tail import Tail, flushed_tail, magnitude
 
 PAGE = RulePage(
     finds="""
@@ -62,58 +56,22 @@ alarm is the worse error. tests/unit/numerics/test_tail.py holds it to that.
     ),
 )
 
-_HALF = ("float16", "bfloat16")
-_COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "order"),
-    *("nan", "pos_inf", "neg_inf", "zero", "amax", "amin_nonzero", "exp_lo", "exp_hist"),
-)
-
-
-@dataclass
-class _Tensor:
-    """One output gradient over the steps that were looked at."""
-
-    fmt: Format
-    shares: list[float] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)
-    worst: tuple[Process, int] = (Process(0, 0), 0)
-    worst_share: float = -1.0
-    dead: bool = False
-
-    @property
-    def share(self) -> float:
-        return median(self.shares)
-
-    @property
-    def lost_share(self) -> float:
-        return median(self.lost)
-
-
-@dataclass
-class _Survey:
-    """What one pass over the gradients found out."""
-
-    tensors: dict[Key, _Tensor] = field(default_factory=dict)
-    steps: set[int] = field(default_factory=set)
-    #: Smallest headroom of any half-precision gradient that was finite, in binades.
-    headroom: float = math.inf
-
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the worst tensor, with all others above the limits as evidence."""
-    survey = view.remember(f"underflow:{options['max_steps']:g}", lambda: _survey(view, options))
-    if not survey.tensors:
+    found = survey(view, max_steps=options["max_steps"], dying_share=options["flushed_share"])
+    if not found.tensors:
         return Checked.not_applicable("no output gradient is in FP16 or BF16")
-    seen = f"{plural(len(survey.tensors), 'output gradient')} on {plural(len(survey.steps), 'step')}"
+    seen = f"{plural(len(found.tensors), 'output gradient')} on {plural(len(found.steps), 'step')}"
     guilty = {
         k: t
-        for k, t in survey.tensors.items()
+        for k, t in found.tensors.items()
         if t.share >= options["flushed_share"] and t.lost_share >= options["lost_magnitude"]
     }
     if not guilty:
-        worst = max(t.share for t in survey.tensors.values())
+        worst = max(t.share for t in found.tensors.values())
         return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(options['flushed_share'])})")
-    finding = _finding(view, survey, guilty, options)
+    finding = _finding(view, found, guilty, options)
     return Checked(
         [finding],
         f"{plural(len(guilty), 'gradient')} of {seen} above {percent(options['flushed_share'])}",
@@ -121,86 +79,23 @@ def check(view: RunView, options: Options) -> Checked:
     )
 
 
-# -- measuring --------------------------------------------------------------------------------------------------------
-
-
-def _examined_steps(view: RunView, limit: int) -> list[int]:
-    """At most ``limit`` sampled steps, evenly spread, those that were skipped or went wrong left out."""
-    healthy = sorted(
-        {
-            facts.step
-            for process, steps in view.timeline.items()
-            for facts in steps
-            if facts.sampled and not facts.skipped and is_well(view, process, facts)
-        }
-    )
-    return healthy[:: max(1, math.ceil(len(healthy) / limit))]
-
-
-def _survey(view: RunView, options: Options) -> _Survey:
-    survey = _Survey()
-    steps = _examined_steps(view, int(options["max_steps"]))
-    if not steps:
-        return survey
-    dying: dict[tuple[Process, int, str], bool] = {}
-    for frame in view.scan(_COLUMNS, ("grad_output",), steps=steps, where=[("dtype", "in", _HALF)]):
-        for record in frame.sort_values(["rank", "attempt", "step", "order"], kind="stable").to_dict("records"):
-            row = TensorRow.of(record)
-            if row.bad or row.phase == "recompute":
-                continue
-            _take(survey, row, dying, options)
-    return survey
-
-
-def _take(survey: _Survey, row: TensorRow, dying: dict[tuple[Process, int, str], bool], options: Options) -> None:
-    fmt = known_format(row.dtype)
-    if fmt is None or row.numel == 0:
-        return
-    process = Process(row.rank, row.attempt)
-    where = (process, row.step, row.root)
-    tail = _tail(row, fmt)
-    flushed, alive = tail.total, row.numel - row.zero
-    share = flushed / (flushed + alive) if flushed + alive else float(dying.get(where, False))
-    lost = _lost_magnitude(row.histogram, tail) if alive else share
-    dying[where] = share >= options["flushed_share"] if alive else dying.get(where, False)
-    tensor = survey.tensors.setdefault(row.key, _Tensor(fmt))
-    tensor.shares.append(share)
-    tensor.lost.append(lost)
-    survey.steps.add(row.step)
-    if row.amax:
-        survey.headroom = min(survey.headroom, fmt.headroom(row.amax))
-    if share > tensor.worst_share:
-        tensor.worst, tensor.worst_share, tensor.dead = (process, row.step), share, alive == 0
-
-
-def _tail(row: TensorRow, fmt: Format) -> Tail:
-    """The extrapolation, skipped for the usual tensor: nothing survives near the flush limit."""
-    near = row.amin_nonzero is not None and row.amin_nonzero <= 4.0 * fmt.min_subnormal
-    return flushed_tail(row.histogram, row.zero if near else 0, fmt)
-
-
-def _lost_magnitude(histogram: ExponentHistogram, tail: Tail) -> float:
-    total = magnitude(histogram) + tail.mass
-    return tail.mass / total if total > 0.0 else 0.0
-
-
 # -- telling ----------------------------------------------------------------------------------------------------------
 
 
-def _finding(view: RunView, survey: _Survey, guilty: Mapping[Key, _Tensor], options: Options) -> Finding:
+def _finding(view: RunView, found: Survey, guilty: Mapping[Key, GradientSeries], options: Options) -> Finding:
     key, tensor = max(guilty.items(), key=lambda item: (not item[1].dead, item[1].share))
     process, step = tensor.worst
     rows = view.rows(process, step)
     row = next(r for r in rows if r.key == key)
     facts = view.step_facts(process, step)
     current = (row.scale or (facts.loss_scale if facts is not None else None)) or 1.0
-    plan = _plan(view, survey, guilty, options)
+    chosen = plan(view, found, guilty, target=options["flushed_share"] / 10.0, margin=options["margin_binades"])
     lost, limit = percent(tensor.lost_share), percent(options["lost_magnitude"])
     message = (
         f"{percent(tensor.share)} of the gradient of the output of `{row.place}` ({row.dtype}) was rounded to zero in "
         f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}), {lost} of "
         f"its magnitude (limit {limit}). {_range_words(row, tensor.fmt)} "
-        f"Loss scale: {current:g}. {plural(len(guilty), 'gradient')} of {len(survey.tensors):,} above the limits."
+        f"Loss scale: {current:g}. {plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits."
     )
     severe = tensor.share >= options["error_share"]
     known = [r for r in rows if r.kind in ("loss", "grad_output") and r.order is not None]
@@ -209,28 +104,28 @@ def _finding(view: RunView, survey: _Survey, guilty: Mapping[Key, _Tensor], opti
         "flushed_share": tensor.share,
         "limit": options["flushed_share"],
         "lost_magnitude_share": tensor.lost_share,
-        "structural_zero_share": max(0.0, row.zero - _tail(row, tensor.fmt).total) / row.numel,
+        "structural_zero_share": max(0.0, row.zero - tail_of(row, tensor.fmt).total) / row.numel,
         "subnormal_share": row.subnormal / row.numel,
         "loss_scale": current,
-        "steps_examined": len(survey.steps),
+        "steps_examined": len(found.steps),
         "tensors": [
             {"root": k[0], "module": k[1], "flushed_share": t.share, "lost_magnitude_share": t.lost_share}
             for k, t in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
         ],
         "range": range_evidence(row),
         "path": path_evidence(path),
-        "confidence_reason": _confidence(tensor, row, survey)[1],
+        "confidence_reason": _confidence(tensor, row, found)[1],
     }
     return Finding(
         code="PD201",
         name="activation-gradient-underflow",
         severity=Severity.ERROR if severe else Severity.WARNING,
-        confidence=_confidence(tensor, row, survey)[0],
+        confidence=_confidence(tensor, row, found)[0],
         title=f"{percent(tensor.share)} of the gradient of `{row.place}` is flushed to zero in {tensor.fmt.name}",
         message=message,
         location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.BACKWARD, process.rank, step),
         evidence=evidence,
-        prescriptions=(_prescribe(view, tensor.fmt, current, plan),),
+        prescriptions=(prescribe(view, tensor.fmt, current, chosen),),
     )
 
 
@@ -241,73 +136,14 @@ def _range_words(row: TensorRow, fmt: Format) -> str:
     return f"Nothing of it survived; {limit}."
 
 
-def _confidence(tensor: _Tensor, row: TensorRow, survey: _Survey) -> tuple[float, str]:
+def _confidence(tensor: GradientSeries, row: TensorRow, found: Survey) -> tuple[float, str]:
     if row.numel - row.zero < 1000 and not tensor.dead:
         return 0.6, "fewer than 1,000 elements survive"
     if tensor.dead:
         return 0.7, "the tensor is zero throughout; the gradient before it was dying"
-    if len(survey.steps) < 4:
+    if len(found.steps) < 4:
         return 0.7, "fewer than four steps were sampled"
     return 0.9, "the survivors pile up at the flush limit as the zeros continue them"
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A power of two to multiply the loss with, and what the histograms say it would do."""
-
-    binades: int
-    before: float
-    after: float
-    headroom: float
-
-
-def _plan(view: RunView, survey: _Survey, guilty: Mapping[Key, _Tensor], options: Options) -> _Plan:
-    """The smallest power of two that brings the worst tensor to a tenth of the limit, if the headroom allows it."""
-    most = max(0, math.floor(survey.headroom - options["margin_binades"]))
-    rows = list(_worst_rows(view, guilty))
-    target = options["flushed_share"] / 10.0
-    before = _worst_share(rows, 0)
-    chosen = next((k for k in range(1, most + 1) if _worst_share(rows, k) <= target), most)
-    return _Plan(chosen, before, _worst_share(rows, chosen), survey.headroom - chosen)
-
-
-def _worst_rows(view: RunView, guilty: Mapping[Key, _Tensor]) -> Iterable[tuple[TensorRow, Format]]:
-    for key, tensor in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]:
-        row = next((r for r in view.rows(*tensor.worst) if r.key == key), None)
-        if row is not None and not tensor.dead:
-            yield row, tensor.fmt
-
-
-def _worst_share(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> float:
-    """The largest flushed share among ``rows`` were the loss multiplied by ``2**binades``."""
-    worst = 0.0
-    for row, fmt in rows:
-        tail = _tail(row, fmt)
-        intended = tail.total + row.numel - row.zero
-        worst = max(worst, tail.still_flushed(fmt, 2.0**binades) / intended if intended else 0.0)
-    return worst
-
-
-def _prescribe(view: RunView, fmt: Format, current: float, plan: _Plan) -> Prescription:
-    if plan.binades == 0:
-        return Prescription(
-            title=f"use BF16 autocast: FP16 leaves {plan.headroom:.1f} binades for a larger loss scale, too few",
-            change={"autocast_dtype": {"from": fmt.dtype, "to": "bfloat16"}},
-            predicted={"flushed_share": {"from": plan.before, "to": 0.0}},
-            snippet=snippets.bfloat16_autocast(view.device),
-        )
-    scale = 2.0 ** (round(math.log2(current)) + plan.binades)
-    exponent = round(math.log2(scale))
-    return Prescription(
-        title=f"loss scale 2^{exponent}: flushed {percent(plan.before)} -> {percent(plan.after)}",
-        change={"loss_scale": {"from": current, "to": scale}},
-        predicted={
-            "flushed_share": {"from": plan.before, "to": plan.after},
-            "overflow": 0,
-            "headroom_binades": round(plan.headroom, 1),
-        },
-        snippet=snippets.grad_scaler(view.device, scale),
-    )
 
 
 RULE = Rule(

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis import snippets
-from precdoctor.diagnosis.bad_steps import reference_of
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.origin import locate_forward, suspicious
-from precdoctor.diagnosis.rows import (
-    BACKWARD_KINDS,
-    FORWARD_KINDS,
-    TensorRow,
-    known_format,
-    number,
-    path_evidence,
-    path_to,
-    range_evidence,
-)
+from precdoctor.diagnosis.overflows import Culprits, culprits
+from precdoctor.diagnosis.rows import known_format, number, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
@@ -154,64 +143,19 @@ def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
     return _Collapse("busy", after[0].step, after[-1].step, start, end, words, severe=False)
 
 
-# -- the culprit ------------------------------------------------------------------------------------------------------
-
-#: Skipped steps whose backward pass is looked at for the culprit, evenly spread.
-_EXAMINED = 16
-
-
-@dataclass(frozen=True)
-class _Overflow:
-    """Where one skipped step first became non-finite."""
-
-    row: TensorRow
-    root: str
-    module: str
-    module_class: str
-    phase: Phase
-    path: tuple[TensorRow, ...]
-
-
-def _overflows(view: RunView, course: _Course, collapse: _Collapse) -> list[_Overflow]:
-    """Per examined skipped step the first non-finite tensor: in the forward pass if there is one, else backward."""
-    skipped = [s.step for s in course.steps if s.skipped and s.sampled and collapse.first <= s.step <= collapse.last]
-    chosen = skipped[:: max(1, len(skipped) // _EXAMINED)][:_EXAMINED]
-    found: list[_Overflow] = []
-    if not chosen:
-        return found
-    reference = reference_of(view, course.process, chosen[0], frozenset(skipped))
-    for step in chosen:
-        rows = view.rows(course.process, step)
-        forward = [r for r in rows if r.kind in FORWARD_KINDS and r.phase != "recompute"]
-        row, masks = suspicious(forward, reference, loss_is_finite=True)
-        if row is not None:
-            origin = locate_forward(row, rows, masks, view.module_classes)
-            path = tuple(path_to(forward, row))
-            found.append(_Overflow(row, origin.root, origin.module, origin.module_class, Phase.FORWARD, path))
-            continue
-        gradients = [r for r in rows if r.kind in BACKWARD_KINDS]
-        bad = [r for r in gradients if r.bad]
-        if bad:
-            row = min(bad, key=lambda r: r.position)
-            path = tuple(path_to(gradients, row))
-            found.append(_Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, path))
-    return found
-
-
 def _finding(view: RunView, course: _Course, collapse: _Collapse) -> Finding:
-    overflows = _overflows(view, course, collapse)
-    places = Counter((o.root, o.module) for o in overflows)
-    place, hits = places.most_common(1)[0] if places else (None, 0)
-    shown = next((o for o in overflows if (o.root, o.module) == place), None)
-    skipped = [s.step for s in course.steps if s.skipped and collapse.first <= s.step <= collapse.last]
+    steps = [s for s in course.steps if s.skipped and collapse.first <= s.step <= collapse.last]
+    skipped = [s.step for s in steps]
+    found = culprits(view, course.process, steps)
+    shown = found.shown
     message = f"On rank {course.process.rank}, {collapse.measured} at steps {collapse.first} to {collapse.last}: "
-    message += f"{plural(len(skipped), 'step')} skipped. {_culprit_words(shown, hits, len(overflows))}"
+    message += f"{plural(len(skipped), 'step')} skipped. {found.words()}"
     evidence = {
         "first_overflow_step": skipped[0] if skipped else collapse.first,
         "last_bad_step": collapse.last,
         "scale": {"from": collapse.start, "to": collapse.end},
         "skipped_steps": len(skipped),
-        "culprits": [{"root": k[0], "module": k[1], "steps": n} for k, n in places.most_common(5)],
+        "culprits": found.as_evidence(),
         "loss_scale_history": [[s.step, s.loss_scale] for s in _thinned(course.steps)],
         "last_finite_step": None,
         "confidence_reason": "the overflowing layer is recorded" if shown is not None else "no overflow was sampled",
@@ -236,20 +180,8 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse) -> Finding:
             step=collapse.first,
         ),
         evidence=evidence,
-        prescriptions=(_prescribe(view, course, collapse, shown, len(overflows), hits),),
+        prescriptions=(_prescribe(view, course, collapse, found),),
     )
-
-
-def _culprit_words(shown: _Overflow | None, hits: int, examined: int) -> str:
-    if shown is None:
-        return "No skipped step was recorded with its tensors, so the overflowing layer is not known."
-    when = f"in {hits} of {plural(examined, 'examined step')}"
-    if shown.phase is Phase.FORWARD:
-        return (
-            f"The forward pass itself overflows in `{shown.module or shown.root}` "
-            f"({shown.row.label}, {shown.row.dtype}) {when}: no loss scale mends that."
-        )
-    return f"First to overflow {when}: {shown.row.label} ({shown.row.dtype})."
 
 
 def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]:
@@ -258,9 +190,8 @@ def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]
     return kept[:: max(1, math.ceil(len(kept) / limit))]
 
 
-def _prescribe(
-    view: RunView, course: _Course, collapse: _Collapse, shown: _Overflow | None, examined: int, hits: int
-) -> Prescription:
+def _prescribe(view: RunView, course: _Course, collapse: _Collapse, found: Culprits) -> Prescription:
+    shown, examined, hits = found.shown, len(found.overflows), found.hits
     fmt = known_format(shown.row.dtype) if shown is not None else None
     if shown is not None and fmt is not None and shown.module and 2 * hits >= examined:
         return Prescription(

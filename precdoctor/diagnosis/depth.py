@@ -1,0 +1,106 @@
+"""Chains of like layers, and how a magnitude goes along them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from precdoctor.diagnosis.histories import watched_steps
+from precdoctor.diagnosis.rows import number, text
+from precdoctor.diagnosis.view import RunView, records
+
+_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+_COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "phase", "numel", "nan", "pos_inf",
+            "neg_inf", "sum_sq", "scale")  # fmt: skip
+#: Steps that are looked at, evenly spread.
+_STEPS = 32
+
+#: Root, pattern of the FQN (``blocks.*.mlp``), class, kind.
+ChainKey = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One layer of a chain."""
+
+    index: int
+    module: str
+    dtype: str
+    #: L2 norm and root mean square, unscaled, median over steps; 0 where it is zero throughout.
+    norm: float
+    rms: float
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers of one class whose names differ in one number only, by that number."""
+
+    root: str
+    pattern: str
+    module_class: str
+    kind: str
+    links: Sequence[Link]
+    steps: int
+
+    def as_evidence(self) -> list[dict[str, Any]]:
+        """Every layer with its magnitude."""
+        return [{"module": k.module, "norm": k.norm, "rms": k.rms} for k in self.links]
+
+
+def slope(values: Sequence[float]) -> float:
+    """Binades per layer of a straight line through log2 of positive ``values``."""
+    return float(np.polyfit(np.arange(len(values), dtype=np.float64), np.log2(values), 1)[0])
+
+
+def consistent_share(values: Sequence[float], sign: float) -> float:
+    """Share of the steps from layer to layer that go in the direction of ``sign``."""
+    moves = [sign * (math.log2(b) - math.log2(a)) > 0.0 for a, b in itertools.pairwise(values)]
+    return sum(moves) / len(moves) if moves else 0.0
+
+
+def chains(view: RunView, kind: str, least: int) -> list[Chain]:
+    """The chains of at least ``least`` layers among the tensors of one kind; only the first leaf of each module."""
+    return [c for c in view.remember(f"chains:{kind}", lambda: _chains(view, kind)) if len(c.links) >= least]
+
+
+def _chains(view: RunView, kind: str) -> list[Chain]:
+    steps = watched_steps(view)
+    steps = steps[:: max(1, math.ceil(len(steps) / _STEPS))]
+    norms: dict[ChainKey, dict[tuple[int, str, str], list[tuple[float, float]]]] = {}
+    for frame in view.scan(_COLUMNS, (kind,), steps=steps):
+        for r in records(frame):
+            found = _place(r)
+            energy = number(r["sum_sq"])
+            if found is None or energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or not int(r["numel"]):
+                continue
+            key, link = found
+            scale = number(r["scale"]) or 1.0
+            norm = math.sqrt(energy) / scale
+            norms.setdefault(key, {}).setdefault(link, []).append((norm, norm / math.sqrt(int(r["numel"]))))
+    return [_chain(key, links) for key, links in norms.items()]
+
+
+def _place(r: Mapping[str, Any]) -> tuple[ChainKey, tuple[int, str, str]] | None:
+    """The chain a row belongs to, and its layer; of several numbers in a name the first one counts."""
+    module = str(r["module"])
+    match = _NUMBER.search(module)
+    if match is None or int(r["call"]) or text(r["phase"]) == "recompute" or text(r["name"]) not in ("", "0", "weight"):
+        return None
+    pattern = f"{module[: match.start(1)]}*{module[match.end(1) :]}"
+    key = (str(r["root"]), pattern, text(r["module_class"]), str(r["kind"]))
+    return key, (int(match.group(1)), module, str(r["dtype"]))
+
+
+def _chain(key: ChainKey, links: Mapping[tuple[int, str, str], Sequence[tuple[float, float]]]) -> Chain:
+    made = [
+        Link(index, module, dtype, median(n for n, _ in seen), median(r for _, r in seen))
+        for (index, module, dtype), seen in sorted(links.items())
+    ]
+    return Chain(*key, made, max(map(len, links.values())))

@@ -1,0 +1,39 @@
+"""Weights and optimizer settings as the facts of a run state them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from precdoctor.diagnosis.rows import number, text
+from precdoctor.diagnosis.view import RunView
+
+#: Adam as torch has it: moments in the dtype of the weight, ``eps`` outside the root.
+ADAM = ("Adam", "AdamW")
+HALF = ("bfloat16", "float16")
+
+
+def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
+    """``root.parameter`` and element count of the weights in these dtypes that require gradients."""
+    found: dict[str, int] = {}
+    for process in view.processes:
+        for root in view.facts(process).get("roots") or ():
+            for p in root.get("parameters") or ():
+                if p.get("requires_grad") and text(p.get("dtype")) in dtypes:
+                    elements = 1
+                    for n in p.get("shape") or ():
+                        elements *= int(n)
+                    name = ".".join(s for s in (text(p.get("module")), text(p.get("name"))) if s)
+                    found[f"{text(root.get('name'))}.{name}"] = elements
+    return found
+
+
+def adam_groups(view: RunView) -> list[Mapping[str, Any]]:
+    """The parameter groups of torch's own Adam and AdamW."""
+    return [g for o in view.optimizers if text(o.get("class")) in ADAM for g in o.get("groups") or ()]
+
+
+def beta2_of(group: Mapping[str, Any]) -> float | None:
+    """The second moment's decay; None when it is not on record."""
+    betas = group.get("betas")
+    return number(betas[1]) if isinstance(betas, Sequence) and len(betas) == 2 and not isinstance(betas, str) else None

@@ -1,0 +1,277 @@
+"""PD203: layers whose weights get a gradient of exactly zero, or none, for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.histories import watched_steps
+from precdoctor.diagnosis.rows import TensorRow, path_evidence, path_to, range_evidence, text
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.snippets import module_expression
+from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.view import Process, RunView, records
+
+PAGE = RulePage(
+    finds="""
+Weight matrices that require gradients and take part in the forward pass, but whose gradient is exactly zero in every
+element on all recorded steps: a ReLU that never fires, a gate stuck at zero, a path cut by rounding. Of a chain of dead
+layers the output that is zero throughout is named where there is one, else the layer nearest the loss. Layers that
+no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss) are told as
+information. Biases, frozen weights, modules that never ran, steps without a learning rate, and the first steps of
+zero-initialised layers are not judged. Single dead units or unused embedding rows are not a dead layer.
+""",
+    matters="""
+The layer never learns; weight decay shrinks it all the same. The rest of the network works around it, so the loss goes
+down and nothing looks wrong, only slower and to a worse end.
+""",
+    example="""
+A bias initialised to -10 before a ReLU: the unit's input never becomes positive, the gradient is zero for ever.
+
+    nn.init.constant_(layer.bias, -10.0)
+    y = layer(x).relu()   # all zeros
+""",
+    remedy="""
+Look at what follows the named layer. If an activation there is all zeros, lower the learning rate that pushed it
+there or use a leaky activation, and initialise the layer again. If no gradient reaches the layer, look for `detach()`,
+`no_grad()`, `.item()`, an argmax, or an output that never enters the loss; if that is meant, freeze the layer with
+`requires_grad_(False)`.
+""",
+    confidence="""
+0.9; 0.75 when fewer than twice the required steps were recorded; 0.8 for layers no gradient reaches. That there is no
+gradient is not concluded when rows were dropped.
+""",
+    references=(
+        "Lu et al., Dying ReLU and Initialization, arXiv:1903.06733",
+        "PyTorch documentation: torch.Tensor.grad, autograd mechanics",
+    ),
+)
+_COLUMNS = ("root", "module", "module_class", "kind", "name", "phase", "shape", "numel", "zero")
+
+#: Root, module and name of a parameter.
+_Place = tuple[str, str, str]
+#: Kinds that the path to a tensor of a kind goes through.
+_AROUND = {"output": ("batch", "input", "output"), "weight_grad": ("loss", "grad_output")}
+
+
+@dataclass
+class _Gradient:
+    """What was seen of one weight's gradient."""
+
+    module_class: str
+    numel: int
+    steps: int = 0
+    zero: int = 0
+    last: tuple[Process, int] = (Process(0, 0), 0)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """At most two findings: the dead layer nearest the loss, and the layers no gradient reaches."""
+    steps = _judged_steps(view)
+    gradients = _gradients(view, steps)
+    if not gradients:
+        return Checked.not_applicable("no weight matrix got a gradient on a step with a learning rate")
+    most = max(g.steps for g in gradients.values())
+    seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}".replace(
+        "matrixs", "matrices"
+    )
+    if most < options["min_steps"]:
+        return Checked((), f"{seen}, too few to tell")
+    dead = {p: g for p, g in gradients.items() if g.steps >= options["min_steps"] and g.zero == g.steps}
+    findings = [_dead_finding(view, dead, len(gradients), options)] if dead else []
+    if view.missing is None and not view.partial_modules:
+        unreached = _unreached(view, gradients, steps, options)
+        if unreached:
+            findings.append(_unreached_finding(unreached, most, options))
+    words = f"{len(dead):,} of {seen} always zero" if dead else f"{seen}: every one of them non-zero on some step"
+    return Checked(findings, words, Status.FAILED if findings else None)
+
+
+def _judged_steps(view: RunView) -> list[int]:
+    """Recorded healthy steps that were taken at a learning rate above zero."""
+    moving = {
+        s.step for steps in view.timeline.values() for s in steps if not s.skipped and (s.lr is None or s.lr > 0.0)
+    }
+    return [s for s in watched_steps(view) if s in moving]
+
+
+def _gradients(view: RunView, steps: Sequence[int]) -> Mapping[_Place, _Gradient]:
+    found: dict[_Place, _Gradient] = {}
+    for frame in view.scan(_COLUMNS, ("weight_grad",), steps=steps):
+        for r in records(frame):
+            shape = r["shape"]
+            if shape is None or len(shape) < 2:
+                continue
+            place = (str(r["root"]), str(r["module"]), str(r["name"]))
+            gradient = found.setdefault(place, _Gradient(text(r["module_class"]), int(r["numel"])))
+            gradient.steps += 1
+            gradient.zero += int(r["zero"]) == int(r["numel"])
+            gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+    return found
+
+
+def _unreached(
+    view: RunView, gradients: Mapping[_Place, _Gradient], steps: Sequence[int], options: Options
+) -> dict[_Place, str]:
+    """Trainable matrices of modules that ran in training, in a root that was trained, without any gradient; class."""
+    trained = {root for root, _, _ in gradients}
+    touched = {(root, module) for root, module, _ in gradients}
+    ran: dict[tuple[str, str], int] = {}
+    for frame in view.scan(("root", "module", "kind", "phase"), ("output",), steps=steps):
+        chosen = frame.loc[frame["phase"] == "train", ["root", "module", "step"]].drop_duplicates()
+        for root, module in zip(chosen["root"], chosen["module"], strict=True):
+            ran[str(root), str(module)] = ran.get((str(root), str(module)), 0) + 1
+    found: dict[_Place, str] = {}
+    for process in view.processes:
+        for root in view.facts(process).get("roots") or ():
+            name = text(root.get("name"))
+            for p in root.get("parameters") or ():
+                place = (name, text(p.get("module")), text(p.get("name")))
+                if (
+                    p.get("requires_grad")
+                    and len(p.get("shape") or ()) >= 2
+                    and name in trained
+                    and place[:2] not in touched
+                    and ran.get(place[:2], 0) >= options["min_steps"]
+                ):
+                    found[place] = view.module_classes.get(place[:2], "")
+    return found
+
+
+def _dead_finding(view: RunView, dead: Mapping[_Place, _Gradient], matrices: int, options: Options) -> Finding:
+    process, step = next(iter(dead.values())).last
+    rows = view.rows(process, step)
+    row = next(r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead)  # nearest the loss
+    gradient = dead[row.root, row.module, row.name]
+    blocker = _blocker(rows, dead)
+    culprit = blocker or row
+    elements = sum(g.numel for g in dead.values())
+    parameters = [f"{m}.{n}".strip(".") for _, m, n in dead]
+    listed = ", ".join(f"`{p}`" for p in parameters[:4]) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
+    message = (
+        f"The gradient of {listed} was exactly zero in every element on all {plural(gradient.steps, 'recorded step')} "
+        f"(limit {options['min_steps']:g}), steps up to {step}: {elements:,} elements in {len(dead)} of {matrices:,} "
+        "weight matrices get nothing from the loss. "
+    )
+    if blocker is not None:
+        message += (
+            f"All {blocker.numel:,} elements of {blocker.label} ({blocker.module_class}) are zero: nothing passes."
+        )
+    elif _output_gradient_is_zero(row, rows):
+        message += "The gradient arriving at its output is zero as well: it is cut off between there and the loss."
+    else:
+        message += "A gradient does arrive at its output: its input, or the code between, is zero."
+    who = f"`{culprit.module or culprit.root}`"
+    title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is dead"
+    return Finding(
+        code="PD203",
+        name="dead-layer",
+        severity=Severity.WARNING,
+        confidence=0.9 if gradient.steps >= 2 * options["min_steps"] else 0.75,
+        title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on all {gradient.steps} steps",
+        message=message,
+        location=Location(
+            culprit.root,
+            culprit.module,
+            culprit.module_class or None,
+            culprit.kind,
+            Phase.FORWARD if blocker is not None else Phase.BACKWARD,
+            process.rank,
+            step,
+        ),
+        evidence={
+            "zero_gradient_steps": gradient.steps,
+            "limit": options["min_steps"],
+            "dead_weights": parameters[:16],
+            "dead_elements": elements,
+            "range": range_evidence(culprit),
+            "path": path_evidence(path_to([r for r in rows if r.kind in _AROUND[culprit.kind]], culprit)),
+            "confidence_reason": "every element of every recorded gradient was counted",
+        },
+        prescriptions=(_revive(dead, blocker, row, elements),),
+    )
+
+
+def _revive(dead: Mapping[_Place, _Gradient], blocker: TensorRow | None, row: TensorRow, elements: int) -> Prescription:
+    """Start again with the layer that feeds what is zero, or with the dead layer itself."""
+    behind = [m for _, m, _ in dead if blocker is None or m < blocker.module]
+    module = behind[-1] if blocker is not None and behind else row.module
+    return Prescription(
+        title=f"initialise `{module or row.root}` again: dead elements {elements:,} -> 0",
+        change={"module": module, "initialise": True},
+        predicted={"dead_elements": {"from": elements, "to": 0}},
+        snippet=(
+            "import torch\n\n"
+            f"layer = {module_expression(module)}\n"
+            "layer.reset_parameters()  # weights and bias, so that the activation behind it fires\n"
+        ),
+    )
+
+
+def _blocker(rows: Sequence[TensorRow], dead: Mapping[_Place, _Gradient]) -> TensorRow | None:
+    """The first output that is zero throughout, from the first dead layer on in execution order."""
+    outputs = [r for r in rows if r.kind == "output" and r.order is not None and r.phase == "train"]
+    places = {(root, module) for root, module, _ in dead}
+    start = min((r.order or 0 for r in outputs if (r.root, r.module) in places), default=None)
+    if start is None:
+        return None
+    return next((r for r in outputs if (r.order or 0) >= start and r.zero == r.numel), None)
+
+
+def _output_gradient_is_zero(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
+    mine = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (row.root, row.module)]
+    return bool(mine) and all(r.zero == r.numel for r in mine)
+
+
+def _unreached_finding(places: Mapping[_Place, str], steps: int, options: Options) -> Finding:
+    (root, module, _), module_class = next(iter(places.items()))
+    names = [f"{m}.{n}".strip(".") for _, m, n in places]
+    listed = ", ".join(f"`{n}`" for n in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return Finding(
+        code="PD203",
+        name="dead-layer",
+        severity=Severity.INFO,
+        confidence=0.8,
+        title=f"no gradient ever reaches `{module or root}`, although it runs and requires one",
+        message=f"Over {plural(steps, 'recorded step')} (limit {options['min_steps']:g}) {listed} took part in the "
+        f"forward pass and never got a gradient: detached, or not used by the loss. Freeze what is not to be trained.",
+        location=Location(root, module, module_class or None, "weight_grad", Phase.BACKWARD),
+        evidence={
+            "weights": names[:16],
+            "steps": steps,
+            "limit": options["min_steps"],
+            "confidence_reason": "no gradient of it is on record, others of the same model are",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"freeze `{module or root}`, or use its output: weights without gradient {len(names)} -> 0",
+                change={"module": module, "requires_grad": {"from": True, "to": False}},
+                predicted={"weights_without_gradient": {"from": len(names), "to": 0}},
+                snippet=f"{module_expression(module)}.requires_grad_(False)\n",
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD203",
+    name="dead-layer",
+    severity=Severity.WARNING,
+    triage=Triage.BACKWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "min_steps",
+            6.0,
+            "steps",
+            "Recorded steps on all of which the gradient must be zero.",
+            "Precdoctor's own: layers behind a zero-initialised one get theirs after the first updates.",
+            2.0,
+        ),
+    ),
+    kinds=("weight_grad",),
+    columns=("zero", "numel", "shape"),
+    check=check,
+    step_columns=("lr", "skipped"),
+)

@@ -1,0 +1,243 @@
+"""PD603: the gradient norm explodes, and the loss goes up with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.histories import by_optimizer
+from precdoctor.diagnosis.rows import TensorRow, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.view import Process, RunView, StepFacts
+
+PAGE = RulePage(
+    finds="""
+A gradient norm (L2, unscaled, before clipping, on every step) that jumps to `factor` times the median of the steps
+before and stays there, while the loss undoes at least a quarter of the progress it had made. A single large batch, a
+norm that is large at the start, and the wobble of a loss that is almost zero are not explosions. The layer whose
+weight gradient grew most is named.
+""",
+    matters="""
+Steps along an exploded gradient throw the weights far away; Adam's second moment remembers the explosion for a
+thousand steps and makes the following ones too small. Unclipped, the next thing to happen is an overflow.
+""",
+    example="""
+A recurrent network without clipping at a learning rate of 1: norm 0.4, 0.5, 0.4, 38, 210, and the loss back at its
+start.
+""",
+    remedy="""
+Clip by norm at the level in the finding, which touches few of the healthy steps; then lower the learning rate or warm
+it up. Resume from before the explosion: weights and optimizer state have seen it.
+""",
+    confidence="""
+0.85; 0.7 when no loss was recorded at those steps or the jump was seen on one step only, the last of the run.
+""",
+    references=(
+        "Pascanu, Mikolov, Bengio, On the difficulty of training recurrent neural networks, arXiv:1211.5063",
+        "PyTorch documentation: torch.nn.utils.clip_grad_norm_",
+    ),
+)
+#: Steps before that make the baseline, and after that show whether it stays.
+_WINDOW, _AFTER = 32, 5
+
+
+@dataclass(frozen=True)
+class _Explosion:
+    process: Process
+    steps: Sequence[StepFacts]
+    at: int
+    baseline: float
+    peak: float
+    loss: tuple[float, float] | None
+
+    @property
+    def first(self) -> StepFacts:
+        return self.steps[self.at]
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the largest explosion."""
+    series = {k: [s for s in steps if s.grad_norm is not None and not s.skipped] for k, steps in _series(view)}
+    count = sum(map(len, series.values()))
+    if not count:
+        return Checked.not_applicable("no gradient norm was recorded")
+    found = [e for (p, _), steps in series.items() if (e := _explosion(p, steps, options)) is not None]
+    if not found:
+        largest = max(s.grad_norm or 0.0 for steps in series.values() for s in steps)
+        return Checked((), f"the gradient norms of {plural(count, 'step')}, largest {largest:.3g}")
+    worst = max(found, key=lambda e: e.peak / e.baseline)
+    return Checked([_finding(view, worst, options)], f"{plural(len(found), 'explosion')} in {count:,} steps",
+                   Status.FAILED)  # fmt: skip
+
+
+def _series(view: RunView) -> list[tuple[tuple[Process, str], Sequence[StepFacts]]]:
+    return list(by_optimizer(view).items())
+
+
+def _explosion(process: Process, steps: Sequence[StepFacts], options: Options) -> _Explosion | None:
+    """The first jump that stays and takes the loss along."""
+    norms = [s.grad_norm or 0.0 for s in steps]
+    for i in range(int(options["min_steps"]), len(steps)):
+        baseline = median(norms[max(0, i - _WINDOW) : i])
+        if baseline <= 0.0 or norms[i] < options["factor"] * baseline:
+            continue
+        after = norms[i : i + _AFTER]
+        stays = sum(n >= options["factor"] * baseline for n in after)
+        if stays < min(3, len(after)) or len(after) < 3:
+            continue
+        losses = _losses(steps, i)
+        if losses is None or _undone(steps, i, losses) >= options["undone_share"]:
+            return _Explosion(process, steps, i, baseline, max(norms[i:]), losses)
+    return None
+
+
+def _losses(steps: Sequence[StepFacts], i: int) -> tuple[float, float] | None:
+    """Median loss before and after; None when it is not known."""
+    before = [s.loss for s in steps[max(0, i - _WINDOW) : i] if s.loss is not None]
+    after = [s.loss for s in steps[i : i + 2 * _AFTER] if s.loss is not None]
+    return (median(before), max(after)) if before and after else None
+
+
+def _undone(steps: Sequence[StepFacts], i: int, losses: tuple[float, float]) -> float:
+    """Share of the progress since the first steps that was lost; infinite when there was none and it got worse."""
+    start = [s.loss for s in steps[: min(8, i)] if s.loss is not None]
+    made = max(0.0, median(start) - losses[0]) if start else 0.0
+    lost = losses[1] - losses[0]
+    if made <= 0.1 * abs(losses[0]):
+        return math.inf if lost > abs(losses[0]) else 0.0
+    return lost / made
+
+
+def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
+    first, ratio = explosion.first, explosion.peak / explosion.baseline
+    row, grown, rows = _culprit(view, explosion)
+    clip = 2.0 * explosion.baseline
+    before = [s.grad_norm or 0.0 for s in explosion.steps[: explosion.at]]
+    touched = sum(n > clip for n in before) / len(before)
+    message = (
+        f"The gradient norm rose from {explosion.baseline:.3g} (median of the {len(before[-_WINDOW:])} steps before) "
+        f"to {first.grad_norm:.3g} at step {first.step} and {explosion.peak:.3g} at most: {ratio:.3g} times, limit "
+        f"{options['factor']:g}. "
+    )
+    if explosion.loss is not None:
+        message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "
+    message += (
+        f"Clipping at {first.clip_norm:g} was on."
+        if first.clip_norm
+        else "Gradients are not clipped."
+    )  # fmt: skip
+    if row is not None:
+        message += f" The gradient of `{_name(row)}` grew most, by a factor of {grown:.3g}."
+    evidence = {
+        "norm_ratio": ratio,
+        "limit": options["factor"],
+        "grad_norm": {"before": explosion.baseline, "peak": explosion.peak},
+        "loss": None if explosion.loss is None else {"before": explosion.loss[0], "after": explosion.loss[1]},
+        "clip_norm": first.clip_norm,
+        "last_finite_step": explosion.steps[explosion.at - 1].step,
+        "last_bad_step": explosion.steps[-1].step,
+        "confidence_reason": "norm and loss are recorded on every step"
+        if explosion.loss is not None
+        else "no loss was recorded at these steps",
+    }
+    if row is not None:
+        evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
+    where = f" from `{_name(row)}`" if row is not None else ""
+    return Finding(
+        code="PD603",
+        name="gradient-explosion",
+        severity=Severity.ERROR,
+        confidence=0.85 if explosion.loss is not None else 0.7,
+        title=f"gradients explode at step {first.step}: norm {explosion.baseline:.3g} -> {explosion.peak:.3g}{where}",
+        message=message,
+        location=Location(
+            root=row.root if row is not None else None,
+            module=row.module if row is not None else None,
+            module_class=(row.module_class or None) if row is not None else None,
+            kind=row.kind if row is not None else None,
+            phase=Phase.BACKWARD,
+            rank=explosion.process.rank,
+            step=first.step,
+        ),
+        evidence=evidence,
+        prescriptions=(
+            Prescription(
+                title=f"clip the norm at {clip:.2g}: largest step {explosion.peak:.3g} -> {clip:.2g}, "
+                f"{percent(touched)} of the steps before touched",
+                change={"clip_norm": {"from": first.clip_norm, "to": clip}},
+                predicted={
+                    "largest_norm": {"from": explosion.peak, "to": clip},
+                    "healthy_steps_clipped_share": touched,
+                },
+                snippet=(
+                    "import torch\n\n"
+                    "loss.backward()\n"
+                    f"torch.nn.utils.clip_grad_norm_(model.parameters(), {clip:.2g})\n"
+                    "optimizer.step()\n"
+                ),
+            ),
+        ),
+    )
+
+
+def _norm(row: TensorRow) -> float:
+    return math.sqrt(row.sum_sq or 0.0) / (row.scale or 1.0)
+
+
+def _name(row: TensorRow) -> str:
+    return ".".join(p for p in (row.module, row.name) if p) or row.root
+
+
+def _culprit(view: RunView, explosion: _Explosion) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
+    """The weight gradient whose norm grew most between the last sampled step before and the first one after."""
+    before = next((s for s in reversed(explosion.steps[: explosion.at]) if s.sampled), None)
+    after = next((s for s in explosion.steps[explosion.at :] if s.sampled), None)
+    if before is None or after is None:
+        return None, 0.0, ()
+    old = {r.key: r for r in view.rows(explosion.process, before.step) if r.kind == "weight_grad"}
+    rows = view.rows(explosion.process, after.step)
+    ratios = {
+        r.key: _norm(r) / _norm(old[r.key])
+        for r in rows
+        if r.kind == "weight_grad" and r.key in old and _norm(old[r.key]) and not r.bad
+    }
+    if not ratios:
+        return None, 0.0, ()
+    key = max(ratios, key=lambda k: ratios[k])
+    backward = [r for r in rows if r.kind in ("loss", "grad_output", "weight_grad")]
+    return next(r for r in rows if r.key == key), ratios[key], backward
+
+
+RULE = Rule(
+    code="PD603",
+    name="gradient-explosion",
+    severity=Severity.ERROR,
+    triage=Triage.LEARNING_RATE,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "factor",
+            30.0,
+            "times the median",
+            "Jump of the gradient norm over the 32 steps before, on three of five steps.",
+            "Precdoctor's own: norms of healthy runs stay within a factor of fifteen of their running median.",
+            1.0,
+        ),
+        RuleOption(
+            "undone_share",
+            0.25,
+            "fraction",
+            "Share of the loss's progress that must be undone.",
+            "Precdoctor's own: without it the loss took no harm.",
+        ),
+        RuleOption("min_steps", 8.0, "steps", "Steps before it, for a baseline.", "Precdoctor's own.", 2.0),
+    ),
+    kinds=(),
+    columns=("sum_sq", "order"),
+    check=check,
+    step_columns=("grad_norm", "loss", "skipped"),
+)

@@ -1,0 +1,190 @@
+"""PD703: position tables kept in half precision."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.parameters import HALF
+from precdoctor.diagnosis.rows import TensorRow, known_format, path_evidence, range_evidence
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.snippets import module_expression
+from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.view import RunView
+from precdoctor.numerics.formats import Format
+
+PAGE = RulePage(
+    finds="""
+Buffers in BF16 or FP16 that hold inverse frequencies of a rotary or sinusoidal encoding (`inv_freq`, `freqs`), or
+position numbers (`position_ids`, `positions`), usually because `model.bfloat16()` or `.half()` converted every buffer
+along with the weights. Judged by what the rounding does at the longest sequence recorded: an angle is position times
+frequency, so a frequency that is off by half an ulp (2^-9 of itself in BF16) is off by that many radians times the
+position; neighbouring position numbers collide from 256 on in BF16 and from 2048 in FP16.
+""",
+    matters="""
+Positions far from the start get the wrong angle, or the same angle as their neighbours. The model trains all the same,
+is worse on long contexts, and disagrees with any implementation that computes the table in FP32.
+""",
+    example="""
+    model = LanguageModel().to(torch.bfloat16)   # converts rotary.inv_freq as well
+    angles = positions[:, None] * inv_freq       # at position 4096 off by up to 7 radians
+""",
+    remedy="""
+Keep the table in FP32: compute it in `forward` in FP32 and convert only the sines and cosines, or put the buffer back
+after converting the model, as in the snippet.
+""",
+    confidence="""
+0.85: dtype and values are recorded, what the buffer is for is told by its name. 0.7 when no sequence length was seen.
+""",
+    references=(
+        "Su et al., RoFormer, arXiv:2104.09864 (rotary encoding: position times frequency)",
+        "IEEE 754-2019, section 4.3 (rounding); half an ulp of BF16 is 2^-9 of a number just below a power of two",
+    ),
+)
+_FREQUENCIES = re.compile(r"(?:^|_)(?:inv_?freqs?|freqs?|frequenc(?:y|ies)|thetas?)(?:$|_)")
+_POSITIONS = re.compile(r"(?:^|_)(?:positions?|position_ids|pos_ids)(?:$|_)")
+_COLUMNS = ("root", "module", "name", "dtype", "shape")
+
+
+@dataclass(frozen=True)
+class _Table:
+    row: TensorRow
+    fmt: Format
+    #: ``radians`` off at the longest sequence, or position numbers per distinct value.
+    error: float
+    what: str
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the table that is off most."""
+    named = _named(view)
+    if not named:
+        return Checked.not_applicable("no buffer in BF16 or FP16 is named like a table of positions or frequencies")
+    length = _longest(view)
+    tables = [t for row in named if (t := _judge(row, length)) is not None]
+    limits = {"radians": options["radians"], "collision": options["collision"]}
+    guilty = [t for t in tables if t.error >= limits[t.what]]
+    seen = plural(len(named), "half-precision position table")
+    if not guilty:
+        return Checked((), f"{seen} at lengths up to {length:,}: harmless there")
+    worst = max(guilty, key=lambda t: t.error / limits[t.what])
+    return Checked([_finding(worst, guilty, length, limits)], f"{len(guilty):,} of {seen} lose positions",
+                   Status.FAILED)  # fmt: skip
+
+
+def _named(view: RunView) -> list[TensorRow]:
+    """The first row of every such buffer."""
+    first: dict[tuple[str, str, str], tuple[int, int, int]] = {}
+    for frame in view.scan(_COLUMNS, ("buffer",), where=[("dtype", "in", HALF)]):
+        columns = ("root", "module", "name", "step", "rank", "attempt")
+        for root, module, name, step, rank, attempt in zip(*(frame[c] for c in columns), strict=True):
+            leaf = str(name).rsplit(".", maxsplit=1)[-1].lower()
+            if _FREQUENCIES.search(leaf) or _POSITIONS.search(leaf):
+                first.setdefault((str(root), str(module), str(name)), (int(step), int(rank), int(attempt)))
+    found = []
+    for process in view.processes:
+        for place, (step, rank, attempt) in first.items():
+            if (rank, attempt) == (process.rank, process.attempt):
+                rows = view.rows(process, step)
+                found += [r for r in rows if r.kind == "buffer" and (r.root, r.module, r.name) == place]
+    return found
+
+
+def _longest(view: RunView) -> int:
+    """The longest second dimension of an activation with three: batch, sequence, width; 0 when none was recorded."""
+    longest = 0
+    for frame in view.scan(("kind", "shape"), ("output",), steps=view.sampled_steps[:1]):
+        longest = max([longest, *(int(s[1]) for s in frame["shape"] if s is not None and len(s) == 3)])
+    return longest
+
+
+def _judge(row: TensorRow, length: int) -> _Table | None:
+    fmt = known_format(row.dtype)
+    if fmt is None or not row.amax:
+        return None
+    leaf = row.name.rsplit(".", maxsplit=1)[-1].lower()
+    if _POSITIONS.search(leaf):
+        step = 2.0 ** (math.ceil(math.log2(row.amax)) - 1 - fmt.mantissa_bits)  # an ulp at the largest number
+        return _Table(row, fmt, step, "collision")
+    # The largest frequency is usually a power of two and exact; its neighbours are not.
+    return _Table(row, fmt, length * min(row.amax, math.pi) * 2.0 ** -(fmt.mantissa_bits + 2), "radians")
+
+
+def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[str, float]) -> Finding:
+    row, limit = table.row, limits[table.what]
+    name = ".".join(p for p in (row.module, row.name) if p)
+    if table.what == "radians":
+        effect = f"an angle at position {length:,} is off by up to {table.error:.2g} radians"
+        predicted = {"radians_off": {"from": table.error, "to": length * min(row.amax or 1.0, math.pi) * 2.0**-25}}
+    else:
+        effect = f"up to {table.error:.0f} neighbouring positions near {row.amax:.0f} are the same number"
+        predicted = {"positions_per_number": {"from": table.error, "to": 1.0}}
+    message = (
+        f"The buffer `{name}` ({plural(row.numel, 'element')}, largest {row.amax:.4g}) is {row.dtype}, which keeps "
+        f"{table.fmt.mantissa_bits + 1} significant bits: {effect} (limit {limit:g}). "
+        f"{plural(len(guilty), 'table')} affected."
+    )
+    return Finding(
+        code="PD703",
+        name="half-precision-positions",
+        severity=Severity.WARNING,
+        confidence=0.85 if length else 0.7,
+        title=f"`{name}` is {row.dtype}: {effect}",
+        message=message,
+        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.FORWARD, row.rank, row.step),
+        evidence={
+            "effect": table.what,
+            "measured": table.error,
+            "limit": limit,
+            "sequence_length": length,
+            "tables": [f"{t.row.module}.{t.row.name}".strip(".") for t in guilty[:16]],
+            "range": range_evidence(row),
+            "path": path_evidence([row]),
+            "confidence_reason": "dtype and values are recorded; the name says what it is for",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"keep `{name}` in FP32 (+{2 * row.numel:,} bytes): {effect.split(':')[0]} -> none",
+                change={"buffer": name, "dtype": {"from": row.dtype, "to": "float32"}},
+                predicted=predicted,
+                snippet=(
+                    "import torch\n\n"
+                    f"kept = {module_expression(row.module)}.{row.name}.clone()  # still FP32\n"
+                    f"model = model.to(torch.{row.dtype})\n"
+                    f"{module_expression(row.module)}.{row.name} = kept\n"
+                ),
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD703",
+    name="half-precision-positions",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "radians",
+            0.1,
+            "radians",
+            "Largest error of an angle at the longest recorded sequence.",
+            "Precdoctor's own: a tenth of a radian moves a sine by up to 0.1, 25 times what rounding it to BF16 does.",
+        ),
+        RuleOption(
+            "collision",
+            2.0,
+            "positions per number",
+            "Neighbouring positions that may round to one number.",
+            "Two: from there positions are not told apart.",
+            1.0,
+        ),
+    ),
+    kinds=("buffer",),
+    columns=("dtype", "amax", "shape"),
+    check=check,
+)

@@ -1,0 +1,239 @@
+"""PD605: the loss jumps, and some tensor moved first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.bad_steps import is_well
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.histories import by_optimizer, spread
+from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, path_evidence, range_evidence
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.view import Process, RunView, StepFacts
+
+PAGE = RulePage(
+    finds="""
+A loss that leaves the range of the steps before (more than `deviations` robust standard deviations above their median)
+and undoes at least a quarter of the progress made since the start. If it stays up for three of five steps it is a
+warning; a single high step is information, and only when it undoes all progress and doubles the loss. The recorded
+steps up to it are searched for the tensor that left its own range first: amax more than `moved` binades above its
+median; earliest step, then earliest in execution order.
+""",
+    matters="""
+What a spike leaves behind (weights thrown away from where they were, a second moment that is too large for a thousand
+steps) costs more than the spike. The tensor that moved before the loss did is where to look: a batch, an embedding, the
+logits of one attention layer.
+""",
+    example="""
+Loss 2.31, 2.29, 2.30, then 7.9 at step 412; `blocks.3.attn.qkv` output had gone from 14 to 310 at step 410.
+""",
+    remedy="""
+Resume from before the step at which the tensor moved, with that batch left out, a lower learning rate, or gradients
+clipped. If the same layer moves again, normalise its input or lower its rate alone.
+""",
+    confidence="""
+0.8 when a tensor was seen to move before the loss or with it, 0.65 when none did or too few steps were recorded to
+know its range. Losses of each optimizer are judged apart.
+""",
+    references=(
+        "Chowdhery et al., PaLM, arXiv:2204.02311 (loss spikes; skipping batches around them)",
+        "Molybog et al., A Theory on Adam Instability in Large-Scale Machine Learning, arXiv:2304.09871",
+    ),
+)
+_WINDOW, _AFTER, _BEFORE = 32, 5, 8
+
+
+@dataclass(frozen=True)
+class _Spike:
+    process: Process
+    steps: Sequence[StepFacts]
+    at: int
+    level: float
+    deviation: float
+    peak: float
+    stays: bool
+
+    @property
+    def first(self) -> StepFacts:
+        return self.steps[self.at]
+
+
+@dataclass(frozen=True)
+class _Moved:
+    row: TensorRow
+    usual: float
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the spike that stays, else the highest."""
+    series = {
+        key: [s for s in steps if s.loss is not None and math.isfinite(s.loss) and is_well(view, key[0], s)]
+        for key, steps in by_optimizer(view).items()
+    }
+    count = sum(map(len, series.values()))
+    if not count:
+        return Checked.not_applicable("no loss was recorded")
+    spikes = [s for (process, _), steps in series.items() if (s := _spike(process, steps, options)) is not None]
+    if not spikes:
+        return Checked((), f"the losses of {plural(count, 'step')}, none out of range")
+    worst = max(spikes, key=lambda s: (s.stays, (s.peak - s.level) / max(s.deviation, 1e-12)))
+    return Checked([_finding(view, worst, options)], f"{plural(len(spikes), 'spike')} in {count:,} losses",
+                   Status.FAILED)  # fmt: skip
+
+
+def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _Spike | None:
+    losses = [s.loss or 0.0 for s in steps]
+    found: _Spike | None = None
+    for i in range(int(options["min_steps"]), len(losses)):
+        before = losses[max(0, i - _WINDOW) : i]
+        level, deviation = spread(before)
+        progress = max(0.0, median(losses[:8]) - level)
+        harm = max(options["undone_share"] * progress, 0.25 * abs(level))
+        threshold = level + max(options["deviations"] * deviation, harm)
+        if losses[i] <= max(threshold, *before):
+            continue
+        after = losses[i : i + _AFTER]
+        stays = len(after) >= 3 and sum(x > threshold for x in after) >= 3
+        spike = _Spike(process, steps, i, level, deviation, max(after), stays)
+        if stays:
+            return spike
+        worth_telling = losses[i] > level + max(progress, abs(level))  # all progress undone, and doubled
+        if worth_telling and (found is None or spike.peak > found.peak):
+            found = spike
+    return found
+
+
+def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved | None, int]:
+    """The tensor that left its range first, up to the spike; and how many steps made up that range."""
+    sampled = [s.step for s in spike.steps[: spike.at + 1] if s.sampled]
+    recent = [s for s in sampled if s > spike.steps[max(0, spike.at - _BEFORE)].step]
+    usual_steps = [s for s in sampled if s not in recent][-_WINDOW:]
+    if len(usual_steps) < 4 or not recent:
+        return None, len(usual_steps)
+    seen: dict[Key, list[float]] = {}
+    columns = ("root", "module", "kind", "name", "call", "amax")
+    for frame in view.scan(columns, (*FORWARD_KINDS, *BACKWARD_KINDS), steps=usual_steps):
+        mine = frame[(frame["rank"] == spike.process.rank) & (frame["attempt"] == spike.process.attempt)]
+        known = mine[mine["amax"] > 0.0]
+        for root, module, kind, name, call, amax in zip(*(known[c] for c in columns), strict=True):
+            seen.setdefault((str(root), str(module), str(kind), str(name), int(call)), []).append(math.log2(amax))
+    for step in recent:
+        for row in view.rows(spike.process, step):
+            logs = seen.get(row.key, ())
+            effect = row.kind in BACKWARD_KINDS and step == spike.first.step  # of that very loss
+            if not row.amax or len(logs) < 4 or effect:
+                continue
+            middle, deviation = spread(logs)
+            amax = math.log2(row.amax)
+            if amax > middle + max(options["moved"], 4.0 * deviation) and amax > max(logs):
+                return _Moved(row, 2.0**middle), len(usual_steps)
+    return None, len(usual_steps)
+
+
+def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
+    moved, known = _first_moved(view, spike, options)
+    first = spike.first
+    above = (spike.peak - spike.level) / spike.deviation if spike.deviation > 0.0 else math.inf
+    sigma = f"{above:.3g}" if math.isfinite(above) else "any number of"
+    message = (
+        f"The loss rose from {spike.level:.4g} (median of up to {_WINDOW} steps before) to {spike.peak:.4g} at step "
+        f"{first.step}, {sigma} standard deviations above (limit {options['deviations']:g}), "
+        + ("and stayed up. " if spike.stays else "and came down again. ")
+    )
+    if moved is not None:
+        when = f"at step {moved.row.step}" if moved.row.step < first.step else "in the same step, first of all tensors"
+        message += (
+            f"First to leave its range: {moved.row.label}, {when}: amax {moved.row.amax:.4g}, usually "
+            f"{moved.usual:.3g}."
+        )
+    elif known < 4:
+        message += "Too few steps before it were recorded to say which tensor moved first."
+    else:
+        message += "No recorded tensor left its range before it: the data or labels of that batch are the first guess."
+    evidence: dict[str, Any] = {
+        "loss": {"before": spike.level, "peak": spike.peak},
+        "deviations": above if math.isfinite(above) else None,
+        "limit": options["deviations"],
+        "last_finite_step": spike.steps[spike.at - 1].step if spike.stays else None,
+        "last_bad_step": first.step,
+        "confidence_reason": "a tensor moved with it" if moved is not None else "no tensor was seen to move first",
+    }
+    row = moved.row if moved is not None else None
+    if row is not None:
+        evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
+        evidence["moved_first"] = {"step": row.step, "amax": row.amax, "usual_amax": moved.usual if moved else None}
+    because = f"; {row.label} moved first" if row is not None else ""
+    return Finding(
+        code="PD605",
+        name="loss-spike",
+        severity=Severity.WARNING if spike.stays else Severity.INFO,
+        confidence=0.8 if moved is not None else 0.65,
+        title=f"the loss jumps from {spike.level:.3g} to {spike.peak:.3g} at step {first.step}{because}",
+        message=message,
+        location=Location(
+            row.root if row is not None else None,
+            row.module if row is not None else None,
+            (row.module_class or None) if row is not None else None,
+            row.kind if row is not None else "loss",
+            Phase.BACKWARD if row is not None and row.kind in BACKWARD_KINDS else Phase.FORWARD,
+            spike.process.rank,
+            row.step if row is not None else first.step,
+        ),
+        evidence=evidence,
+        prescriptions=(_prescribe(spike, row),),
+    )
+
+
+def _prescribe(spike: _Spike, row: TensorRow | None) -> Prescription:
+    until = spike.steps[max(0, spike.at - 1)].step if row is None else max(0, row.step - 1)
+    return Prescription(
+        title=f"resume from a checkpoint at or before step {until} with the rate at a tenth around step "
+        f"{spike.first.step}: loss {spike.peak:.3g} -> {spike.level:.3g}",
+        change={"resume_before": until, "lr_factor": 0.1},
+        predicted={"loss": {"from": spike.peak, "to": spike.level}},
+        snippet=snippets.lower_rate_and_clip(),
+    )
+
+
+RULE = Rule(
+    code="PD605",
+    name="loss-spike",
+    severity=Severity.WARNING,
+    triage=Triage.LEARNING_RATE,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "deviations",
+            10.0,
+            "robust standard deviations",
+            "Height above the median of the 32 steps before.",
+            "Precdoctor's own: losses of small batches have heavy tails; 6 is passed by healthy runs.",
+            1.0,
+        ),
+        RuleOption(
+            "undone_share",
+            0.25,
+            "fraction",
+            "Share of the progress since the start that must be undone.",
+            "Precdoctor's own: the wobble of a loss near zero is not a spike.",
+        ),
+        RuleOption(
+            "moved",
+            1.0,
+            "binades",
+            "A tensor this far above its median amax has left its range.",
+            "Amax commonly varies by less than a factor of two between batches.",
+        ),
+        RuleOption("min_steps", 16.0, "steps", "Steps before it, for a range.", "Precdoctor's own.", 8.0),
+    ),
+    kinds=(),
+    columns=("amax", "order"),
+    check=check,
+    step_columns=("loss",),
+)

@@ -1,0 +1,183 @@
+"""PD504: updates as large as the weights they change, step after step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.histories import watched_steps
+from precdoctor.diagnosis.rows import TensorRow, number, path_evidence, range_evidence, text
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.view import Process, RunView, records
+
+PAGE = RulePage(
+    finds="""
+Weight matrices whose update is not small against the weight: RMS(dw) / RMS(w), both as stored, at `ratio` or more in
+the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is brisk. The first half of the run is
+left out, so zero-initialised weights, whose first updates are infinitely large, have found their size; biases and gains
+are not judged.
+""",
+    matters="""
+A weight that is replaced by a third of itself on every step follows the newest batch, not the data. The loss stays on a
+plateau or jumps about, and the next unlucky batch throws the run off.
+""",
+    example="""
+Adam moves every element by about the learning rate whatever its gradient: at lr 0.1, weights of 0.05 are replaced
+outright.
+
+    torch.optim.Adam(model.parameters(), lr=0.1)    # ratio 1 and above
+    torch.optim.Adam(model.parameters(), lr=1e-3)   # 0.02
+""",
+    remedy="""
+Lower the learning rate by the factor in the finding, for the named weights at least, and warm it up. Under Adam the
+ratio is proportional to the learning rate, under SGD as well while the gradient stays what it is.
+""",
+    confidence="""
+0.85; 0.7 when fewer than eight steps of the newer half were recorded.
+""",
+    references=(
+        "Bottou, Curtis, Nocedal, Optimization Methods for Large-Scale Machine Learning, arXiv:1606.04838",
+        "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
+    ),
+)
+_COLUMNS = ("root", "module", "module_class", "kind", "name", "shape", "numel", "nan", "pos_inf", "neg_inf", "sum_sq")
+_Place = tuple[str, str, str]
+
+
+@dataclass
+class _Weight:
+    module_class: str
+    ratios: dict[tuple[Process, int], float] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios.values())
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the weight that is replaced fastest."""
+    weights = _survey(view)
+    if not weights:
+        return Checked.not_applicable("no weight matrix was recorded together with its update")
+    steps = max(len(w.ratios) for w in weights.values())
+    seen = f"the updates of {len(weights):,} weight matrices on {plural(steps, 'step')}"
+    if steps < options["min_steps"]:
+        return Checked((), f"{seen}, too few to tell")
+    guilty = {p: w for p, w in weights.items() if len(w.ratios) >= options["min_steps"] and w.ratio >= options["ratio"]}
+    if not guilty:
+        return Checked((), f"{seen}: at most {max(w.ratio for w in weights.values()):.2g} of the weight")
+    finding = _finding(view, guilty, len(weights), options)
+    return Checked([finding], f"{plural(len(guilty), 'weight')} of {seen} above {options['ratio']:g}", Status.FAILED)
+
+
+def _survey(view: RunView) -> Mapping[_Place, _Weight]:
+    """Ratios on the newer half of the recorded steps."""
+    skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
+    steps = [s for s in watched_steps(view) if s not in skipped]
+    steps = steps[len(steps) // 2 :]
+    rms: dict[tuple[_Place, Process, int], dict[str, float]] = {}
+    classes: dict[_Place, str] = {}
+    for frame in view.scan(_COLUMNS, ("weight", "update"), steps=steps):
+        for r in records(frame):
+            energy = number(r["sum_sq"])
+            if energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or r["shape"] is None or len(r["shape"]) < 2:
+                continue
+            place = (str(r["root"]), str(r["module"]), str(r["name"]))
+            classes[place] = text(r["module_class"])
+            key = (place, Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+            rms.setdefault(key, {})[str(r["kind"])] = math.sqrt(energy / max(1, int(r["numel"])))
+    found: dict[_Place, _Weight] = {}
+    for (place, process, step), sizes in rms.items():
+        if "update" in sizes and sizes.get("weight", 0.0) > 0.0:
+            weight = found.setdefault(place, _Weight(classes[place]))
+            weight.ratios[process, step] = sizes["update"] / sizes["weight"]
+    return found
+
+
+def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, options: Options) -> Finding:
+    place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
+    process, step = max(weight.ratios, key=lambda k: k[1])
+    row = _row(view, process, step, place)
+    parameter = ".".join(p for p in place[1:] if p)
+    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
+    factor = 10.0 ** math.floor(math.log10(options["target"] / weight.ratio))
+    message = (
+        f"In the median of {plural(len(weight.ratios), 'step')} of the newer half, each step changed `{parameter}` by "
+        f"{weight.ratio:.2g} of its own RMS (limit {options['ratio']:g}; about 1e-3 is usual)"
+        + (f", at a learning rate of {rates[-1]:.3g}. " if rates else ". ")
+        + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit.".replace("matrixs", "matrices")
+    )
+    evidence: dict[str, Any] = {
+        "update_to_weight": weight.ratio,
+        "limit": options["ratio"],
+        "lr": rates[-1] if rates else None,
+        "weights": [
+            {"parameter": f"{p[1]}.{p[2]}".strip("."), "update_to_weight": w.ratio}
+            for p, w in sorted(guilty.items(), key=lambda item: -item[1].ratio)[:16]
+        ],
+        "confidence_reason": "weights and updates are recorded as stored",
+    }
+    if row is not None:
+        evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
+    return Finding(
+        code="PD504",
+        name="oversized-weight-updates",
+        severity=Severity.WARNING,
+        confidence=0.85 if len(weight.ratios) >= 8 else 0.7,
+        title=f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
+        message=message,
+        location=Location(
+            place[0], place[1], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
+        ),
+        evidence=evidence,
+        prescriptions=(
+            Prescription(
+                title=f"learning rate x {factor:g}: update / weight {weight.ratio:.2g} -> {weight.ratio * factor:.1g}",
+                change={"lr_factor": factor},
+                predicted={"update_to_weight": {"from": weight.ratio, "to": weight.ratio * factor}},
+                snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor!r}\n",
+            ),
+        ),
+    )
+
+
+def _row(view: RunView, process: Process, step: int, place: _Place) -> TensorRow | None:
+    rows = view.rows(process, step)
+    return next((r for r in rows if r.kind == "update" and (r.root, r.module, r.name) == place), None)
+
+
+RULE = Rule(
+    code="PD504",
+    name="oversized-weight-updates",
+    severity=Severity.WARNING,
+    triage=Triage.LEARNING_RATE,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "ratio",
+            0.3,
+            "RMS of update / RMS of weight",
+            "Median over the newer half of the recorded steps.",
+            "Precdoctor's own: small healthy networks at brisk rates reach 0.1.",
+        ),
+        RuleOption(
+            "target",
+            0.02,
+            "RMS of update / RMS of weight",
+            "What the proposed learning rate aims below.",
+            "Precdoctor's own: brisk, but a usual ratio.",
+            1e-6,
+            0.1,
+        ),
+        RuleOption("min_steps", 6.0, "steps", "Recorded steps in the newer half, at least.", "Precdoctor's own.", 2.0),
+    ),
+    kinds=("weight", "update"),
+    columns=("sum_sq", "numel", "shape"),
+    check=check,
+    step_columns=("skipped",),
+)

@@ -1,0 +1,200 @@
+"""PD305: FP16 gradients without a loss scale, in FP16's subnormal range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.rows import Key, TensorRow, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.underflow import GradientSeries, Survey, survey
+from precdoctor.diagnosis.view import RunView
+from precdoctor.numerics.formats import FP16
+
+PAGE = RulePage(
+    finds="""
+A run whose backward pass is in FP16 while no loss scale is in force (no `GradScaler`, none written by hand), and whose
+gradients therefore lie among FP16's subnormals: below 2^-14 = 6.1e-5, where each binade down costs one more of the 11
+significant bits, until 2^-25 is zero. It is a warning when the elements of the worst gradient keep fewer than
+`enough_bits` significant bits on average, information before. When elements are lost altogether, PD201 or PD202 says
+so and this finding is told inside it.
+""",
+    matters="""
+Activation gradients of common networks lie between 1e-9 and 1e-4. Without a scale most of FP16's range above stays
+empty while the gradients sit on its floor: first they lose bits, then, as the loss falls, they are flushed and layers
+stop training.
+""",
+    example="""
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = criterion(model(x), y)
+    loss.backward()                 # half of the gradient is subnormal
+    scaler.scale(loss).backward()   # none
+""",
+    remedy="""
+Use `torch.amp.GradScaler`, which finds the scale by itself; the finding names the one at which the worst gradient is
+out of the subnormal range. BF16 needs no scaling at all.
+""",
+    confidence="""
+0.9: subnormal elements are counted exactly. 0.7 when fewer than four steps were sampled.
+""",
+    references=(
+        "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.2 and figure 3",
+        "PyTorch documentation: Automatic Mixed Precision, gradient scaling",
+    ),
+)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the gradient with most subnormal elements."""
+    if any(s.loss_scale is not None for steps in view.timeline.values() for s in steps):
+        return Checked.not_applicable("a loss scale is in force")
+    found = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
+    every = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
+    if not every:
+        return Checked.not_applicable("no output gradient is in FP16")
+    half = {k: t for k, t in every.items() if t.faint_share >= options["faint_share"]}
+    if not half:
+        return Checked((), f"{plural(len(every), 'FP16 gradient')}: what is subnormal carries no weight")
+    key, worst = max(half.items(), key=lambda item: item[1].subnormal_share)
+    seen = f"{plural(len(half), 'FP16 gradient')} without a loss scale: {percent(worst.subnormal_share)} subnormal"
+    limit = options["subnormal_share"]
+    if worst.subnormal_share < limit:
+        return Checked((), f"{seen} in the worst (limit {percent(limit)})")
+    guilty = {k: t for k, t in half.items() if t.subnormal_share >= limit}
+    return Checked([_finding(view, found, key, guilty, options)], seen, Status.FAILED)
+
+
+def _finding(view: RunView, found: Survey, key: Key, guilty: Mapping[Key, GradientSeries], options: Options) -> Finding:
+    tensor = guilty[key]
+    process, step = tensor.worst
+    rows = view.rows(process, step)
+    row = next(r for r in rows if r.key == key)
+    exponent, after = _scale(row, found, options)
+    bits = _mean_bits(row)
+    message = (
+        f"No loss scale is in force, and {percent(tensor.subnormal_share)} of the gradient of the output of "
+        f"`{row.place}` (float16) is subnormal in the median of {plural(len(tensor.shares), 'step')} (limit "
+        f"{percent(options['subnormal_share'])}): its non-zero elements keep {bits:.1f} of 11 significant bits on "
+        f"average (limit {options['enough_bits']:g}). Its largest element is {row.amax or 0.0:.3g}; "
+        f"{found.headroom:.1f} binades above the largest gradient of the run are unused. "
+        f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limit."
+    )
+    few = len(tensor.shares) < 4
+    return Finding(
+        code="PD305",
+        name="unscaled-fp16-gradients",
+        severity=Severity.WARNING if bits < options["enough_bits"] else Severity.INFO,
+        confidence=0.7 if few else 0.9,
+        title=f"FP16 without a loss scale: {percent(tensor.subnormal_share)} of the gradient of `{row.place}` is "
+        "subnormal",
+        message=message,
+        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.BACKWARD, process.rank, step),
+        evidence={
+            "subnormal_share": tensor.subnormal_share,
+            "limit": options["subnormal_share"],
+            "mean_significant_bits": bits,
+            "headroom_binades": found.headroom,
+            "steps_examined": len(found.steps),
+            "tensors": [
+                {"root": k[0], "module": k[1], "subnormal_share": t.subnormal_share}
+                for k, t in sorted(guilty.items(), key=lambda item: -item[1].subnormal_share)[:16]
+            ],
+            "range": range_evidence(row),
+            "path": path_evidence(path_to([r for r in rows if r.kind in ("loss", "grad_output")], row)),
+            "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"GradScaler at 2^{exponent}: subnormal {percent(_subnormal(row, 0))} -> {percent(after)}",
+                change={"loss_scale": {"from": 1.0, "to": 2.0**exponent}},
+                predicted={
+                    "subnormal_share": {"from": _subnormal(row, 0), "to": after},
+                    "headroom_binades": {"from": round(found.headroom, 1), "to": round(found.headroom - exponent, 1)},
+                },
+                snippet=snippets.grad_scaler(view.device, 2.0**exponent),
+            ),
+        ),
+    )
+
+
+def _subnormal(row: TensorRow, binades: int) -> float:
+    """Subnormal share of the non-zero elements, were the loss multiplied by ``2**binades``; exact."""
+    return row.histogram.at_most(FP16.min_normal / 2.0**binades).low / max(1, row.histogram.total)
+
+
+def _scale(row: TensorRow, found: Survey, options: Options) -> tuple[int, float]:
+    """The smallest power of two that brings the worst gradient to a tenth of the limit, as the headroom allows."""
+    most = max(1, math.floor(found.headroom - options["margin_binades"]))
+    target = options["subnormal_share"] / 10.0
+    chosen = next((k for k in range(1, most + 1) if _subnormal(row, k) <= target), most)
+    return chosen, _subnormal(row, chosen)
+
+
+def _mean_bits(row: TensorRow) -> float:
+    """Significant bits of the non-zero elements on average: one less per binade below the normal range."""
+    lowest = round(math.log2(FP16.min_normal))
+    total, bits = 0, 0.0
+    for i, count in enumerate(row.histogram.counts.tolist()):
+        below = max(0, lowest - (row.histogram.lo + i))
+        total, bits = total + count, bits + count * max(0, FP16.mantissa_bits + 1 - below)
+    return bits / total if total else 0.0
+
+
+RULE = Rule(
+    code="PD305",
+    name="unscaled-fp16-gradients",
+    severity=Severity.WARNING,
+    triage=Triage.LOSS_SCALE,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "subnormal_share",
+            0.25,
+            "fraction",
+            "Subnormals among the non-zero elements of a gradient, median over steps.",
+            "Precdoctor's own: a Gaussian with a quarter of its elements below 2^-14 has 3e-4 of them below 2^-25.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "faint_share",
+            0.05,
+            "fraction",
+            "Share of the sum of magnitudes that must be subnormal: spares gradients that a few elements carry.",
+            "Precdoctor's own.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "enough_bits",
+            4.0,
+            "significant bits",
+            "Kept on average in the worst gradient; with fewer the finding is a warning, before that information.",
+            "E4M3 has 4, and FP8 training (arXiv:2209.05433) shows that gradients can do with 3 or 4.",
+            maximum=11.0,
+        ),
+        RuleOption(
+            "dying_share",
+            0.04,
+            "fraction",
+            "Flushed share from which a gradient of zeros is taken for a flushed one.",
+            "As for PD201.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "margin_binades",
+            2.0,
+            "binades",
+            "Kept free below overflow when a loss scale is proposed.",
+            "Gradient amax varies by a factor of 2 to 4 between steps.",
+        ),
+        RuleOption(
+            "max_steps", 64.0, "steps", "Sampled steps that are looked at, evenly spread.", "Bounds the work.", 1.0
+        ),
+    ),
+    kinds=("grad_output",),
+    columns=("zero", "amin_nonzero", "exp_lo", "exp_hist", "dtype"),
+    check=check,
+    step_columns=("loss_scale",),
+)

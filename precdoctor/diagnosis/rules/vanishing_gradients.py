@@ -1,0 +1,141 @@
+"""PD204: gradients shrink from layer to layer until nothing is left."""
+
+from __future__ import annotations
+
+import math
+
+from precdoctor.diagnosis.depth import Chain, chains, consistent_share, slope
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.histories import watched_steps
+from precdoctor.diagnosis.rows import path_evidence, range_evidence
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.view import RunView
+
+PAGE = RulePage(
+    finds="""
+Chains of like layers (`blocks.0`, `blocks.1`, ...; every second entry of a sequence) along which the gradient of the
+output falls steadily from the last layer to the first: by more than `decay` binades in all, in at least three quarters
+of the steps from layer to layer. Compared are L2 norms, so that a change of resolution is no decay; medians over the
+recorded steps; the loss scale is taken out. Layers whose gradient is exactly zero are PD203's and left out here.
+""",
+    matters="""
+Under SGD the first layers do not train. Adam divides the size of gradients out, but only down to its eps, and in FP16
+the first layers' gradients are the first to be flushed.
+""",
+    example="""
+Twelve layers of width 32 with sigmoids: each passes on about an eighth of the gradient, 2^-36 reaches the first.
+""",
+    remedy="""
+Residual connections or normalisation between the layers keep the gradient's size; so does an initialisation with gain
+one for the activation at hand (ReLU or GELU rather than sigmoid or tanh far from zero).
+""",
+    confidence="""
+0.85; 0.7 when fewer than four steps were recorded or the chain has fewer than six layers.
+""",
+    references=(
+        "Hochreiter et al., Gradient flow in recurrent nets: the difficulty of learning long-term dependencies (2001)",
+        "Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks, AISTATS 2010",
+        "He et al., Deep Residual Learning for Image Recognition, arXiv:1512.03385",
+    ),
+)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the chain with the largest decay."""
+    known = chains(view, "grad_output", int(options["min_layers"]))
+    alive = [c for c in known if sum(k.norm > 0.0 for k in c.links) >= options["min_layers"]]
+    if not alive:
+        return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers with gradients")
+    seen = f"the gradients along {plural(len(alive), 'chain')} of layers"
+    worst = max(alive, key=_decay)
+    if _decay(worst) < options["decay"] or consistent_share(_norms(worst), 1.0) < options["consistent_share"]:
+        words = f"{_decay(worst):.1f} binades lost in the worst" if _decay(worst) > 0.05 else "none is lost"
+        return Checked((), f"{seen}: {words} (limit {options['decay']:g})")
+    return Checked([_finding(view, worst, options)], f"{_decay(worst):.0f} binades lost in {seen}", Status.FAILED)
+
+
+def _norms(chain: Chain) -> list[float]:
+    """From the first layer to the last."""
+    return [k.norm for k in chain.links if k.norm > 0.0]
+
+
+def _decay(chain: Chain) -> float:
+    """Binades between the last layer's gradient and the first's."""
+    norms = _norms(chain)
+    return math.log2(norms[-1] / norms[0])
+
+
+def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
+    alive = [k for k in chain.links if k.norm > 0.0]
+    first, last, lost = alive[0], alive[-1], _decay(chain)
+    each = slope(_norms(chain))
+    step = watched_steps(view)[-1]
+    rows = next((r for p in view.processes if (r := view.rows(p, step))), ())
+    mine = [r for r in rows if r.kind == "grad_output" and r.module in {k.module for k in alive}]
+    row = next((r for r in mine if r.module == first.module), None)
+    message = (
+        f"Along {len(alive)} layers of {chain.module_class} (`{chain.pattern}`) the gradient falls from "
+        f"{last.norm:.3g} at `{last.module}` to {first.norm:.3g} at `{first.module}` (L2, median of "
+        f"{plural(chain.steps, 'step')}): by 2^{lost:.1f} (limit 2^{options['decay']:g}), a factor of "
+        f"{2.0**each:.3g} per layer. An element of the first one is {first.rms:.2g} on average."
+    )
+    evidence = {
+        "decay_binades": lost,
+        "limit": options["decay"],
+        "binades_per_layer": each,
+        "layers": chain.as_evidence()[:64],
+        "steps_examined": chain.steps,
+        "confidence_reason": f"it falls in {consistent_share(_norms(chain), 1.0):.0%} of the steps from layer to layer",
+    }
+    if row is not None:
+        evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
+    return Finding(
+        code="PD204",
+        name="vanishing-gradients",
+        severity=Severity.WARNING,
+        confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
+        title=f"gradients vanish along {len(alive)} layers: {first.norm / last.norm:.2g} reaches `{first.module}`",
+        message=message,
+        location=Location(chain.root, first.module, chain.module_class, "grad_output", Phase.BACKWARD, 0, step),
+        evidence=evidence,
+        prescriptions=(
+            Prescription(
+                title=f"a residual connection around each layer: first / last {first.norm / last.norm:.2g} -> about 1",
+                change={"modules": chain.pattern, "residual": {"from": False, "to": True}},
+                predicted={"first_to_last_gradient": {"from": first.norm / last.norm, "to": 1.0}},
+                snippet=("import torch\n\nfor layer in layers:\n    x = x + layer(norm(x))  # was: x = layer(x)\n"),
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD204",
+    name="vanishing-gradients",
+    severity=Severity.WARNING,
+    triage=Triage.BACKWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "decay",
+            16.0,
+            "binades",
+            "Fall of the gradient's norm from the last layer to the first that is too much.",
+            "Precdoctor's own: the distance from 1 to FP16's smallest normal number is 14; healthy chains of "
+            "four to eight layers lose less than 2.",
+        ),
+        RuleOption("min_layers", 4.0, "layers", "Shorter chains are not judged.", "A trend needs a few points.", 3.0),
+        RuleOption(
+            "consistent_share",
+            0.75,
+            "fraction",
+            "Steps from layer to layer that must go down.",
+            "Precdoctor's own: one weak layer is not a decay with depth.",
+            maximum=1.0,
+        ),
+    ),
+    kinds=("grad_output",),
+    columns=("sum_sq", "numel", "scale"),
+    check=check,
+)

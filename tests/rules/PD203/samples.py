@@ -1,0 +1,67 @@
+"""Layers that get nothing from the loss."""
+
+from tests.support.samples import Sample
+from tests.support.training import FACTS, Training, normal
+
+ZERO = normal(0.0)
+
+
+def dead(*modules: str, output: str = "", steps: int = 12) -> Training:
+    """Gradients of these weights are zero throughout, and so is one output."""
+    run = Training(steps=steps)
+    for module in modules:
+        run.change(lambda r: r.update(ZERO), kind="weight_grad", module=module)
+        run.change(lambda r: r.update(ZERO), kind="weight_grad_step", module=module)
+    return run.change(lambda r: r.update(ZERO), kind="output", module=output) if output else run
+
+
+def unreached() -> Training:
+    """It runs, it requires a gradient, and there is none."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        run.tensors[step] = [r for r in rows if not (r["module"] == "head" and r["kind"].startswith("weight_grad"))]
+    return run
+
+
+def first_steps_of_a_zero_layer() -> Training:
+    run = Training()
+    for step in range(2):
+        for row in run.tensors[step]:
+            if row["kind"] == "weight_grad" and row["module"] != "head":
+                row.update(ZERO)
+    return run
+
+
+def frozen() -> Training:
+    roots = [
+        {**root, "parameters": [{**p, "requires_grad": p["module"] != "head"} for p in root["parameters"]]}
+        for root in FACTS["roots"]
+    ]
+    run = unreached()
+    run.facts = {**FACTS, "roots": roots}
+    return run
+
+
+def rate_zero() -> Training:
+    run = dead("head")
+    for row in run.step_rows.values():
+        row["lr"] = 0.0
+    return run
+
+
+def too_short() -> Training:
+    return dead("head", steps=5)
+
+
+FIRING = {
+    "one_layer": Sample(
+        lambda: dead("blocks.0.mlp.up"), module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
+        says=("12 recorded steps", "limit 6", "does arrive"),
+    ),
+    "behind_a_dead_output": Sample(
+        lambda: dead("blocks.0.mlp.up", "blocks.0.mlp.down", output="blocks.0.mlp.down"),
+        module="blocks.0.mlp.down", kind="output", severity="warning", says=("lets no gradient pass",),
+    ),
+    "unreached": Sample(unreached, module="head", severity="info", rank=None, bare=True, says=("never got",)),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (first_steps_of_a_zero_layer, frozen, rate_zero, too_short, Training)}

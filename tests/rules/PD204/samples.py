@@ -1,0 +1,42 @@
+"""Gradients along a stack of layers."""
+
+from tests.support.samples import Sample
+from tests.support.training import Training, normal, tensor
+
+
+def stack(binades: float, layers: int = 8, *, weak: int | None = None) -> Training:
+    """Output gradients of ``layers.0`` to the last, each so many binades below the one after it."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        for k in reversed(range(layers)):
+            lost = binades * (layers - 1 - k) if weak is None else 20.0 * (k <= weak)
+            columns = normal(2.0**-lost) | {"module_class": "Linear"}
+            rows.append(tensor(step, "grad_output", f"layers.{k}", len(rows), **columns))
+    return run
+
+
+def a_little() -> Training:
+    return stack(1.0)
+
+
+def growing_backwards() -> Training:
+    return stack(-3.0)
+
+
+def short_chain() -> Training:
+    return stack(9.0, layers=3)
+
+
+def one_weak_layer() -> Training:
+    """Everything is lost at one place: that is not depth."""
+    return stack(0.0, weak=3)
+
+
+FIRING = {
+    "three_binades_each": Sample(
+        lambda: stack(3.0), module="layers.0", kind="grad_output", severity="warning",
+        says=("2^21.0", "limit 2^16", "a factor of 8 per layer"),
+    ),
+    "deep": Sample(lambda: stack(1.0, 24), module="layers.0", severity="warning", says=("24 layers",)),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (a_little, growing_backwards, short_chain, one_weak_layer)}

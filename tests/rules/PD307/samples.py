@@ -1,0 +1,42 @@
+"""Scalers that stand still, and scalers that merely had no reason to move."""
+
+from tests.support.samples import Sample
+from tests.support.training import FACTS, Training
+
+
+def scaled(scales: list[float], skipped: list[int], *, interval: int = 2000, tracker: bool = True) -> Training:
+    """A dynamic scaler's course; its count of clean steps goes along."""
+    facts = {**FACTS, "scalers": [{"class": "GradScaler", "growth_interval": interval}]}
+    run = Training(steps=len(scales), dtype="float16", scale=scales[0], facts=facts).scales(scales)
+    clean = 0
+    for step, row in run.step_rows.items():
+        row["growth_tracker"] = clean if tracker else 0
+        clean = 0 if step in skipped else clean + 1
+    return run.skip(*skipped)
+
+
+def counting() -> Training:
+    return scaled([1024.0] * 12, [])
+
+
+def grows_on_every_step() -> Training:
+    return scaled([1024.0] * 12, [], interval=1, tracker=False)
+
+
+def too_short() -> Training:
+    return scaled([1024.0] * 6, [], tracker=False)
+
+
+def backs_off() -> Training:
+    return scaled([1024.0] * 6 + [512.0] * 6, [5])
+
+
+FIRING = {
+    "never_updated": Sample(
+        lambda: scaled([1024.0] * 12, [], tracker=False), 0, severity="warning", bare=True, says=("limit 8", "1024"),
+    ),
+    "overflows_repeat": Sample(
+        lambda: scaled([1024.0] * 12, [4, 9], tracker=False), 0, bare=True, says=("4, 9", "2 overflows"),
+    ),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (counting, grows_on_every_step, too_short, backs_off)}

@@ -1,0 +1,37 @@
+"""Gradients against Adam's eps."""
+
+from tests.support.samples import Sample
+from tests.support.training import FACTS, Training, normal
+
+
+def given(sigma: float, first: int = 0) -> Training:
+    """The head's gradient, as the optimizer is given it, from step ``first`` on."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        for row in rows:
+            if step >= first and row["kind"] == "weight_grad_step" and row["module"] == "head":
+                row.update(normal(sigma))
+    return run
+
+
+def converges() -> Training:
+    """Falls below eps as the loss reaches zero."""
+    return given(1e-10, first=4)
+
+
+def above() -> Training:
+    return given(1e-6)
+
+
+def under_sgd() -> Training:
+    run = given(1e-10)
+    run.facts = {**FACTS, "optimizers": [{"name": "SGD#0", "class": "SGD", "groups": [{"lr": 0.1, "parameters": 8}]}]}
+    return run
+
+
+FIRING = {
+    "tiny": Sample(lambda: given(1e-10), module="head", kind="weight_grad_step", severity="warning",
+                   says=("1e-08", "limit 50 %")),
+    "about_eps": Sample(lambda: given(1e-8), module="head", severity="warning"),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (converges, above, under_sgd)}

@@ -1,0 +1,51 @@
+"""Activations that grow, and activations that stop growing."""
+
+from collections.abc import Callable
+
+from tests.support.samples import Sample
+from tests.support.training import Training, normal
+
+
+def amax(of_step: Callable[[int], float], *, steps: int = 24, dtype: str = "float16", kind: str = "output") -> Training:
+    """The head's output reaches ``of_step(step)``."""
+    run = Training(steps=steps, dtype=dtype, scale=64.0)
+    largest = normal(1.0)["amax"]
+    for step, rows in run.tensors.items():
+        for row in rows:
+            if row["kind"] == kind and row["module"] == "head":
+                row.update(normal(of_step(step) / largest))
+    return run
+
+
+def levels_off() -> Training:
+    return amax(lambda s: 8_000.0 * (1.0 - 0.5**s) + s)
+
+
+def small() -> Training:
+    """A hundredfold, and still nowhere near the limit."""
+    return amax(lambda s: 1.0 * 2.0 ** (s / 4))
+
+
+def wobbles() -> Training:
+    return amax(lambda s: 9_000.0 + 2_500.0 * ((s * 7) % 5 - 2) / 2)
+
+
+def far_ahead() -> Training:
+    """A binade in a hundred steps seen for 24."""
+    return amax(lambda s: 4_000.0 * 2.0 ** (s / 100))
+
+
+def in_bf16() -> Training:
+    return amax(lambda s: 2_000.0 * 2.0 ** (s / 8), dtype="bfloat16")
+
+
+FIRING = {
+    "doubles_every_eight": Sample(
+        lambda: amax(lambda s: 2_000.0 * 2.0 ** (s / 8)), 23, module="head", kind="output", severity="warning",
+        says=("overflows in 17 steps", "step 40", "limit"),
+    ),
+    "with_noise": Sample(
+        lambda: amax(lambda s: 2_000.0 * 2.0 ** (s / 8 + 0.2 * ((s * 7) % 5 - 2))), module="head", severity="warning",
+    ),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (levels_off, small, wobbles, far_ahead, in_bf16)}

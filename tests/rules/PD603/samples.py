@@ -1,0 +1,46 @@
+"""Gradient norms that explode, and norms that are merely large."""
+
+from collections.abc import Callable
+
+from tests.support.samples import Sample
+from tests.support.training import Training, find, normal
+
+
+def run(norm: Callable[[int], float], loss: Callable[[int], float], steps: int = 30) -> Training:
+    training = Training(steps=steps)
+    for step, row in training.step_rows.items():
+        row.update(grad_norm=norm(step), loss=loss(step))
+    return training
+
+
+def explodes() -> Training:
+    """From step 20 on, and one layer most of all."""
+    training = run(lambda s: 0.5 if s < 20 else 80.0, lambda s: 3.0 - 0.1 * s if s < 20 else 6.0)
+    for step in range(20, 30):
+        find(training.tensors[step], "weight_grad", "blocks.0.attn.qkv").update(normal(300.0))
+    return training
+
+
+def one_large_batch() -> Training:
+    return run(lambda s: 90.0 if s == 20 else 0.5, lambda s: 3.0 - 0.05 * s)
+
+
+def large_at_the_start() -> Training:
+    return run(lambda s: 90.0 if s < 6 else 0.5, lambda s: 3.0 - 0.05 * s)
+
+
+def loss_takes_no_harm() -> Training:
+    return run(lambda s: 0.5 if s < 20 else 80.0, lambda s: 3.0 - 0.05 * s)
+
+
+def wobble_near_zero() -> Training:
+    return run(lambda s: 1e-4 if s < 20 else 1e-2, lambda s: 3.0 * 0.5**s if s < 20 else 1e-3)
+
+
+FIRING = {
+    "explodes": Sample(
+        explodes, 20, module="blocks.0.attn.qkv", kind="weight_grad", last_finite=19,
+        says=("limit 30", "Gradients are not clipped", "a factor of 300"),
+    ),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (one_large_batch, large_at_the_start, loss_takes_no_harm, wobble_near_zero)}

@@ -1,0 +1,57 @@
+"""Losses that jump."""
+
+from collections.abc import Callable
+
+from tests.support.samples import Sample
+from tests.support.training import Training, find, normal
+
+
+def losses(of_step: Callable[[int], float], steps: int = 36) -> Training:
+    run = Training(steps=steps)
+    for step, row in run.step_rows.items():
+        row["loss"] = of_step(step)
+    return run
+
+
+def noise(step: int) -> float:
+    return 0.02 * ((step * 7) % 5 - 2)
+
+
+def jumps() -> Training:
+    """At step 24; the attention's input projection has left its range two steps before."""
+    run = losses(lambda s: 2.0 + noise(s) if s < 24 else 6.0)
+    for step in range(22, 36):
+        find(run.tensors[step], "output", "blocks.0.attn.qkv").update(normal(32.0))
+    return run
+
+
+def nothing_moved() -> Training:
+    return losses(lambda s: 2.0 + noise(s) if s < 24 else 6.0)
+
+
+def one_bad_batch() -> Training:
+    return losses(lambda s: 2.0 + noise(s) if s != 24 else 6.0)
+
+
+def heavy_noise() -> Training:
+    return losses(lambda s: 2.0 + 30 * noise(s))
+
+
+def alternating() -> Training:
+    """Two tasks that take turns."""
+    return losses(lambda s: 1e6 if s % 2 else 4.0)
+
+
+def rises_slowly() -> Training:
+    """A generator losing against its critic."""
+    return losses(lambda s: 0.7 + 0.05 * s + noise(s))
+
+
+FIRING = {
+    "moved_first": Sample(
+        jumps, 22, module="blocks.0.attn.qkv", kind="output", severity="warning", says=("at step 22", "limit 10"),
+    ),
+    "nothing_moved": Sample(nothing_moved, 24, kind="loss", module=None, severity="warning", bare=True),
+    "one_bad_batch": Sample(one_bad_batch, 24, severity="info", bare=True, says=("came down again",)),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (heavy_noise, alternating, rises_slowly)}
