@@ -2,13 +2,14 @@
 
     python -m benchmarks.faults.gauges SCRIPT [--fp32]        prints one JSON object on the last line of stdout
 
-- ``zeros``: of the gradients of each module's outputs in the first backward pass, the share that is exactly zero, in the
-  order of the backward pass. The difference to a run with ``--fp32`` (autocast and scaler off) is what was flushed.
+- ``zeros``: of the gradients of each module's outputs in the first backward pass, the share that is exactly zero, in
+  the order of the backward pass. The difference to a run with ``--fp32`` (autocast and scaler off) is what was flushed.
 - ``stuck``: of each module's weights, the share that an optimizer step leaves bit-equal although their gradient is not
   zero; median over the steps.
-- ``overflows``: how often each module's output gradient was the first non-finite one of a step; ``scales``: loss scales.
-- ``saturated``: of what each module casts to an FP8 format, the share at the format's largest value or above; one element,
-  which amax scaling puts there, is not counted.
+- ``overflows``: how often each module's output gradient was the first non-finite one of a step; ``scales``: loss
+  scales.
+- ``saturated``: of what each module casts to an FP8 format, the share at the format's largest value or above; one
+  element, which amax scaling puts there, is not counted.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ setting was not saved, the node's value is taken from a later node that did save
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -74,10 +74,11 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[s
     gradient = graph.gradient if graph.gradient is not None else torch.ones_like(loss)
     if not leaves:
         return
+    gradients: Sequence[Tensor | None]  # None where unused
     with done.tracer:
         gradients = torch.autograd.grad([loss], [x for _, x in leaves], [gradient.clone()], allow_unused=True)
     for (name, _), grad in zip(leaves, gradients, strict=True):
-        if isinstance(grad, Tensor) and (bad := badness(grad)):  # None where it was not used
+        if grad is not None and (bad := badness(grad)):
             done.bad_gradients.append((name, bad, done.tracer.source(grad)))
 
 

@@ -14,7 +14,7 @@ from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format, pa
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, bin_of
-from precdoctor.reporting.finding_view import KINDS, _predicted, place
+from precdoctor.reporting.finding_view import KINDS, place, predicted_effect
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.text import clean, clean_block, number, percent
 
@@ -93,7 +93,7 @@ def card(view: RunView, finding: Finding) -> Card:
         shares=_shares(evidence.get("tensors")),
         consequences=[_consequence(c) for c in _items(evidence.get("consequences"))],
         remedies=[
-            Remedy(_sentence(clean(p.title)), _predicted(p.predicted), clean_block(p.snippet.strip("\n")))
+            Remedy(_sentence(clean(p.title)), predicted_effect(p.predicted), clean_block(p.snippet.strip("\n")))
             for p in finding.prescriptions
         ],
     )
