@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np

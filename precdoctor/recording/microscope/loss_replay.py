@@ -7,7 +7,7 @@ setting was not saved, the node's value is taken from a later node that did save
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -74,9 +74,11 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[s
     gradient = graph.gradient if graph.gradient is not None else torch.ones_like(loss)
     if not leaves:
         return
-    gradients: Sequence[Tensor | None]  # None where unused
+    inputs = [x for _, x in leaves]
     with done.tracer:
-        gradients = torch.autograd.grad([loss], [x for _, x in leaves], [gradient.clone()], allow_unused=True)
+        gradients: list[Tensor | None] = list(  # None where unused
+            torch.autograd.grad([loss], inputs, [gradient.clone()], allow_unused=True)
+        )
     for (name, _), grad in zip(leaves, gradients, strict=True):
         if grad is not None and (bad := badness(grad)):
             done.bad_gradients.append((name, bad, done.tracer.source(grad)))
