@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from precdoctor.diagnosis.finding import Location, Phase
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import Format, Kind, format_of_dtype
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -192,6 +193,13 @@ class TensorRow:
         """Its non-finite values in words: ``12 NaN and 3 Inf of 4096 elements``."""
         parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
         return f"{' and '.join(parts) or 'no non-finite value'} of {self.numel:,} elements"
+
+
+def location(row: TensorRow | None, phase: Phase, rank: int, step: int) -> Location:
+    """Where a finding about ``row`` happened; without a row it is about the run."""
+    if row is None:
+        return Location(phase=phase, rank=rank, step=step)
+    return Location(row.root, row.module, row.module_class or None, row.kind, phase, rank, step)
 
 
 def range_evidence(row: TensorRow) -> dict[str, Any]:

@@ -40,9 +40,11 @@ def confidence_options(certain: float) -> tuple[RuleOption, ...]:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 step``, ``12 steps``, ``2 losses``."""
+    """``1 step``, ``12 steps``, ``2 losses``, ``3 matrices``."""
     if count == 1:
         return f"1 {noun}"
+    if noun.endswith("matrix"):
+        return f"{count:,} {noun[:-1]}ces"
     return f"{count:,} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 

@@ -21,7 +21,7 @@ from precdoctor.recording.launch import STOPPED_BY_US
 from precdoctor.recording.microscope import examination, optimizer_facts
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
-from precdoctor.recording.sentinel import amax, gradient_amax
+from precdoctor.recording.sentinel import Look, amax, gradient_amax
 
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
@@ -51,8 +51,15 @@ class Guard:
     def _policy(self) -> str:
         return self._recorder.options.on_nonfinite
 
-    def skips_step(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:
+    def skips_step(
+        self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, look: Look | None = None
+    ) -> bool:
         """Look at loss and gradients; examine what is wrong. True when the optimizer is to leave its weights alone.
+
+        Args:
+            optimizer: about to step.
+            scaler: that calls it.
+            look: at gradients of this step, if somebody has read them already.
 
         Raises:
             SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
@@ -62,7 +69,8 @@ class Guard:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if self._policy == "skip" and any(map(_is_sharded, parameters)):
             self._refuse_to_skip()
-        gradients_bad = not math.isfinite(_value(gradient_amax(parameters)))
+        read_before = look is not None and look.covers(parameters) and math.isfinite(_value(look.amax))
+        gradients_bad = not read_before and not math.isfinite(_value(gradient_amax(parameters)))
         loss_bad = self._loss_is_bad(scaled=scaler is not None)
         step = self._recorder.step
         if not gradients_bad and not loss_bad:

@@ -22,7 +22,7 @@ from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scalers import Scalers
-from precdoctor.recording.sentinel import gradient_sentinel
+from precdoctor.recording.sentinel import Look, gradient_sentinel
 from precdoctor.recording.updates import intended_update, intention_of
 
 
@@ -52,6 +52,8 @@ class Optimizers:
         self._guard = guard
         self._manual = manual
         self._attempt: Attempt | None = None
+        #: The gradients were read in this step, so that nobody has to read them again.
+        self._look: Look | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
         self._next_copied = 0
@@ -90,7 +92,7 @@ class Optimizers:
 
     def _forget(self) -> None:
         """In a forked child: nothing of the parent's run has been written to this one's log."""
-        self._attempt = None
+        self._attempt = self._look = None
         for known in (self._names, self._counts, self._known_frozen, self._buffer_versions):
             known.clear()
 
@@ -130,19 +132,21 @@ class Optimizers:
         facts = self._recorder.current
         if facts.gradients_of is not None or facts.grad_norm is not None:
             return
+        parameters = list(parameters)
         if (found := gradient_sentinel(parameters)) is not None:
             facts.grad_norm, facts.grad_amax = map(defer, found)
+            self._look = Look.at(facts.grad_amax, parameters)
             facts.grad_norm_scaled = self.scalers.still_scaled() is True
 
     def _close(self, attempt: Attempt) -> None:
-        self._attempt = None
+        self._attempt = self._look = None
         self._recorder.current.not_reached = not attempt.reached
         self._recorder.end_step()
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` begins."""
         attempt = self._open(optimizer, by_scaler=True)
-        attempt.skipped = self._guard.skips_step(optimizer, scaler)
+        attempt.skipped = self._guard.skips_step(optimizer, scaler, self._look)
 
     def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` has ended, also by an exception."""
@@ -157,7 +161,7 @@ class Optimizers:
             attempt = self._open(optimizer, by_scaler=False, closure=closure is not None)
         attempt.closure = closure is not None
         if not attempt.by_scaler and not attempt.closure:
-            attempt.skipped = self._guard.skips_step(optimizer, None)
+            attempt.skipped = self._guard.skips_step(optimizer, None, self._look)
         attempt.reached = not attempt.skipped
         if attempt.skipped:
             attempt.aside = GradientsAside(p for group in optimizer.param_groups for p in group["params"])
@@ -305,13 +309,27 @@ class Optimizers:
                 recorder.current.clip_norm = float(limit)
                 recorder.current.clipped_before_unscale = self.scalers.still_scaled()
 
+        @guarded(recorder)
+        def covered(parameters: list[Tensor]) -> bool:
+            return self._look is not None and self._look.covers(parameters)
+
+        @guarded(recorder)
+        def stays(parameters: list[Tensor]) -> None:
+            """What is finite stays so."""
+            assert self._look is not None, "only called after covered"
+            self._look = Look.at(self._look.amax, parameters)
+
         @functools.wraps(original)
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
             if limit is not None:
                 parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
                 note(limit, parameters)
-            return original(parameters, *args, **kwargs)
+            known = covered(parameters)
+            result = original(parameters, *args, **kwargs)
+            if known:
+                stays(parameters)
+            return result
 
         return clip
 

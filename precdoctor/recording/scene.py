@@ -95,6 +95,9 @@ class Scene:
         self._begin_step_if_new()
         if self.refused is not None:
             return None
+        if torch._C._functorch.maybe_current_level() is not None:
+            self._refuse("it runs inside torch.func (grad, vmap, jvp ...)")
+            return None
         if (why := self._cannot_replay(module)) is not None or len(self.calls) >= _MAX_CALLS:
             self._refuse(why or f"the step calls top-level modules more than {_MAX_CALLS} times")
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +14,28 @@ from precdoctor.recording.batch import Deferred, defer
 
 #: In elements: two microseconds of reading.
 _SMALL = 16 * 1024
+
+
+@dataclass(frozen=True)
+class Look:
+    """One reading of gradients: what came of it, and which tensors it speaks of, as they were."""
+
+    amax: Deferred
+    of: frozenset[tuple[int, int]]
+
+    def covers(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether it speaks of the gradients of all of these parameters, unchanged since."""
+        return _versions(parameters) <= self.of
+
+    @classmethod
+    def at(cls, amax: Deferred, parameters: Iterable[Tensor]) -> Look:
+        """A reading of the gradients of ``parameters`` as they are now."""
+        return cls(amax, _versions(parameters))
+
+
+def _versions(parameters: Iterable[Tensor]) -> frozenset[tuple[int, int]]:
+    gradients = (p.grad for p in parameters if p.grad is not None)
+    return frozenset((g._cdata, -1 if g.is_inference() else g._version) for g in gradients)
 
 
 def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:

@@ -266,11 +266,16 @@ def third_of_four_micro_batches():
             self.fc = nn.Linear(4, 4)
 
         def forward(self, *, features):
-            return torch.log(self.fc(features).abs() + 1 - 1e3 * (clock.step == 14))  # here
+            return torch.log(1e3 - self.fc(features).abs())  # here
 
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), 1e-3)
-    losses = fit(net, optimizer, lambda: net(features=clock.batch(4, 4)).mean(), steps=5, accumulate=4)
+
+    def loss():
+        features = clock.batch(4, 4)
+        return net(features=features * 1e4 if clock.step == 14 else features).mean()
+
+    losses = fit(net, optimizer, loss, steps=5, accumulate=4)
     return Trained(losses, [net])
 
 

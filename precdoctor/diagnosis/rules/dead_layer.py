@@ -73,9 +73,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not gradients:
         return Checked.not_applicable("no weight matrix got a gradient on a step with a learning rate")
     most = max(g.steps for g in gradients.values())
-    seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}".replace(
-        "matrixs", "matrices"
-    )
+    seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}"
     if most < options["min_steps"]:
         return Checked((), f"{seen}, too few to tell")
     dead = {p: g for p, g in gradients.items() if g.steps >= options["min_steps"] and g.zero == g.steps}

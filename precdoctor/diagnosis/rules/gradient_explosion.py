@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import by_optimizer
-from precdoctor.diagnosis.rows import TensorRow, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
@@ -113,27 +113,10 @@ def _undone(steps: Sequence[StepFacts], i: int, losses: tuple[float, float]) -> 
 
 
 def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
-    first, ratio = explosion.first, explosion.peak / explosion.baseline
+    first = explosion.first
     row, grown, rows = _culprit(view, explosion)
-    clip = 2.0 * explosion.baseline
-    before = [s.grad_norm or 0.0 for s in explosion.steps[: explosion.at]]
-    touched = sum(n > clip for n in before) / len(before)
-    message = (
-        f"The gradient norm rose from {explosion.baseline:.3g} (median of the {len(before[-_WINDOW:])} steps before) "
-        f"to {first.grad_norm:.3g} at step {first.step} and {explosion.peak:.3g} at most: {ratio:.3g} times, limit "
-        f"{options['factor']:g}. "
-    )
-    if explosion.loss is not None:
-        message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "
-    message += (
-        f"Clipping at {first.clip_norm:g} was on."
-        if first.clip_norm
-        else "Gradients are not clipped."
-    )  # fmt: skip
-    if row is not None:
-        message += f" The gradient of `{_name(row)}` grew most, by a factor of {grown:.3g}."
     evidence = {
-        "norm_ratio": ratio,
+        "norm_ratio": explosion.peak / explosion.baseline,
         "limit": options["factor"],
         "grad_norm": {"before": explosion.baseline, "peak": explosion.peak},
         "loss": None if explosion.loss is None else {"before": explosion.loss[0], "after": explosion.loss[1]},
@@ -153,33 +136,42 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
         severity=Severity.ERROR,
         confidence=0.85 if explosion.loss is not None else 0.7,
         title=f"gradients explode at step {first.step}: norm {explosion.baseline:.3g} -> {explosion.peak:.3g}{where}",
-        message=message,
-        location=Location(
-            root=row.root if row is not None else None,
-            module=row.module if row is not None else None,
-            module_class=(row.module_class or None) if row is not None else None,
-            kind=row.kind if row is not None else None,
-            phase=Phase.BACKWARD,
-            rank=explosion.process.rank,
-            step=first.step,
-        ),
+        message=_message(explosion, row, grown, options),
+        location=location(row, Phase.BACKWARD, explosion.process.rank, first.step),
         evidence=evidence,
-        prescriptions=(
-            Prescription(
-                title=f"clip the norm at {clip:.2g}: largest step {explosion.peak:.3g} -> {clip:.2g}, "
-                f"{percent(touched)} of the steps before touched",
-                change={"clip_norm": {"from": first.clip_norm, "to": clip}},
-                predicted={
-                    "largest_norm": {"from": explosion.peak, "to": clip},
-                    "healthy_steps_clipped_share": touched,
-                },
-                snippet=(
-                    "import torch\n\n"
-                    "loss.backward()\n"
-                    f"torch.nn.utils.clip_grad_norm_(model.parameters(), {clip:.2g})\n"
-                    "optimizer.step()\n"
-                ),
-            ),
+        prescriptions=(_prescribe(explosion),),
+    )
+
+
+def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options: Options) -> str:
+    first = explosion.first
+    message = (
+        f"The gradient norm rose from {explosion.baseline:.3g} (median of the {min(_WINDOW, explosion.at)} steps "
+        f"before) to {first.grad_norm:.3g} at step {first.step} and {explosion.peak:.3g} at most: "
+        f"{explosion.peak / explosion.baseline:.3g} times, limit {options['factor']:g}. "
+    )
+    if explosion.loss is not None:
+        message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "
+    message += f"Clipping at {first.clip_norm:g} was on." if first.clip_norm else "Gradients are not clipped."
+    if row is not None:
+        message += f" The gradient of `{_name(row)}` grew most, by a factor of {grown:.3g}."
+    return message
+
+
+def _prescribe(explosion: _Explosion) -> Prescription:
+    clip = 2.0 * explosion.baseline
+    before = [s.grad_norm or 0.0 for s in explosion.steps[: explosion.at]]
+    touched = sum(n > clip for n in before) / len(before)
+    return Prescription(
+        title=f"clip the norm at {clip:.2g}: largest step {explosion.peak:.3g} -> {clip:.2g}, "
+        f"{percent(touched)} of the steps before touched",
+        change={"clip_norm": {"from": explosion.first.clip_norm, "to": clip}},
+        predicted={"largest_norm": {"from": explosion.peak, "to": clip}, "healthy_steps_clipped_share": touched},
+        snippet=(
+            "import torch\n\n"
+            "loss.backward()\n"
+            f"torch.nn.utils.clip_grad_norm_(model.parameters(), {clip:.2g})\n"
+            "optimizer.step()\n"
         ),
     )
 

@@ -110,7 +110,7 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
         f"In the median of {plural(len(weight.ratios), 'step')} of the newer half, each step changed `{parameter}` by "
         f"{weight.ratio:.2g} of its own RMS (limit {options['ratio']:g}; about 1e-3 is usual)"
         + (f", at a learning rate of {rates[-1]:.3g}. " if rates else ". ")
-        + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit.".replace("matrixs", "matrices")
+        + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
     )
     evidence: dict[str, Any] = {
         "update_to_weight": weight.ratio,

@@ -28,7 +28,8 @@ class Examination:
 
     Attributes:
         outcome: ``origin`` (ops follow), ``outside`` (every root call is finite by itself: the code between or after
-            them made it), ``refused`` or ``failed``.
+            them made it), ``not-reproduced`` (finite when run again from the same inputs, weights and random state),
+            ``refused`` or ``failed``.
         phase: of the origin: forward or backward.
     """
 
@@ -44,9 +45,11 @@ class Examination:
 
     @property
     def reproduced(self) -> str | None:
-        """``bit-for-bit``, ``in-kind``; null when nothing was run again."""
+        """``bit-for-bit``, ``in-kind``, ``not-reproduced``; null when nothing was run again."""
         if self.found is None:
             return None
+        if self.outcome == "not-reproduced":
+            return self.outcome
         return "bit-for-bit" if self.found.compared and self.found.equal == self.found.compared else "in-kind"
 
     @property
@@ -89,6 +92,9 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
         done = again()
         if done.bad_outputs and not _given_bad_argument(done):
             return _closer("forward", done, again)
+        if done.missing:
+            why = f"output {done.missing[0] or 'of the call'} was not finite in the run and is when run again"
+            return Examination("not-reproduced", "forward", why=why, found=done)
     return _loss_code(scene, "forward", "every top-level module's outputs are finite", values=values)
 
 

@@ -34,6 +34,8 @@ class Replay:
     micro_step: int = 0
     compared: int = 0
     equal: int = 0
+    #: Outputs that are bad in the run and finite here.
+    missing: list[str] = field(default_factory=list)
     #: Why there was no backward pass.
     no_backward: str | None = None
 
@@ -60,7 +62,7 @@ def replay(
     modules = list(module.modules())
     call.random.restore()
     with without_hooks(modules), buffers_aside(modules, call.buffers), _eager():
-        tracer = Tracer(_known(call, module, names), wanted, values=values)
+        tracer = Tracer(_known(module, names), wanted, values=values)
         done = Replay(call, tracer, micro_step=call.micro_step)
         _run(done, call, module, names, backward=backward)
     return done
@@ -74,6 +76,7 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
         torch.enable_grad(),
     ):
         arguments = _ready(call)
+        _note_arguments(tracer, call, arguments)
         with tracer:
             result = module(*arguments[0], **arguments[1])
         _judge_outputs(done, call, result)
@@ -92,13 +95,28 @@ def _eager() -> Iterator[None]:
 
 
 def _ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, those that need gradients as leaves of their own."""
+    """Copies of the arguments, for a forward that writes to them; those that need gradients are leaves."""
     from precdoctor.recording.scene import mapped
 
-    def leaf(x: Tensor) -> Tensor:
-        return x.detach().requires_grad_() if x.requires_grad else x
+    copies: dict[int, Tensor] = {}
 
-    return mapped(call.args, leaf), mapped(call.kwargs, leaf)
+    def copy(x: Tensor) -> Tensor:
+        if id(x) not in copies:
+            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad) if _is_dense(x) else x
+        return copies[id(x)]
+
+    return mapped(call.args, copy), mapped(call.kwargs, copy)
+
+
+def _is_dense(x: Tensor) -> bool:
+    return x.layout is torch.strided and not leaves.is_wrapped(x)
+
+
+def _note_arguments(tracer: Tracer, call: RootCall, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    """Tell the tracer what the copies are."""
+    given: dict[Any, Any] = {**dict(enumerate(arguments[0])), **arguments[1]}
+    for (name, _, _), (_, x) in zip(call.versions, leaves.tensors(given), strict=False):
+        tracer.note(x, External("argument" if x.requires_grad else "batch", name))
 
 
 def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
@@ -111,6 +129,8 @@ def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
         if original is not None and original.shape == x.shape and original.dtype == x.dtype:
             done.compared += 1
             done.equal += _same_bits(original, x.detach())
+            if not bad and badness(original):
+                done.missing.append(name)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -175,7 +195,7 @@ def _gradients_aside(inputs: list[Tensor]) -> Iterator[None]:
             dictionary.update(items)
 
 
-def _known(call: RootCall, module: nn.Module, names: Names) -> dict[int, External]:
+def _known(module: nn.Module, names: Names) -> dict[int, External]:
     """What the storages that exist before the replay are."""
     known: dict[int, External] = {}
 
@@ -188,8 +208,6 @@ def _known(call: RootCall, module: nn.Module, names: Names) -> dict[int, Externa
         note(p, External("weight", name if found is None else ".".join(filter(None, (found[0].module, found[1])))))
     for name, b in module.named_buffers():
         note(b, External("buffer", name))
-    for name, x, _ in call.versions:
-        note(x, External("argument" if x.requires_grad else "batch", name))
     return known
 
 

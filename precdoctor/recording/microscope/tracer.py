@@ -93,7 +93,7 @@ class Tracer(TorchDispatchMode):
         self.complete = True
         #: The line ops are put down to, in place of the one that is running.
         self.line: Line | None = None
-        self._known = known
+        self._known = dict(known)
         self._wanted = wanted
         self._values = values
         self._suspects = 0
@@ -171,6 +171,11 @@ class Tracer(TorchDispatchMode):
             record.facts = closer_look(func, args, kwargs, swapped, results, values=self._values)
 
     # --- who made what -----------------------------------------------------------------------------------------------
+
+    def note(self, x: Tensor, external: External) -> None:
+        """A tensor from before the trace; the first that is said of its memory counts."""
+        if (key := storage_key(x)) is not None:
+            self._known.setdefault(key, external)
 
     def source(self, x: Tensor) -> Source:
         """Who made the tensor's values."""

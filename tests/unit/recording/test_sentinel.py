@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.sentinel import gradient_sentinel
+from precdoctor.recording.sentinel import Look, gradient_sentinel
 
 
 def with_gradients(*gradients: torch.Tensor) -> list[nn.Parameter]:
@@ -53,3 +53,14 @@ def test_sparse_gradients_count_by_their_values():
     parameter.grad = torch.sparse_coo_tensor([[1, 1]], values, (5, 2), check_invariants=True)
     norm, amax = gradient_sentinel([parameter])
     assert (float(norm), float(amax)) == (5.0, 4.0)
+
+
+def test_a_look_covers_the_gradients_it_was_taken_of_until_somebody_writes_to_one():
+    parameters = with_gradients(torch.randn(3), torch.randn(4))
+    look = Look.at(1.0, parameters)
+    assert look.covers(parameters) and look.covers(parameters[:1])
+    assert not look.covers([*parameters, *with_gradients(torch.randn(2))])
+    parameters[1].grad.mul_(0.5)
+    assert look.covers(parameters[:1]) and not look.covers(parameters)
+    parameters[0].grad = torch.randn(3)
+    assert not look.covers(parameters[:1])

@@ -8,7 +8,7 @@ STEPS = 8
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(12, 48), nn.GELU(), nn.Linear(48, 6)).bfloat16()
-optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
+optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.99), weight_decay=0.0)
 for step in range(STEPS):
     features = torch.randn(32, 12, dtype=torch.bfloat16)
     labels = features[:, :6].argmax(dim=1)
