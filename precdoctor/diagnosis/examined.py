@@ -74,6 +74,8 @@ class Op:
     settings: Mapping[str, Any] = field(default_factory=dict)
     #: Optimizer steps: the name of the parameter in its module.
     parameter: str = ""
+    #: Optimizer steps that left the weight alone: the name of the state tensor they made non-finite.
+    state: str = ""
 
     @property
     def short(self) -> str:
@@ -89,6 +91,22 @@ class Op:
     def finite_in_fp64(self) -> bool | None:
         """Whether FP64 would have kept the result finite; null when that was not tried."""
         return None if self.reference is None else self.reference.bad == 0
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """A buffer or a tensor of optimizer state that the step made non-finite."""
+
+    root: str
+    module: str
+    name: str
+    last_finite: int | None
+    facts: Operand
+
+    @property
+    def full_name(self) -> str:
+        """``encoder.norm.running_var``."""
+        return ".".join(filter(None, (self.module, self.name)))
 
 
 @dataclass(frozen=True)
@@ -110,11 +128,22 @@ class Examined:
     batch: tuple[Operand, ...] = ()
     changed_arguments: tuple[str, ...] = ()
     changed_attributes: tuple[str, ...] = ()
+    #: ``buffers`` or ``optimizer-state`` when nothing else was non-finite.
+    target: str = ""
+    poisoned: tuple[Poisoned, ...] = ()
+    #: Weights, optimizer state and buffers were looked at, and were finite as the step began; null: nobody looked.
+    finite_before: bool | None = None
 
 
 def examined_at(view: RunView, process: Process, step: int) -> Examined | None:
     """What the microscope saw at a step of a process; None when it did not look."""
     return view.remember("examined", lambda: _all(view)).get((process.rank, step))
+
+
+def poisoned_steps(view: RunView, process: Process) -> tuple[int, ...]:
+    """Steps that made a buffer or optimizer state non-finite while loss and gradients were finite, in order."""
+    seen = view.remember("examined", lambda: _all(view))
+    return tuple(sorted(step for (rank, step), e in seen.items() if rank == process.rank and e.target))
 
 
 def _all(view: RunView) -> dict[tuple[int, int], Examined]:
@@ -127,13 +156,16 @@ def _all(view: RunView) -> dict[tuple[int, int], Examined]:
     for event in events:
         rank, step = integer(event.get("rank")), integer(event.get("step"))
         if event["event"] == "incident" and rank is not None and step is not None:
-            found.setdefault((rank, step), _examined(event, ops.get(text(event.get("id")), ())))
+            examined = _examined(event, ops.get(text(event.get("id")), ()))
+            if (rank, step) not in found or found[rank, step].target:  # of a loss or gradient before that of a buffer
+                found[rank, step] = examined
     return found
 
 
 def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Examined:
     data = event["data"]
     ops = {op.index: op for op in map(_op, rows) if op is not None}
+    before = data.get("finite_before")
     externals = [e for e in _list(data.get("externals")) if isinstance(e, Mapping)]
     return Examined(
         outcome=text(data.get("outcome")),
@@ -150,7 +182,15 @@ def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ex
         batch=tuple(_operand(o) for o in _list(data.get("batch")) if isinstance(o, Mapping)),
         changed_arguments=tuple(map(text, _list(data.get("changed_arguments")))),
         changed_attributes=tuple(map(text, _list(data.get("changed_attributes")))),
+        target=text(data.get("target")),
+        poisoned=tuple(_poisoned(p) for p in _list(data.get("poisoned")) if isinstance(p, Mapping)),
+        finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
     )
+
+
+def _poisoned(data: Mapping[str, Any]) -> Poisoned:
+    root, module, name = (text(data.get(k)) for k in ("root", "module", "name"))
+    return Poisoned(root, module, name, integer(data.get("last_finite_step")), _operand(data))
 
 
 def _op(event: Mapping[str, Any]) -> Op | None:
@@ -174,6 +214,7 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         results=tuple(_operand(o) for o in _list(data.get("results")) if isinstance(o, Mapping)),
         reference=_operand(data["reference"]) if isinstance(data.get("reference"), Mapping) else None,
         parameter=text(data.get("parameter")),
+        state=text(data.get("state")),
         settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
     )
 

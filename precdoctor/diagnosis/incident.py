@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from precdoctor.diagnosis.bad_steps import GRADIENTS, incident_steps, is_well, reference_of
 from precdoctor.diagnosis.causes import UNKNOWN, Cause, backward_cause, forward_cause
 from precdoctor.diagnosis.examination import Culprit, culprit_at
+from precdoctor.diagnosis.examined import Examined, examined_at
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious
+from precdoctor.diagnosis.poison import poison_at, traced_to_poison
 from precdoctor.diagnosis.rows import (
     BACKWARD_KINDS,
     FORWARD_KINDS,
@@ -49,7 +51,7 @@ class Incident:
     cause: Cause
     path: tuple[TensorRow, ...] = ()
     unrecorded: str | None = None
-    #: How weights became non-finite (PD105): optimizer | between | start.
+    #: How weights became non-finite (PD105): optimizer | between | start; of any code: poison.
     how: str = ""
     #: Non-finite tensors by kind at the incident's step, the origin included.
     bad: Mapping[str, int] = field(default_factory=dict)
@@ -63,6 +65,10 @@ class Incident:
     #: The op the microscope led it back to.
     culprit: Culprit | None = None
     occurrences: tuple[int, ...] = ()
+    #: Buffers or optimizer state became non-finite, while loss and gradients were finite.
+    poison: Examined | None = None
+    #: The step at which the loss or a gradient showed the poison.
+    shown: int | None = None
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -104,7 +110,7 @@ def _of_process(view: RunView, process: Process) -> list[Incident]:
         incident = _lead_back(view, process, episode[0], bad_steps)
         if incident is not None:
             found.append(_with_course(view, incident, episode, bad_steps, order))
-    return found
+    return traced_to_poison(found)
 
 
 def _with_course(
@@ -125,11 +131,9 @@ def _with_course(
         and s not in bad_steps
         and (not (f := view.step_facts(incident.process, s)) or is_well(view, incident.process, f))
     ]
-    if clean and (incident.unrecorded is not None or incident.how == "between"):
-        clean.pop()  # its update, and so a checkpoint written after it, may be what went wrong
     return replace(
         incident,
-        last_finite=clean[-1] if clean else None,
+        last_finite=_last_finite(view, incident, clean, order),
         last_step=episode[-1],
         bad_steps=len(episode),
         recovered=skipped and followed,
@@ -138,11 +142,25 @@ def _with_course(
     )
 
 
+def _last_finite(view: RunView, incident: Incident, clean: Sequence[int], order: Sequence[int]) -> int | None:
+    """The last step after which weights, optimizer state and buffers were all finite, as far as the log knows."""
+    examined = examined_at(view, incident.process, incident.step)
+    if examined is not None and examined.finite_before:
+        return max((s for s in order if s < incident.step), default=None)
+    if clean and (incident.unrecorded is not None or incident.how == "between"):
+        clean = clean[:-1]  # its update, and so a checkpoint written after it, may be what went wrong
+    last = clean[-1] if clean else None
+    seen = [p.last_finite for p in incident.poison.poisoned if p.last_finite is not None] if incident.poison else []
+    return min([last, *seen]) if last is not None else None
+
+
 # -- one step ---------------------------------------------------------------------------------------------------------
 
 
 def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]) -> Incident | None:
     """The incident that begins at ``step``; None when a closer look finds nothing wrong (a mask)."""
+    if bad_steps[step] == {"buffer"}:
+        return poison_at(view, process, step)
     seen = _from_tensors(view, process, step, bad_steps)
     culprit = culprit_at(view, process, step)
     if culprit is None or (seen is not None and seen.how in ("between", "start")):

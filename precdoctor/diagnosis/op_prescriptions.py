@@ -8,7 +8,7 @@ from typing import Any
 
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.examination import Culprit
-from precdoctor.diagnosis.examined import Operand
+from precdoctor.diagnosis.examined import Operand, Poisoned
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.rows import known_format
@@ -21,7 +21,25 @@ _Maker = Callable[[RunView, Incident, Culprit], Prescription]
 def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """One prescription for the cause; where there is no remedy to compute, where to stop and look."""
     maker = _BY_CAUSE.get(culprit.cause.name or "", _look)
+    if maker is _look and incident.poison is not None:
+        return mend_buffer(incident, incident.poison.poisoned[0])
     return maker(view, incident, culprit)
+
+
+def mend_buffer(incident: Incident, poisoned: Poisoned) -> Prescription:
+    """For a buffer that nothing in training mends."""
+    return Prescription(
+        title=f"load `{poisoned.full_name}` from a checkpoint"
+        + (f" of step {incident.last_finite} or before" if incident.last_finite is not None else "")
+        + ", and check buffers before saving one",
+        change={"checkpoint_at_or_before": incident.last_finite, "buffer": poisoned.full_name},
+        predicted={"nonfinite_elements": {"from": poisoned.facts.bad, "to": 0}},
+        snippet=(
+            "import torch\n\n"
+            "bad = [n for n, b in model.named_buffers() if b.is_floating_point() and not torch.isfinite(b).all()]\n"
+            "if bad:\n    raise ValueError(bad)  # nn.BatchNorm: reset_running_stats() starts them anew\n"
+        ),
+    )
 
 
 def _operand(culprit: Culprit, at: int = 0) -> Operand | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from precdoctor.diagnosis.examination import Culprit
-from precdoctor.diagnosis.examined import Op, Operand
+from precdoctor.diagnosis.examined import Examined, Op, Operand
 from precdoctor.diagnosis.finding import Location
 from precdoctor.diagnosis.incident import Incident
-from precdoctor.diagnosis.op_prescriptions import prescribe
+from precdoctor.diagnosis.op_prescriptions import mend_buffer, prescribe
 from precdoctor.diagnosis.origin import class_of
+from precdoctor.diagnosis.poison import poison_words
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.telling import Told, consequences, headroom_story, resume_advice, where_words
 from precdoctor.diagnosis.view import RunView
@@ -30,6 +31,9 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
         return _tell_optimizer(view, incident, culprit)
     if external is not None:
         title = f"{_external(external)} was non-finite before {place} read it{cause}"
+    elif incident.poison is not None:
+        name = incident.poison.poisoned[0].full_name
+        title = f"{op.short} in {place} makes buffer `{name}` non-finite, unseen by the loss{cause}"
     elif op.phase == "backward":
         title = f"the backward pass of {_forward_name(culprit)} in {place} makes the first non-finite gradient{cause}"
     else:
@@ -44,7 +48,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     effects = consequences(incident)
     if effects:
         message += f" In the same step it reached {', '.join(effects)}."
-    message += _replay_words(culprit)
+    message += poison_words(incident) + _replay_words(culprit)
     return (
         f"{title}{line if external is None else ''}",
         f"{message} {resume_advice(incident)}",
@@ -55,13 +59,22 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
 def _tell_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     op = culprit.op
     name = f"`{'.'.join(p for p in (op.module, op.parameter) if p)}`"
-    title = f"the optimizer step made {name} non-finite from finite gradients ({culprit.cause.name})"
+    made = f"state `{op.state}` of {name}" if op.state else name
+    title = f"the optimizer step made {made} non-finite from finite gradients ({culprit.cause.name})"
     message = f"{where_words(view, incident).capitalize()}, {op.name} {_made(op)} in {name}. {_operand_words(op)}"
-    message += f" Cause: {culprit.cause.name}: {culprit.cause.why}."
+    message += f" Cause: {culprit.cause.name}: {culprit.cause.why}." + poison_words(incident)
     effects = consequences(incident)
     if effects:
         message += f" In the same step also non-finite: {', '.join(effects)}."
     return title, f"{message} {resume_advice(incident)}", prescribe(view, incident, culprit)
+
+
+def tell_poison(view: RunView, incident: Incident, examined: Examined) -> Told:
+    """Buffers that became non-finite in code no replay reaches."""
+    first = examined.poisoned[0]
+    title = f"`{first.full_name}` becomes non-finite, unseen by the loss"
+    message = f"{where_words(view, incident).capitalize()},{poison_words(incident)} {examined.why.capitalize()}."
+    return title, f"{message} {resume_advice(incident)}", mend_buffer(incident, first)
 
 
 def locate_culprit(view: RunView, incident: Incident, culprit: Culprit, known: Location) -> Location:
@@ -75,13 +88,17 @@ def locate_culprit(view: RunView, incident: Incident, culprit: Culprit, known: L
         root=culprit.examined.root or culprit.op.root or known.root,
         module=module,
         module_class=class_of(view.module_classes, culprit.examined.root, module or "") or known.module_class,
-        kind=known.kind,
+        kind=_kind(culprit) or known.kind,
         phase=culprit.phase,
         rank=incident.process.rank,
         step=incident.step,
         op=op,
         source=culprit.source,
     )
+
+
+def _kind(culprit: Culprit) -> str | None:
+    return {"buffers": "buffer", "optimizer-state": "opt_state"}.get(culprit.examined.target)
 
 
 def culprit_evidence(culprit: Culprit) -> dict[str, Any]:

@@ -56,12 +56,14 @@ def percent(fraction: float) -> str:
 
 def resume_advice(incident: Incident) -> str:
     """From which checkpoint to go on."""
-    if incident.recovered:
+    poisoned = incident.culprit is not None and incident.culprit.examined.poisoned
+    if incident.recovered and not poisoned:
         return "The weights were never touched (the steps were skipped): nothing to resume."
     if incident.last_finite is None:
         return "No step before it was finite: start again from the beginning or from an older checkpoint."
     return (
-        f"Last step at which everything was finite: {incident.last_finite}; resume from a checkpoint at or before it."
+        f"Last step at which weights, optimizer state and buffers were all finite: {incident.last_finite}; resume from "
+        "a checkpoint at or before it."
     )
 
 
@@ -173,6 +175,8 @@ def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
     """The rule's base confidence, lowered for what the log does not show; documented on every page."""
     if incident.unrecorded is not None:
         return options["unrecorded_confidence"]
+    if incident.poison is not None and incident.culprit is None:
+        return round(options["confidence"] - 0.2, 2)
     if incident.culprit is not None:
         return incident.culprit.certainty
     confidence = options["confidence"]
@@ -251,11 +255,12 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
 
 def _told(view: RunView, incident: Incident, tell: Teller) -> tuple[str, str, Prescription, Location, dict[str, Any]]:
     """An incident the microscope led back to an op is told by the op, any other by its tensors."""
-    from precdoctor.diagnosis.op_telling import culprit_evidence, locate_culprit, tell_culprit
+    from precdoctor.diagnosis.op_telling import culprit_evidence, locate_culprit, tell_culprit, tell_poison
 
     location, evidence = location_of(incident), evidence_of(view, incident)
     if incident.culprit is None:
-        return (*tell(view, incident), location, evidence)
+        told = tell(view, incident) if incident.poison is None else tell_poison(view, incident, incident.poison)
+        return (*told, location, evidence)
     told = tell_culprit(view, incident, incident.culprit)
     evidence |= culprit_evidence(incident.culprit)
     return (*told, locate_culprit(view, incident, incident.culprit, location), evidence)

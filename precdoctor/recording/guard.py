@@ -19,12 +19,16 @@ from precdoctor.recording import attach
 from precdoctor.recording.batch import Deferred, read
 from precdoctor.recording.launch import STOPPED_BY_US
 from precdoctor.recording.microscope import examination, optimizer_facts
+from precdoctor.recording.microscope.facts import describe
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
 from precdoctor.recording.sentinel import Look, amax, gradient_amax
+from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
+#: Poisoned tensors named per incident.
+_MAX_POISONED = 8
 #: Steps a loss scaler may skip in a row, after it has let one through, before that is an incident.
 MAX_SKIPS = 6
 #: A scale that has come down to this and still overflows does not suffer from the scale.
@@ -46,6 +50,12 @@ class Guard:
         self._last_bad: int | None = None
         self._skips = 0
         self._let_through = False
+        self._buffers = BufferWatch(self._recorder)
+        self._state = OptimizerStateWatch(self._recorder)
+        #: The largest gradient of the step in progress, where it was read.
+        self._gradient: float | None = None
+        #: A buffer that trains with the model has been non-finite since an earlier step.
+        self._poisoned_before = False
 
     @property
     def _policy(self) -> str:
@@ -69,25 +79,29 @@ class Guard:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if self._policy == "skip" and any(map(_is_sharded, parameters)):
             self._refuse_to_skip()
-        read_before = look is not None and look.covers(parameters) and math.isfinite(_value(look.amax))
-        gradients_bad = not read_before and not math.isfinite(_value(gradient_amax(parameters)))
+        launched = self._buffers.launch()
+        gradients_bad = self._gradients_are_bad(parameters, look)
+        poisoned = self._buffers.judge(*launched)
         loss_bad = self._loss_is_bad(scaled=scaler is not None)
         step = self._recorder.step
         if not gradients_bad and not loss_bad:
             self._skips, self._let_through = 0, True
+            self._examine_buffers(poisoned)
             return False
         self._skips += 1
         if scaler is not None and not loss_bad and not self._is_stuck(scaler):
+            self._examine_buffers(poisoned)
             return False  # the scaler takes care of it
         follows, self._last_bad = self._last_bad == step - 1, step
         if not (follows and self._policy == "examine"):  # weights that are bad already explain the steps after them
-            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad)
+            more = {"finite_before": self._finite_before(optimizer, parameters)}
+            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned)
         if self._policy == "stop":
             self._stop(step)
         return self._policy == "skip" and (gradients_bad or not _is_distributed())
 
     def after_step(self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor]) -> None:
-        """On sampled steps: did the optimizer make weights non-finite? Never waits for a device.
+        """Did the optimizer make its state non-finite, or (on sampled steps) weights? Never waits for a device.
 
         Args:
             before: copies of the weights from before the step, by ``id``, as far as there are any.
@@ -98,8 +112,13 @@ class Guard:
         recorder = self._recorder
         if self._policy == "observe" or self._last_bad == recorder.step or self._examined >= MAX_EXAMINED:
             return
+        gradient, self._gradient = self._gradient, None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if any(p.device.type != "cpu" for p in parameters) or math.isfinite(_value(amax(parameters))):
+        if any(p.device.type != "cpu" for p in parameters):
+            return
+        if not recorder.live or math.isfinite(_value(amax(parameters))):
+            if self._state.due(optimizer, gradient) and (poisoned := self._state.look(optimizer)):
+                self._report_state(optimizer, poisoned)
             return
         self._last_bad = recorder.step
         self._report_optimizer(optimizer, before, with_gradient=True)
@@ -124,6 +143,23 @@ class Guard:
         name = f"{rows[0]['module']}.{rows[0]['data']['parameter']}".lstrip(".") if rows else "a weight"
         attach.say(f"step {recorder.step}: the optimizer made {name} non-finite; training goes on")
 
+    def _report_state(self, optimizer: torch.optim.Optimizer, poisoned: list[Poisoned]) -> None:
+        recorder = self._recorder
+        rows = optimizer_facts.state_events(optimizer, poisoned, self._named, values=not recorder.options.redact_names)
+        self._examined += 1
+        number = self._number()
+        data: dict[str, Any] = {"policy": self._policy, "outcome": "origin", "phase": "optimizer"}
+        data |= {
+            "target": "optimizer-state",
+            "origins": list(range(len(rows))),
+            "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
+        }
+        recorder.event("incident", id=number, data=data)
+        for row in rows:
+            recorder.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
+        first = poisoned[0]
+        attach.say(f"step {recorder.step}: state {first.name} of the optimizer has become non-finite; training goes on")
+
     def _named(self, parameter: Tensor) -> tuple[str, str, str]:
         found = self._recorder.names.parameter(parameter)
         return ("", "", "") if found is None else (found[0].root, found[0].module, found[1])
@@ -134,6 +170,13 @@ class Guard:
         return number
 
     # --- what is wrong -----------------------------------------------------------------------------------------------
+
+    def _gradients_are_bad(self, parameters: list[Tensor], look: Look | None) -> bool:
+        if look is not None and look.covers(parameters) and math.isfinite(known := _value(look.amax)):
+            self._gradient = known
+        else:  # not read yet, or bad before clipping by value, which mends infinities
+            self._gradient = _value(gradient_amax(parameters))
+        return not math.isfinite(self._gradient)
 
     def _loss_is_bad(self, *, scaled: bool) -> bool:
         """An FP16 loss that is only infinite after it was multiplied by the scale is the scaler's business."""
@@ -148,9 +191,23 @@ class Guard:
         scale = scaler._scale
         return scale is not None and float(scale) <= SCALE_FLOOR
 
+    def _finite_before(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> dict[str, bool]:
+        """Whether everything a checkpoint holds was finite as the step began."""
+        state = amax(x for _, _, x in state_tensors(optimizer))
+        return {
+            "weights": math.isfinite(_value(amax(parameters))),
+            "optimizer_state": math.isfinite(_value(state)),
+            "buffers": not self._poisoned_before,
+        }
+
     # --- what is done ------------------------------------------------------------------------------------------------
 
-    def _examine(self, *, loss_bad: bool, gradients_bad: bool) -> None:
+    def _examine_buffers(self, poisoned: list[Poisoned]) -> None:
+        """Buffers have become non-finite in a step whose loss and gradients are finite, or that a scaler skips."""
+        if poisoned and self._examined < MAX_EXAMINED:
+            self._examine(loss_bad=False, gradients_bad=False, more={"target": "buffers"}, poisoned=poisoned)
+
+    def _examine(self, *, loss_bad: bool, gradients_bad: bool, more: dict[str, Any], poisoned: list[Poisoned]) -> None:
         recorder = self._recorder
         number = self._number()
         data: dict[str, Any] = {
@@ -158,14 +215,18 @@ class Guard:
             "loss_is_bad": loss_bad,
             "gradients_are_bad": gradients_bad,
             "skips_in_a_row": self._skips,
+            "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
+            **more,
         }
+        self._poisoned_before = self._poisoned_before or bool(poisoned)
         if self._examined >= MAX_EXAMINED:
             recorder.event("incident", id=number, data={**data, "outcome": "not-examined"})
             return
         self._examined += 1
-        what = "the loss" if loss_bad else "a gradient"
+        what = "the loss" if loss_bad else "a gradient" if gradients_bad else f"buffer {_full_name(poisoned[0])}"
+        look_at = "outputs" if loss_bad else "gradients" if gradients_bad else "buffers"
         values = not recorder.options.redact_names
-        done = examination.examine(self._scene, recorder.names, loss_is_bad=loss_bad, values=values)
+        done = examination.examine(self._scene, recorder.names, look_at, values=values)
         recorder.event("incident", **examination.incident_event(done, number, data))
         for row in examination.op_events(done, number):
             recorder.event("op", **row)
@@ -194,6 +255,15 @@ def _told(done: examination.Examination) -> str:
     line = origin.line or (done.found.call.line if done.found is not None and done.found.call is not None else None)
     where = f" at {line.shown}:{line.number}" if line is not None else ""
     return f", first made by {origin.op}{where}"
+
+
+def _full_name(poisoned: Poisoned) -> str:
+    return ".".join(filter(None, (poisoned.module, poisoned.name)))
+
+
+def _told_poison(poisoned: Poisoned) -> dict[str, Any]:
+    where = {"root": poisoned.root, "module": poisoned.module, "name": poisoned.name}
+    return {**where, "last_finite_step": poisoned.last_finite, **describe(poisoned.tensor)}
 
 
 def _value(amax: Deferred) -> float:

@@ -53,6 +53,17 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
         yield from _walk(item, f"{name}.{key}" if name else str(key), depth + 1)
 
 
+def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
+    """Differs once somebody has written to a buffer, or has put another tensor in its place.
+
+    Batch norm's kernels write to running statistics without telling the version counter: in training those always
+    count as written to.
+    """
+    if owner.training and name in ("running_mean", "running_var"):
+        return object()
+    return buffer._cdata, buffer._version
+
+
 def is_wrapped(x: Tensor) -> bool:
     """Whether ``x`` is a subclass that computes by itself (DTensor, FakeTensor, quantised tensors)."""
     kind = type(x)

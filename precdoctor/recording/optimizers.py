@@ -57,8 +57,8 @@ class Optimizers:
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
         self._next_copied = 0
-        self._known_frozen: dict[int, weakref.ref[Tensor]] = {}
-        self._buffer_versions: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._known_frozen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._buffer_versions: dict[int, tuple[weakref.ref[Tensor], object]] = {}
         self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler)
 
     def install(self) -> None:
@@ -179,11 +179,12 @@ class Optimizers:
             self._look_at_gradients(_parameters_of(optimizer))
         if attempt.aside is not None:
             attempt.aside.restore()
-        elif self._recorder.live:
-            if attempt.closure:
+        else:
+            if self._recorder.live and attempt.closure:
                 self._record_given_gradients(attempt)
             self._guard.after_step(optimizer, attempt.before)
-            self._record_updates(attempt)
+            if self._recorder.live:
+                self._record_updates(attempt)
         attempt.before.clear()
         if not attempt.by_scaler:
             self._close(attempt)
@@ -223,13 +224,15 @@ class Optimizers:
                 self._record_buffers(module)
 
     def _record_frozen(self, module: torch.nn.Module) -> None:
-        """Weights that never change are looked at once."""
+        """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again."""
         recorder = self._recorder
         for parameter in module.parameters():
-            known = self._known_frozen.get(id(parameter))
-            if parameter.requires_grad or (known is not None and known() is parameter):
+            if parameter.requires_grad or parameter.is_inference():
                 continue
-            self._known_frozen[id(parameter)] = weakref.ref(parameter)
+            known = self._known_frozen.get(id(parameter))
+            if known is not None and known[0]() is parameter and known[1] == parameter._version:
+                continue
+            self._known_frozen[id(parameter)] = (weakref.ref(parameter), parameter._version)
             found = recorder.names.parameter(parameter)
             if found is not None and parameter.is_floating_point() and recorder.wants(found[0]):
                 recorder.measure(recorder.site(found[0], "weight", found[1], parameter), parameter)
@@ -237,13 +240,14 @@ class Optimizers:
     def _record_buffers(self, module: torch.nn.Module) -> None:
         """Floating-point buffers, whenever they were written to."""
         recorder = self._recorder
-        for buffer in module.buffers():
-            if not buffer.is_floating_point() or buffer.is_inference():
+        owned = ((m, name, b) for m in module.modules() for name, b in m._buffers.items())
+        for owner, name, buffer in owned:
+            if buffer is None or not buffer.is_floating_point() or buffer.is_inference():
                 continue
-            known = self._buffer_versions.get(id(buffer))
-            if known is not None and known[0]() is buffer and known[1] == buffer._version:
+            known, now = self._buffer_versions.get(id(buffer)), leaves.buffer_stamp(owner, name, buffer)
+            if known is not None and known[0]() is buffer and known[1] == now:
                 continue
-            self._buffer_versions[id(buffer)] = (weakref.ref(buffer), buffer._version)
+            self._buffer_versions[id(buffer)] = (weakref.ref(buffer), now)
             found = recorder.names.search_parameter(buffer)
             if found is not None and recorder.wants(found[0]):
                 recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer)

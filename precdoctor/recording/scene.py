@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -200,26 +200,42 @@ class _Buffers:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
-        self._all = [weakref.ref(b) for b in module.buffers() if not b.is_inference()]
-        self._versions: list[int] | None = None
+        self._all = [
+            (weakref.ref(owner), name, weakref.ref(b))
+            for owner in module.modules()
+            for name, b in owner._buffers.items()
+            if b is not None and not b.is_inference()
+        ]
+        self._stamps: list[object] | None = None
         self._written: set[int] | None = None
 
     def before(self, afford: Callable[[Tensor], bool]) -> dict[int, Tensor]:
         """Copies of those written to; at the first call, of all."""
-        copies = {}
-        live = [(i, b) for i, ref in enumerate(self._all) if (b := ref()) is not None]
-        self._versions = [b._version for _, b in live]
-        for i, buffer in live:
-            if (self._written is None or i in self._written) and afford(buffer):
-                copies[id(buffer)] = buffer.detach().clone()
-        return copies
+        live = list(self._live())
+        self._stamps = [stamp for _, stamp, _ in live]
+        wanted = [b for i, _, b in live if (self._written is None or i in self._written) and afford(b)]
+        return dict(zip(map(id, wanted), _copies(wanted), strict=True))
 
     def after(self) -> None:
         """Notes which were written to since :meth:`before`."""
-        now = [b._version for ref in self._all if (b := ref()) is not None]
-        if self._versions is not None and len(now) == len(self._versions):
-            changed = {i for i, (a, b) in enumerate(zip(self._versions, now, strict=True)) if a != b}
+        live = list(self._live())
+        if self._stamps is not None and len(live) == len(self._stamps):
+            changed = {i for (i, now, _), then in zip(live, self._stamps, strict=True) if now != then}
             self._written = (self._written or set()) | changed
+
+    def _live(self) -> Iterator[tuple[int, object, Tensor]]:
+        for i, (owner_ref, name, ref) in enumerate(self._all):
+            owner, buffer = owner_ref(), ref()
+            if owner is not None and buffer is not None:
+                yield i, leaves.buffer_stamp(owner, name, buffer), buffer
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies; many small ones cost one call."""
+    if len({(x.dtype, x.device) for x in tensors}) != 1 or any(x.layout is not torch.strided for x in tensors):
+        return [x.detach().clone() for x in tensors]
+    flat = torch.cat([x.detach().reshape(-1) for x in tensors])
+    return [part.view(x.shape) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]
 
 
 def why_not_replayable(module: nn.Module) -> str | None:

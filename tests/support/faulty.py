@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.zoo import Trained, fit
@@ -377,6 +378,40 @@ def adam_on_half_weights():
     net = nn.Linear(4, 4).half()
     optimizer = torch.optim.Adam(net.parameters(), 1e-3, eps=1e-8)
     return train_on(net, lambda: torch.randn(4, 4).half(), lambda out: out.square().mean() * 1e-3, optimizer=optimizer)
+
+
+@fault("PD101", "reduction-overflow", op="native_batch_norm", module="")
+def running_variance_overflows():
+    """The normalised output of a batch whose variance leaves FP32 is finite, and so is every loss after it."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+            self.register_buffer("running_mean", torch.zeros(8))
+            self.register_buffer("running_var", torch.ones(8))
+
+        def forward(self, x):
+            y = self.fc(x)
+            y = F.batch_norm(y, self.running_mean, self.running_var, training=True)  # here
+            return self.head(y)
+
+    return train_on(Net(), lambda: clock.batch(16, 4) * (1e25 if clock.bad else 1), steps=7)
+
+
+@fault("PD105", "optimizer-overflow", module="0")
+def second_moment_overflows():
+    """From then on Adam's updates of these weights are 0: nothing becomes NaN, ever."""
+    torch.manual_seed(0)
+    clock = Clock()
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def loss(out):
+        return out.square().mean() * (1e22 if clock.bad else 1)
+
+    return train_on(net, lambda: clock.batch(16, 4), loss, steps=7)
 
 
 if __name__ == "__main__":

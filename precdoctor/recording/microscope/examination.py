@@ -60,11 +60,11 @@ class Examination:
         return self.found.tracer.records[self.slice.origins[0]]
 
 
-def examine(scene: Scene, names: Names, *, loss_is_bad: bool, values: bool) -> Examination:
+def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examination:
     """Run the step's root calls again until one shows the bad value; everything is left as it was.
 
     Args:
-        loss_is_bad: look in the forward passes; else in the backward passes.
+        look_at: where it is: ``outputs`` (of the forward passes), ``gradients``, or ``buffers`` written in a forward.
         values: let facts hold single values.
     """
     if scene.refused is not None or not scene.calls:
@@ -72,7 +72,7 @@ def examine(scene: Scene, names: Names, *, loss_is_bad: bool, values: bool) -> E
     modules = list({id(m): m for c in scene.calls for m in unwrap(c.module).modules()}.values())
     random, attributes = RandomState.now(), Attributes(modules)
     try:
-        done = (_forward if loss_is_bad else _backward)(scene, names, values=values)
+        done = {"outputs": _forward, "gradients": _backward, "buffers": _buffers}[look_at](scene, names, values=values)
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
         done = Examination("failed", why=_sentence(error))
     finally:
@@ -88,7 +88,7 @@ def examine(scene: Scene, names: Names, *, loss_is_bad: bool, values: bool) -> E
 
 def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
     for call in scene.calls:
-        again = functools.partial(replay, call, names, backward=False, values=values)
+        again = functools.partial(replay, call, names, values=values)
         done = again()
         if done.bad_outputs and not _given_bad_argument(done):
             return _closer("forward", done, again)
@@ -96,6 +96,15 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
             why = f"output {done.missing[0] or 'of the call'} was not finite in the run and is when run again"
             return Examination("not-reproduced", "forward", why=why, found=done)
     return _loss_code(scene, "forward", "every top-level module's outputs are finite", values=values)
+
+
+def _buffers(scene: Scene, names: Names, *, values: bool) -> Examination:
+    for call in scene.calls:
+        again = functools.partial(replay, call, names, buffers=True, values=values)
+        done = again()
+        if done.bad_buffers:
+            return _closer("forward", done, again)
+    return Examination("outside", "forward", why="no forward pass made the buffers non-finite")
 
 
 def _given_bad_argument(done: Replay) -> bool:
@@ -159,7 +168,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
     if done.found is not None:
         more["micro_step"] = done.found.micro_step
         more["trace_complete"] = done.found.tracer.complete
-        bad = done.found.bad_outputs or done.found.bad_gradients
+        bad = done.found.bad
         more["bad"] = [{"name": name, "badness": kinds} for name, kinds, _ in bad[:16]]
     if done.found is not None and done.slice is not None:
         more["origins"] = list(done.slice.origins)

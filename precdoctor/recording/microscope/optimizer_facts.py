@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from precdoctor.recording import leaves
 from precdoctor.recording.microscope.facts import badness, describe, value_at
+from precdoctor.recording.state_watch import Poisoned
 
 #: Parameters told of per incident.
 _MAX_PARAMETERS = 4
@@ -71,6 +72,48 @@ def parameter_events(
             "bad_out": badness(parameter.detach()),
             "bad_in": [0 for _ in operands],
             "parameter": name,
+            "operands": operands,
+            "results": [after],
+            "settings": {k: _plain(group[k]) for k in _SETTINGS if k in group},
+        }
+        rows.append({"root": root, "module": module, "op": f"optim.{type(optimizer).__name__}.step", "data": data})
+    return rows
+
+
+def state_events(
+    optimizer: torch.optim.Optimizer, poisoned: Sequence[Poisoned], named: Named, *, values: bool
+) -> list[dict[str, Any]]:
+    """An ``op`` row per state tensor that a step made non-finite; its ``state`` is the tensor's name.
+
+    Args:
+        poisoned: state tensors, right after the step.
+        values: take single values at the first bad element.
+    """
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    rows = []
+    for index, found in enumerate(poisoned[:_MAX_PARAMETERS]):
+        parameter, after = found.parameter, describe(found.tensor.detach())
+        if parameter is None:
+            continue
+        group = groups.get(id(parameter), {})
+        root, module, name = named(parameter)
+        tensors = {"weight": parameter, "grad": parameter.grad, found.name: found.tensor}
+        operands = []
+        for argument, x in tensors.items():
+            plain = leaves.plain(x) if x is not None else None
+            if plain is None:
+                continue
+            operands.append({"argument": argument, **describe(plain.detach())})
+            if values and "first_bad" in after:
+                operands[-1]["value"] = value_at(plain.detach(), after["first_bad"], found.tensor.shape)
+        data = {
+            "index": index,
+            "phase": "optimizer",
+            "suspect": True,
+            "bad_out": badness(found.tensor.detach()),
+            "bad_in": [0 for _ in operands],
+            "parameter": name,
+            "state": found.name,
             "operands": operands,
             "results": [after],
             "settings": {k: _plain(group[k]) for k in _SETTINGS if k in group},

@@ -30,6 +30,8 @@ class Replay:
     bad_outputs: list[tuple[str, int, Source]] = field(default_factory=list)
     #: The same of gradients of parameters and arguments.
     bad_gradients: list[tuple[str, int, Source]] = field(default_factory=list)
+    #: The same of buffers it wrote to.
+    bad_buffers: list[tuple[str, int, Source]] = field(default_factory=list)
     #: Outputs computed again that are still at hand in the run, and how many of them are equal bit for bit.
     micro_step: int = 0
     compared: int = 0
@@ -39,19 +41,30 @@ class Replay:
     #: Why there was no backward pass.
     no_backward: str | None = None
 
+    @property
+    def bad(self) -> list[tuple[str, int, Source]]:
+        """What was looked for: bad buffers, else outputs, else gradients."""
+        return self.bad_buffers or self.bad_outputs or self.bad_gradients
+
     def slice(self) -> Slice | None:
-        """From the bad outputs, else from the bad gradients, back to what made them."""
-        bad = self.bad_outputs or self.bad_gradients
-        return slice_back(self.tracer.records, [source for _, _, source in bad])
+        """From what is bad back to what made it."""
+        return slice_back(self.tracer.records, [source for _, _, source in self.bad])
 
 
 def replay(
-    call: RootCall, names: Names, *, backward: bool, wanted: frozenset[int] = frozenset(), values: bool = True
+    call: RootCall,
+    names: Names,
+    *,
+    backward: bool = False,
+    buffers: bool = False,
+    wanted: frozenset[int] = frozenset(),
+    values: bool = True,
 ) -> Replay:
     """Run ``call`` again. The process is left as it was, but for random number generators and module attributes.
 
     Args:
         backward: go on into the backward pass, from the gradients the run itself brought to the outputs.
+        buffers: look for buffers that the forward pass makes non-finite.
         wanted: ops of which full facts are wanted, by their index in an earlier replay of the same call.
         values: let facts hold single values.
 
@@ -64,7 +77,11 @@ def replay(
     with without_hooks(modules), buffers_aside(modules, call.buffers), _eager():
         tracer = Tracer(_known(module, names), wanted, values=values)
         done = Replay(call, tracer, micro_step=call.micro_step)
+        before = {id(b) for b in module.buffers() if badness(b)} if buffers else set()
         _run(done, call, module, names, backward=backward)
+        for name, buffer in module.named_buffers() if buffers else ():
+            if id(buffer) not in before and (bad := badness(buffer.detach())):
+                done.bad_buffers.append((name, bad, tracer.source(buffer)))
     return done
 
 

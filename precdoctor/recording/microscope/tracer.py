@@ -224,7 +224,15 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             found += [x for x in _tensors(value) if x.is_floating_point() or x.is_complex()]
-    return found
+    return found or (_statistics(func, args) if _name(func).endswith("batch_norm") else found)
+
+
+def _statistics(func: Any, args: Any) -> list[Tensor]:
+    """Running statistics, which older batch norm ops write to without saying so."""
+    named = {a.name: x for a, x in zip(func._schema.arguments, args, strict=False)}
+    if not named.get("training", named.get("train")):
+        return []
+    return [x for n in ("running_mean", "running_var") if isinstance(x := named.get(n), Tensor)]
 
 
 def _out_variant(func: Any) -> bool:

@@ -33,7 +33,7 @@ def test_looking_changes_nothing(faulty, name):
 def test_the_replay_is_the_run_itself(faulty, name):
     (incident,) = faulty.events(name, "incident")
     assert faulty.events(name, "error") == []
-    if name == "adam_on_half_weights":
+    if incident["phase"] == "optimizer":
         assert incident["phase"] == "optimizer"
     else:
         assert incident["reproduced"] == "bit-for-bit"
@@ -59,3 +59,24 @@ def test_a_batch_the_first_steps_wrote_to_is_copied_before_the_later_ones(faulty
 def test_the_sample_is_named(faulty):
     (finding,) = faulty.findings("nan_in_the_batch")
     assert "sample 2 at [2, 1]" in finding.message
+
+
+def test_a_poisoned_buffer_is_named_at_the_step_it_happened_although_no_loss_shows_it(faulty):
+    (finding,) = faulty.findings("running_variance_overflows")
+    assert (finding.location.step, finding.location.kind) == (BAD_STEP, "buffer")
+    assert finding.evidence["last_finite_step"] == BAD_STEP - 1
+    assert "running_var" in finding.title
+    assert all(loss == loss for loss in faulty.recorded["running_variance_overflows"]["losses"])
+
+
+def test_a_poisoned_optimizer_state_is_named_although_the_weights_stay_finite(faulty):
+    (finding,) = faulty.findings("second_moment_overflows")
+    assert (finding.location.step, finding.location.kind) == (BAD_STEP, "opt_state")
+    assert finding.evidence["last_finite_step"] == BAD_STEP - 1
+    assert "exp_avg_sq" in finding.title
+
+
+def test_the_checkpoint_to_go_back_to_is_named(faulty, name):
+    (finding, *_) = faulty.findings(name)
+    step = finding.location.step
+    assert finding.evidence["last_finite_step"] == (step - 1 if step else None)
