@@ -6,6 +6,7 @@ the random number generators, and copies of the buffers that forward passes writ
 
 from __future__ import annotations
 
+import copy
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +45,8 @@ class RootCall:
     parametric: bool
     #: Where the user called it.
     line: Line | None
+    #: ``module`` is a copy: see ``_stand_in``.
+    stand_in: bool = False
     #: Values before the call of buffers that forward passes write to, by ``id``.
     buffers: Mapping[int, Tensor] = field(default_factory=dict)
     #: Output leaves with their version counters, and the gradients the backward pass brought to them.
@@ -102,8 +105,9 @@ class Scene:
             self._refuse(why or f"the step calls top-level modules more than {_MAX_CALLS} times")
             return None
         keep = _copied if self._copying else _without_graph
+        stand_in = _stand_in(module)
         call = RootCall(
-            module,
+            module if stand_in is None else stand_in,
             root,
             self._recorder.micro_step,
             mapped(args, keep),
@@ -113,6 +117,7 @@ class Scene:
             Autocast.now(),
             next(module.parameters(), None) is not None,
             innermost_user_line(),
+            stand_in=stand_in is not None,
         )
         call.versions = [(n, x, _version(x)) for n, x in leaves.tensors({**dict(enumerate(call.args)), **call.kwargs})]
         for _, x, _ in call.versions:
@@ -132,7 +137,8 @@ class Scene:
             if x.requires_grad and x.grad_fn is not None:
                 call.makers[name] = (x.grad_fn._sequence_nr(), x.output_nr)
                 x.register_hook(self._hook(call, name))
-        self._buffers_of(call.module).after()
+        if not call.stand_in:
+            self._buffers_of(call.module).after()
 
     def _hook(self, call: RootCall, name: str) -> Callable[[Tensor | None], None]:
         keep = self._keep
@@ -236,6 +242,19 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
         return [x.detach().clone() for x in tensors]
     flat = torch.cat([x.detach().reshape(-1) for x in tensors])
     return [part.view(x.shape) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]
+
+
+def _stand_in(module: nn.Module) -> nn.Module | None:
+    """A shallow copy of a module without parameters and buffers, where there can be one.
+
+    Loss modules made anew at each step share one root name once they are gone (``naming``), so they are not to be kept.
+    """
+    if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
+        return None
+    try:
+        return copy.copy(module)
+    except Exception:  # noqa: BLE001 - a class that does not let itself be copied
+        return None
 
 
 def why_not_replayable(module: nn.Module) -> str | None:

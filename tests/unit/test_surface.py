@@ -21,8 +21,8 @@ FLAGS = {
     "": {"--version", "--install-completion", "--show-completion", "-h", "--help"},
     "record": {
         "-m", "--module", "-o", "--output", "--force", "--budget", "--every", "--steps", "--include", "--exclude",
-        "--ranks", "--first-step", "--on-nonfinite", "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names", "--strict", "--no-strict",
-        "-h", "--help",
+        "--ranks", "--first-step", "--on-nonfinite", "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names",
+        "--strict", "--no-strict", "-h", "--help",
     },
     "diagnose": {
         "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
