@@ -94,6 +94,19 @@ def by_optimizer(view: RunView) -> Mapping[tuple[Process, str], Sequence[StepFac
     return found
 
 
+def after_an_ordinary_update(steps: Sequence[StepFacts], i: int, *, window: int = 32) -> bool:
+    """Whether the update before step ``i`` was of the usual size, at the usual rate.
+
+    Such an update cannot have thrown the weights away: a loss that jumps right behind it comes from the batch, or from
+    an objective that was changed there (a term switched on, another stage). False when no norm is known.
+    """
+    norms = [s.grad_norm for s in steps[max(0, i - window) : i] if s.grad_norm is not None]
+    rates = [s.lr for s in steps[max(0, i - window) : i] if s.lr]
+    if len(norms) < 4 or norms[-1] > 2.0 * median(norms):
+        return False
+    return not rates or rates[-1] <= 2.0 * median(rates)
+
+
 def spread(values: Iterable[float]) -> tuple[float, float]:
     """Median and robust standard deviation (1.4826 times the median absolute deviation)."""
     known = list(values)

@@ -28,6 +28,17 @@ def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def stepped(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
+    """Of the trainable weights in these dtypes those whose own gradient an optimizer is given.
+
+    Where 16-bit weights are copies of FP32 master weights, the optimizer is given the masters' gradients instead. All
+    of them when no such gradient is on record.
+    """
+    weights = trainable(view, dtypes)
+    given = {f"{root}.{'.'.join(s for s in rest if s)}" for root, *rest in view.places("weight_grad_step")}
+    return {name: n for name, n in weights.items() if name in given} if given else weights
+
+
 def adam_groups(view: RunView) -> list[Mapping[str, Any]]:
     """The parameter groups of torch's own Adam and AdamW."""
     return [g for o in view.optimizers if text(o.get("class")) in ADAM for g in o.get("groups") or ()]

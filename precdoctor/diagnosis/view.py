@@ -233,6 +233,10 @@ class RunView:
                 found[kind][1].add(step)
         return found
 
+    def places(self, kind: str) -> frozenset[tuple[str, ...]]:
+        """Root, module and name of every tensor of this kind."""
+        return frozenset(self._inventory[kind][0]) if kind in self._inventory else frozenset()
+
     def tensor_count(self, kinds: Sequence[str]) -> tuple[int, int]:
         """How many distinct tensors of these kinds there are, and on how many steps: what a rule looked at."""
         mine = [self._inventory[k] for k in kinds if k in self._inventory]

@@ -18,10 +18,12 @@ from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
     finds="""
-Weights under Adam or AdamW of whose gradient, as the optimizer is given it, most elements are smaller than `eps`: from
-the first recorded steps on and in the median of all. Adam divides by sqrt(v) + eps, and sqrt(v) is about the size of
-the gradient, so below eps the step is no longer of the size of the learning rate but gradient / eps of it. Gradients
-that fall below eps only as the loss approaches zero are convergence and do not count; nor do zeros.
+Weight matrices under Adam or AdamW of whose gradient, as the optimizer is given it, most elements are smaller than
+`eps / damping`: from the first recorded steps on and in the median of all. Adam divides by sqrt(v) + eps, and sqrt(v)
+is about the size of the gradient g, so the step is g / (g + eps) of the learning rate: a ninth of it or less where g is
+eps / 8 or less. Gradients that fall that low only as the loss approaches zero are convergence and do not count; nor do
+zeros. Biases and gains are not judged: a bias before a normalisation, or of attention keys, has a gradient of zero by
+mathematics, and what is recorded of it is rounding.
 """,
     matters="""
 Adam's promise is a step of about the learning rate for every element, whatever the size of its gradient. Where eps
@@ -48,8 +50,8 @@ scaling helps.
         "Wortsman et al., Small-scale proxies for large-scale Transformer training instabilities, arXiv:2309.14322",
     ),
 )
-_COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "exp_lo", "exp_hist", "nan",
-            "scale")  # fmt: skip
+_COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "shape", "exp_lo", "exp_hist",
+            "nan", "scale")  # fmt: skip
 
 
 @dataclass
@@ -73,7 +75,7 @@ def check(view: RunView, options: Options) -> Checked:
     gradients = _survey(view, eps, options)
     if not gradients:
         return Checked.not_applicable("no gradient of a weight was recorded as Adam was given it")
-    seen = f"{plural(len(gradients), 'gradient')} against eps {eps:g}"
+    seen = f"{plural(len(gradients), 'gradient')} against eps {eps:g} / {options['damping']:g}"
     guilty = {k: g for k, g in gradients.items() if _damped(g, options)}
     if not guilty:
         worst = max(g.share for g in gradients.values())
@@ -89,11 +91,12 @@ def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]
     for frame in view.scan(_COLUMNS, ("weight_grad_step",), steps=steps):
         for r in records(frame):
             histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
-            if int(r["numel"]) < options["min_elements"] or not histogram.total or r["nan"]:
+            matrix = r["shape"] is not None and len(r["shape"]) >= 2
+            if not matrix or int(r["numel"]) < options["min_elements"] or not histogram.total or r["nan"]:
                 continue
             key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
             gradient = found.setdefault(key, _Gradient(text(r["module_class"])))
-            small = histogram.at_most(eps * (number(r["scale"]) or 1.0)).low
+            small = histogram.at_most(eps / options["damping"] * (number(r["scale"]) or 1.0)).low
             gradient.shares[int(r["step"])] = small / histogram.total
             gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
             gradient.histogram = gradient.histogram.merge(histogram)
@@ -127,10 +130,11 @@ def _finding(view: RunView, guilty: Mapping[Key, _Gradient], total: int, eps: fl
     rms = row.rms or 0.0
     factor = rms / (rms + eps)
     message = (
-        f"{percent(gradient.share)} of the non-zero elements of the gradient of `{parameter}` are below Adam's eps, "
-        f"{eps:g}, in the median of {plural(len(gradient.shares), 'step')} (limit {percent(options['below_share'])}); "
-        f"at step {step} its RMS is {rms:.2g}. Where sqrt(v) is that size, a step is {percent(factor)} of what Adam "
-        f"means it to be. {plural(len(guilty), 'weight')} of {total:,} affected."
+        f"{percent(gradient.share)} of the non-zero elements of the gradient of `{parameter}` are at most "
+        f"1/{options['damping']:g} of Adam's eps, {eps:g}, in the median of {plural(len(gradient.shares), 'step')} "
+        f"(limit {percent(options['below_share'])}); at step {step} its RMS is {rms:.2g}. Where sqrt(v) is "
+        f"that size, a step is {percent(factor)} of what Adam means it to be. "
+        f"{plural(len(guilty), 'weight')} of {total:,} affected."
     )
     return Finding(
         code="PD503",
@@ -191,13 +195,26 @@ RULE = Rule(
             "below_share",
             0.5,
             "fraction",
-            "Non-zero gradient elements below eps, in the median over steps and at the start.",
-            "Half: from there the typical step is less than half of what Adam means.",
+            "Non-zero gradient elements below eps / damping, in the median over steps and at the start.",
+            "Half: the typical element.",
             maximum=1.0,
+        ),
+        RuleOption(
+            "damping",
+            8.0,
+            "times",
+            "How far below eps an element counts: its step is 1 / (damping + 1) of the learning rate.",
+            "Precdoctor's own: a step of a ninth is worth a change, one of a half is not; PPO runs well at eps 1e-5.",
+            1.0,
         ),
         RuleOption("min_steps", 4.0, "steps", "Recorded steps, at least.", "A median needs a few.", 2.0),
         RuleOption(
-            "min_elements", 64.0, "elements", "Smaller weights are not judged.", "Biases and gains come and go.", 1.0
+            "min_elements",
+            64.0,
+            "elements",
+            "Smaller weights are not judged.",
+            "Shares of a few elements are chance.",
+            1.0,
         ),
     ),
     kinds=("weight_grad_step",),

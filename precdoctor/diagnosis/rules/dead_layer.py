@@ -7,20 +7,23 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import watched_steps
-from precdoctor.diagnosis.rows import TensorRow, path_evidence, path_to, range_evidence, text
+from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(
     finds="""
 Weight matrices that require gradients and take part in the forward pass, but whose gradient is exactly zero in every
 element on all recorded steps: a ReLU that never fires, a gate stuck at zero, a path cut by rounding. Of a chain of dead
-layers the output that is zero throughout is named where there is one, else the layer nearest the loss. Layers that
-no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss) are told as
-information. Biases, frozen weights, modules that never ran, steps without a learning rate, and the first steps of
-zero-initialised layers are not judged. Single dead units or unused embedding rows are not a dead layer.
+layers the output that is zero throughout is named where there is one, else the layer nearest the loss. If that layer's
+output is neither all negative nor saturated, and what arrives there is zero already, then the loss itself gives it
+nothing (a term with weight zero, a mask): that is information. So are layers that no gradient reaches at all (`grad`
+stays None: detached, or their output is not used in the loss). Biases, frozen weights, modules that never ran, steps
+without a learning rate, and the first steps of zero-initialised layers are not judged. Single dead units or unused
+embedding rows are not a dead layer.
 """,
     matters="""
 The layer never learns; weight decay shrinks it all the same. The rest of the network works around it, so the loss goes
@@ -141,45 +144,29 @@ def _dead_finding(view: RunView, dead: Mapping[_Place, _Gradient], matrices: int
     process, step = next(iter(dead.values())).last
     rows = view.rows(process, step)
     row = next(r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead)  # nearest the loss
-    gradient = dead[row.root, row.module, row.name]
+    steps = dead[row.root, row.module, row.name].steps
     blocker = _blocker(rows, dead)
     culprit = blocker or row
+    why, unused = _why(row, blocker, rows)
     elements = sum(g.numel for g in dead.values())
     parameters = [f"{m}.{n}".strip(".") for _, m, n in dead]
-    listed = ", ".join(f"`{p}`" for p in parameters[:4]) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
     message = (
-        f"The gradient of {listed} was exactly zero in every element on all {plural(gradient.steps, 'recorded step')} "
-        f"(limit {options['min_steps']:g}), steps up to {step}: {elements:,} elements in {len(dead)} of {matrices:,} "
-        "weight matrices get nothing from the loss. "
+        f"The gradient of {_listed(parameters)} was exactly zero in every element on all "
+        f"{plural(steps, 'recorded step')} (limit {options['min_steps']:g}), steps up to {step}: {elements:,} elements "
+        f"in {len(dead)} of {matrices:,} weight matrices get nothing from the loss. {why}"
     )
-    if blocker is not None:
-        message += (
-            f"All {blocker.numel:,} elements of {blocker.label} ({blocker.module_class}) are zero: nothing passes."
-        )
-    elif _output_gradient_is_zero(row, rows):
-        message += "The gradient arriving at its output is zero as well: it is cut off between there and the loss."
-    else:
-        message += "A gradient does arrive at its output: its input, or the code between, is zero."
     who = f"`{culprit.module or culprit.root}`"
-    title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is dead"
+    title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is {'not trained' if unused else 'dead'}"
     return Finding(
         code="PD203",
         name="dead-layer",
-        severity=Severity.WARNING,
-        confidence=0.9 if gradient.steps >= 2 * options["min_steps"] else 0.75,
-        title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on all {gradient.steps} steps",
+        severity=Severity.INFO if unused else Severity.WARNING,
+        confidence=0.9 if steps >= 2 * options["min_steps"] else 0.75,
+        title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on all {steps} steps",
         message=message,
-        location=Location(
-            culprit.root,
-            culprit.module,
-            culprit.module_class or None,
-            culprit.kind,
-            Phase.FORWARD if blocker is not None else Phase.BACKWARD,
-            process.rank,
-            step,
-        ),
+        location=location(culprit, Phase.FORWARD if blocker is not None else Phase.BACKWARD, process.rank, step),
         evidence={
-            "zero_gradient_steps": gradient.steps,
+            "zero_gradient_steps": steps,
             "limit": options["min_steps"],
             "dead_weights": parameters[:16],
             "dead_elements": elements,
@@ -187,8 +174,32 @@ def _dead_finding(view: RunView, dead: Mapping[_Place, _Gradient], matrices: int
             "path": path_evidence(path_to([r for r in rows if r.kind in _AROUND[culprit.kind]], culprit)),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescriptions=(_revive(dead, blocker, row, elements),),
+        prescriptions=(_freeze(row.module or row.root, row.module, len(dead)),)
+        if unused
+        else (_revive(dead, blocker, row, elements),),
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{n}`" for n in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _why(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
+    """What stops the gradient, in a sentence; and whether it is the loss that gives none."""
+    if blocker is not None:
+        return (
+            f"All {blocker.numel:,} elements of {blocker.label} ({blocker.module_class}) are zero: nothing passes.",
+            False,
+        )
+    if not _output_gradient_is_zero(row, rows):
+        return "A gradient does arrive at its output: its input, or the code between, is zero.", False
+    cut = _how_cut(row, rows)
+    if cut:
+        return f"The gradient arriving at its output is zero as well, and that output {cut}.", False
+    words = (
+        "The gradient arriving at its output is zero as well: the loss does not use it, or gives it the weight zero."
+    )
+    return words, True
 
 
 def _revive(dead: Mapping[_Place, _Gradient], blocker: TensorRow | None, row: TensorRow, elements: int) -> Prescription:
@@ -222,18 +233,32 @@ def _output_gradient_is_zero(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
     return bool(mine) and all(r.zero == r.numel for r in mine)
 
 
+def _how_cut(row: TensorRow, rows: Sequence[TensorRow]) -> str:
+    """What of the layer's output makes an activation behind it flat; empty when nothing does.
+
+    An output that is almost all negative stops at a ReLU. From 9 on tanh, from 17 on a sigmoid is flat in FP32.
+    """
+    mine = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
+    for output in mine:
+        if output.sum is not None and -output.sum >= 0.75 * magnitude(output.histogram) > 0.0:
+            return "is almost all negative: a ReLU behind it never fires"
+        if output.amin_nonzero is not None and output.amin_nonzero >= 9.0 and not output.zero:
+            return f"is nowhere below {output.amin_nonzero:.3g} in magnitude: what follows is saturated"
+    return ""
+
+
 def _unreached_finding(places: Mapping[_Place, str], steps: int, options: Options) -> Finding:
     (root, module, _), module_class = next(iter(places.items()))
     names = [f"{m}.{n}".strip(".") for _, m, n in places]
-    listed = ", ".join(f"`{n}`" for n in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return Finding(
         code="PD203",
         name="dead-layer",
         severity=Severity.INFO,
         confidence=0.8,
         title=f"no gradient ever reaches `{module or root}`, although it runs and requires one",
-        message=f"Over {plural(steps, 'recorded step')} (limit {options['min_steps']:g}) {listed} took part in the "
-        f"forward pass and never got a gradient: detached, or not used by the loss. Freeze what is not to be trained.",
+        message=f"Over {plural(steps, 'recorded step')} (limit {options['min_steps']:g}) {_listed(names)} took part in "
+        "the forward pass and never got a gradient: detached, or not used by the loss. Freeze what is not to be "
+        "trained.",
         location=Location(root, module, module_class or None, "weight_grad", Phase.BACKWARD),
         evidence={
             "weights": names[:16],
@@ -241,14 +266,16 @@ def _unreached_finding(places: Mapping[_Place, str], steps: int, options: Option
             "limit": options["min_steps"],
             "confidence_reason": "no gradient of it is on record, others of the same model are",
         },
-        prescriptions=(
-            Prescription(
-                title=f"freeze `{module or root}`, or use its output: weights without gradient {len(names)} -> 0",
-                change={"module": module, "requires_grad": {"from": True, "to": False}},
-                predicted={"weights_without_gradient": {"from": len(names), "to": 0}},
-                snippet=f"{module_expression(module)}.requires_grad_(False)\n",
-            ),
-        ),
+        prescriptions=(_freeze(module or root, module, len(names)),),
+    )
+
+
+def _freeze(place: str, module: str, weights: int) -> Prescription:
+    return Prescription(
+        title=f"freeze `{place}`, or use its output in the loss: weights without gradient {weights} -> 0",
+        change={"module": module, "requires_grad": {"from": True, "to": False}},
+        predicted={"weights_without_gradient": {"from": weights, "to": 0}},
+        snippet=f"{module_expression(module)}.requires_grad_(False)\n",
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.histories import by_optimizer
+from precdoctor.diagnosis.histories import after_an_ordinary_update, by_optimizer
 from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -18,8 +18,9 @@ PAGE = RulePage(
     finds="""
 A gradient norm (L2, unscaled, before clipping, on every step) that jumps to `factor` times the median of the steps
 before and stays there, while the loss undoes at least a quarter of the progress it had made. A single large batch, a
-norm that is large at the start, and the wobble of a loss that is almost zero are not explosions. The layer whose
-weight gradient grew most is named.
+norm that is large at the start, and the wobble of a loss that is almost zero are not explosions. Where norm and loss
+jump in one and the same step behind an ordinary update (norm and rate within twice their medians), the objective may
+have been changed there on purpose, and the finding is information. The layer whose weight gradient grew most is named.
 """,
     matters="""
 Steps along an exploded gradient throw the weights far away; Adam's second moment remembers the explosion for a
@@ -57,6 +58,14 @@ class _Explosion:
     @property
     def first(self) -> StepFacts:
         return self.steps[self.at]
+
+    @property
+    def sudden(self) -> bool:
+        """The loss jumped in the very step in which the norm did, and the update before cannot have caused it."""
+        if self.loss is None or self.first.loss is None:
+            return False
+        at_once = self.first.loss - self.loss[0] >= 0.5 * (self.loss[1] - self.loss[0])
+        return at_once and after_an_ordinary_update(self.steps, self.at)
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -133,7 +142,7 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
     return Finding(
         code="PD603",
         name="gradient-explosion",
-        severity=Severity.ERROR,
+        severity=Severity.INFO if explosion.sudden else Severity.ERROR,
         confidence=0.85 if explosion.loss is not None else 0.7,
         title=f"gradients explode at step {first.step}: norm {explosion.baseline:.3g} -> {explosion.peak:.3g}{where}",
         message=_message(explosion, row, grown, options),
@@ -153,6 +162,8 @@ def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options
     if explosion.loss is not None:
         message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "
     message += f"Clipping at {first.clip_norm:g} was on." if first.clip_norm else "Gradients are not clipped."
+    if explosion.sudden:
+        message += " Norm and loss jumped in the same step, behind an ordinary update: was the loss changed there?"
     if row is not None:
         message += f" The gradient of `{_name(row)}` grew most, by a factor of {grown:.3g}."
     return message

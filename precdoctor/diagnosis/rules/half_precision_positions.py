@@ -14,7 +14,7 @@ from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePa
 from precdoctor.diagnosis.snippets import module_expression
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
-from precdoctor.numerics.formats import Format
+from precdoctor.numerics.formats import FP32, Format
 
 PAGE = RulePage(
     finds="""
@@ -22,7 +22,9 @@ Buffers in BF16 or FP16 that hold inverse frequencies of a rotary or sinusoidal 
 position numbers (`position_ids`, `positions`), usually because `model.bfloat16()` or `.half()` converted every buffer
 along with the weights. Judged by what the rounding does at the longest sequence recorded: an angle is position times
 frequency, so a frequency that is off by half an ulp (2^-9 of itself in BF16) is off by that many radians times the
-position; neighbouring position numbers collide from 256 on in BF16 and from 2048 in FP16.
+position. A table with two dimensions holds the angles themselves, off by 2^-9 of the largest. Frequencies above 1 are
+features of coordinates and are not judged. Neighbouring position numbers collide from 256 on in BF16 and from 2048 in
+FP16.
 """,
     matters="""
 Positions far from the start get the wrong angle, or the same angle as their neighbours. The model trains all the same,
@@ -109,8 +111,13 @@ def _judge(row: TensorRow, length: int) -> _Table | None:
     if _POSITIONS.search(leaf):
         step = 2.0 ** (math.ceil(math.log2(row.amax)) - 1 - fmt.mantissa_bits)  # an ulp at the largest number
         return _Table(row, fmt, step, "collision")
-    # The largest frequency is usually a power of two and exact; its neighbours are not.
-    return _Table(row, fmt, length * min(row.amax, math.pi) * 2.0 ** -(fmt.mantissa_bits + 2), "radians")
+    half_ulp = 2.0 ** -(fmt.mantissa_bits + 2)
+    if len(row.shape) > 1:
+        return _Table(row, fmt, row.amax * half_ulp, "radians")
+    if row.amax > 1.0:
+        return None
+    # The largest frequency is usually 1 and exact; its neighbours are not.
+    return _Table(row, fmt, length * row.amax * half_ulp, "radians")
 
 
 def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[str, float]) -> Finding:
@@ -118,7 +125,12 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
     name = ".".join(p for p in (row.module, row.name) if p)
     if table.what == "radians":
         effect = f"an angle at position {length:,} is off by up to {table.error:.2g} radians"
-        predicted = {"radians_off": {"from": table.error, "to": length * min(row.amax or 1.0, math.pi) * 2.0**-25}}
+        predicted = {
+            "radians_off": {
+                "from": table.error,
+                "to": table.error * 2.0 ** (table.fmt.mantissa_bits - FP32.mantissa_bits),
+            }
+        }
     else:
         effect = f"up to {table.error:.0f} neighbouring positions near {row.amax:.0f} are the same number"
         predicted = {"positions_per_number": {"from": table.error, "to": 1.0}}

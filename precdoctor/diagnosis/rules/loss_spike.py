@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.histories import by_optimizer, spread
+from precdoctor.diagnosis.histories import after_an_ordinary_update, by_optimizer, spread
 from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
@@ -20,10 +20,13 @@ from precdoctor.diagnosis.view import Process, RunView, StepFacts
 PAGE = RulePage(
     finds="""
 A loss that leaves the range of the steps before (more than `deviations` robust standard deviations above their median)
-and undoes at least a quarter of the progress made since the start. If it stays up for three of five steps it is a
-warning; a single high step is information, and only when it undoes all progress and doubles the loss. The recorded
-steps up to it are searched for the tensor that left its own range first: amax more than `moved` binades above its
-median; earliest step, then earliest in execution order.
+and undoes at least a quarter of the progress made since the start. The recorded steps up to it are searched for the
+tensor that left its own range first: amax more than `moved` binades above its median; earliest step, then earliest in
+execution order. If the loss stays up for three of five steps, and such a tensor moved or the update before it was out
+of the ordinary (gradient norm or rate more than twice its median) and the norm left its range (`norm_factor`), it is a
+warning. Where nothing moved, the objective may have been changed on purpose (a term switched on, another stage), and a
+single high step may be a batch: both are information, the latter only when it undoes all progress and doubles the loss.
+So is a jump at which the batch changed its size. A tensor has moved when it stays out of range up to the spike.
 """,
     matters="""
 What a spike leaves behind (weights thrown away from where they were, a second moment that is too large for a thousand
@@ -47,6 +50,8 @@ know its range. Losses of each optimizer are judged apart.
     ),
 )
 _WINDOW, _AFTER, _BEFORE = 32, 5, 8
+#: A batch this much larger or smaller is another batch size, not a last batch left over.
+_RESIZED = 1.5
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,8 @@ def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _S
         progress = max(0.0, median(losses[:8]) - level)
         harm = max(options["undone_share"] * progress, 0.25 * abs(level))
         threshold = level + max(options["deviations"] * deviation, harm)
-        if losses[i] <= max(threshold, *before):
-            continue
+        if losses[i] <= max(threshold, *before) or deviation == 0.0:
+            continue  # a constant (a term with weight zero) has no range to leave
         after = losses[i : i + _AFTER]
         stays = len(after) >= 3 and sum(x > threshold for x in after) >= 3
         spike = _Spike(process, steps, i, level, deviation, max(after), stays)
@@ -123,39 +128,57 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
         known = mine[mine["amax"] > 0.0]
         for root, module, kind, name, call, amax in zip(*(known[c] for c in columns), strict=True):
             seen.setdefault((str(root), str(module), str(kind), str(name), int(call)), []).append(math.log2(amax))
+    # Gradients work through the update they make: behind an ordinary one they are innocent.
+    innocent = after_an_ordinary_update(spike.steps, spike.at)
+    moved: dict[int, dict[Key, _Moved]] = {step: {} for step in recent}
     for step in recent:
         for row in view.rows(spike.process, step):
             logs = seen.get(row.key, ())
-            effect = row.kind in BACKWARD_KINDS and step == spike.first.step  # of that very loss
-            if not row.amax or len(logs) < 4 or effect:
+            harmless = row.kind in BACKWARD_KINDS and (innocent or step == spike.first.step)
+            if not row.amax or len(logs) < 4 or harmless:
                 continue
             middle, deviation = spread(logs)
             amax = math.log2(row.amax)
             if amax > middle + max(options["moved"], 4.0 * deviation) and amax > max(logs):
-                return _Moved(row, 2.0**middle), len(usual_steps)
-    return None, len(usual_steps)
+                moved[step][row.key] = _Moved(row, 2.0**middle)
+    return next(_lasting(moved), None), len(usual_steps)
+
+
+def _lasting(moved: Mapping[int, Mapping[Key, _Moved]]) -> Iterator[_Moved]:
+    """In order of time what moved and did not come back; a gradient has done its work at once."""
+    for step, found in moved.items():
+        for key, each in found.items():
+            gradient = each.row.kind in BACKWARD_KINDS
+            if gradient or all(key in later for s, later in moved.items() if s > step):
+                yield each
+
+
+def _resized(view: RunView, spike: _Spike) -> float:
+    """By which factor the batch grew or shrank at the spike, as the numbers of elements tell; 1 when not known."""
+    before = next((s.step for s in reversed(spike.steps[: spike.at]) if s.sampled), None)
+    after = next((s.step for s in spike.steps[spike.at :] if s.sampled), None)
+    if before is None or after is None:
+        return 1.0
+    old, new = ({r.key: r.numel for r in view.rows(spike.process, s) if r.kind == "output"} for s in (before, after))
+    ratios = [new[k] / n for k, n in old.items() if n and new.get(k)]
+    return median(ratios) if ratios else 1.0
+
+
+def _norm_rises(spike: _Spike, options: Options) -> bool:
+    """Whether the gradient norm left its range with the loss, and the update before had announced it."""
+    before = [s.grad_norm for s in spike.steps[max(0, spike.at - _WINDOW) : spike.at] if s.grad_norm is not None]
+    after = [s.grad_norm for s in spike.steps[spike.at : spike.at + _AFTER] if s.grad_norm is not None]
+    if after_an_ordinary_update(spike.steps, spike.at):
+        return False
+    return bool(before and after) and max(after) > options["norm_factor"] * median(before)
 
 
 def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     moved, known = _first_moved(view, spike, options)
-    first = spike.first
-    above = (spike.peak - spike.level) / spike.deviation if spike.deviation > 0.0 else math.inf
-    sigma = f"{above:.3g}" if math.isfinite(above) else "any number of"
-    message = (
-        f"The loss rose from {spike.level:.4g} (median of up to {_WINDOW} steps before) to {spike.peak:.4g} at step "
-        f"{first.step}, {sigma} standard deviations above (limit {options['deviations']:g}), "
-        + ("and stayed up. " if spike.stays else "and came down again. ")
-    )
-    if moved is not None:
-        when = f"at step {moved.row.step}" if moved.row.step < first.step else "in the same step, first of all tensors"
-        message += (
-            f"First to leave its range: {moved.row.label}, {when}: amax {moved.row.amax:.4g}, usually "
-            f"{moved.usual:.3g}."
-        )
-    elif known < 4:
-        message += "Too few steps before it were recorded to say which tensor moved first."
-    else:
-        message += "No recorded tensor left its range before it: the data or labels of that batch are the first guess."
+    resized = _resized(view, spike)
+    heavy = spike.stays and not _other_size(resized) and (moved is not None or _norm_rises(spike, options))
+    first, row = spike.first, moved.row if moved is not None else None
+    above = _deviations(spike)
     evidence: dict[str, Any] = {
         "loss": {"before": spike.level, "peak": spike.peak},
         "deviations": above if math.isfinite(above) else None,
@@ -164,7 +187,6 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         "last_bad_step": first.step,
         "confidence_reason": "a tensor moved with it" if moved is not None else "no tensor was seen to move first",
     }
-    row = moved.row if moved is not None else None
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
         evidence["moved_first"] = {"step": row.step, "amax": row.amax, "usual_amax": moved.usual if moved else None}
@@ -172,10 +194,10 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     return Finding(
         code="PD605",
         name="loss-spike",
-        severity=Severity.WARNING if spike.stays else Severity.INFO,
+        severity=Severity.WARNING if heavy else Severity.INFO,
         confidence=0.8 if moved is not None else 0.65,
         title=f"the loss jumps from {spike.level:.3g} to {spike.peak:.3g} at step {first.step}{because}",
-        message=message,
+        message=_message(spike, moved, known, resized, options),
         location=Location(
             row.root if row is not None else None,
             row.module if row is not None else None,
@@ -187,6 +209,41 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         ),
         evidence=evidence,
         prescriptions=(_prescribe(spike, row),),
+    )
+
+
+def _other_size(resized: float) -> bool:
+    return not 1.0 / _RESIZED < resized < _RESIZED
+
+
+def _deviations(spike: _Spike) -> float:
+    return (spike.peak - spike.level) / spike.deviation if spike.deviation > 0.0 else math.inf
+
+
+def _message(spike: _Spike, moved: _Moved | None, known: int, resized: float, options: Options) -> str:
+    first = spike.first
+    message = (
+        f"The loss rose from {spike.level:.4g} (median of up to {_WINDOW} steps before) to {spike.peak:.4g} at step "
+        f"{first.step}, {_deviations(spike):.3g} standard deviations above (limit {options['deviations']:g}), "
+        + ("and stayed up. " if spike.stays else "and came down again. ")
+    )
+    if _other_size(resized):
+        message += f"The batch is {resized:.3g} times as large from there on, and so may be a loss that is a sum. "
+    if moved is not None:
+        when = f"at step {moved.row.step}" if moved.row.step < first.step else "in the same step, first of all tensors"
+        return message + (
+            f"First to leave its range: {moved.row.label}, {when}: amax {moved.row.amax:.4g}, usually "
+            f"{moved.usual:.3g}."
+        )
+    if known < 4:
+        return message + "Too few steps before it were recorded to say which tensor moved first."
+    return message + (
+        "No recorded tensor left its range before it: "
+        + (
+            "unless the loss or its terms were changed there, look at the data from that step on."
+            if spike.stays
+            else "the data or labels of that batch are the first guess."
+        )
     )
 
 
@@ -229,6 +286,14 @@ RULE = Rule(
             "binades",
             "A tensor this far above its median amax has left its range.",
             "Amax commonly varies by less than a factor of two between batches.",
+        ),
+        RuleOption(
+            "norm_factor",
+            4.0,
+            "times",
+            "A gradient norm this far above its median has left its range.",
+            "Precdoctor's own: twice the factor of `moved`, for a norm varies more than an amax.",
+            1.0,
         ),
         RuleOption("min_steps", 16.0, "steps", "Steps before it, for a range.", "Precdoctor's own.", 8.0),
     ),

@@ -18,6 +18,8 @@ PAGE = RulePage(
     finds="""
 Weights kept in a 16-bit (or 8-bit) format whose optimizer updates do not stick: `round(w + dw) == w` for the *intended*
 non-zero update dw. The count is exact: elements whose bits are equal after the step although an update was intended.
+For other optimizers "gradient is not zero" stands in for the intention. Of optimizers that torch does not ship this is
+information only: they may round stochastically or carry the rest along (Kahan), and then nothing is lost.
 Updates that FP32 weights would lose as well (the exponent of dw more than 24 binades below that of w, from the recorded
 histogram of exponent(dw) - exponent(w)) do not count, neither as lost nor as intended: they are decayed moments of
 embedding rows nobody used, not learning. Steps whose learning rate is below `lr_share` of the run's largest are left
@@ -64,6 +66,11 @@ _COLUMNS = (
     "rel_hist",
 )
 _NARROW = tuple(f.dtype for f in FORMATS.values() if f.mantissa_bits < FP32.mantissa_bits)
+
+
+#: Optimizers of torch.optim whose intended update is not recomputed; all of them round to nearest.
+_DETERMINISTIC = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop",
+                  "Rprop", "SparseAdam")  # fmt: skip
 
 
 @dataclass
@@ -154,6 +161,7 @@ def _finding(
     view: RunView, narrow: Mapping[Key, _Parameter], share: float, stuck: Mapping[Key, _Parameter], options: Options
 ) -> Finding:
     general = share >= options["lost_share"]
+    foreign = _foreign(view)
     pool = narrow if general else stuck
     key, worst = max(pool.items(), key=lambda item: (item[1].lost, item[1].share))
     process, step = worst.worst
@@ -163,6 +171,7 @@ def _finding(
     if general:
         title = f"{percent(share)} of the weight updates are lost in {worst.dtype}"
         severity = Severity.ERROR if share >= options["error_share"] else Severity.WARNING
+        severity = Severity.INFO if foreign else severity
     else:
         title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
         severity = Severity.INFO
@@ -172,7 +181,12 @@ def _finding(
         f"unchanged (limit {percent(options['lost_share'])}), "
         f"over {plural(max(p.steps for p in narrow.values()), 'step')}"
         + (f" at learning rates up to {max(rates):.3g}" if rates else "")
-        + f"; {percent(worst.share)} in `{parameter}`. FP32 weights would have kept them."
+        + f"; {percent(worst.share)} in `{parameter}`. "
+        + (
+            f"Nothing is lost if {foreign} rounds stochastically or carries the rest along."
+            if foreign
+            else "FP32 weights would have kept them."
+        )
     )
     confidence, why = _confidence(view, worst)
     row = next(
@@ -202,6 +216,12 @@ def _finding(
         evidence=evidence,
         prescriptions=(_prescribe(view, narrow, share, worst.dtype),),
     )
+
+
+def _foreign(view: RunView) -> str:
+    """The optimizer whose rounding is not known; empty when all of them are torch's own."""
+    classes = [text(o.get("class")) for o in view.optimizers if text(o.get("intended_update")) == "gradient"]
+    return next((c for c in classes if c not in _DETERMINISTIC), "")
 
 
 def _confidence(view: RunView, worst: _Parameter) -> tuple[float, str]:

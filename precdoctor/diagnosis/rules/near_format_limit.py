@@ -18,8 +18,8 @@ PAGE = RulePage(
     finds="""
 Inputs and outputs of modules whose largest magnitude stays within `headroom` binades of the largest finite number of
 their format (65504 in FP16) on `steps` of the newest recorded steps, while everything is still finite. Tensors with
-elements exactly at the maximum, or with one and the same amax on all steps, are additive masks and clamps and do not
-count; neither do scaled gradients, which a dynamic loss scaler keeps near the limit on purpose, nor FP8 operands.
+elements exactly at the maximum, or whose amax varies by less than `mask_spread`, are additive masks and clamps and do
+not count; neither do scaled gradients, which a dynamic loss scaler keeps near the limit on purpose, nor FP8 operands.
 """,
     matters="""
 One batch that is twice as large as usual makes an infinity, the softmax or norm behind it a NaN. Amax of activations
@@ -69,7 +69,8 @@ def _close(history: History, options: Options) -> list[tuple[int, float]]:
 def _near(history: History, options: Options) -> bool:
     needed = int(options["steps"])
     close = _close(history, options)
-    if history.at_max or len(close) < needed or len({a for _, a in close}) == 1:
+    sizes = [a for _, a in close]
+    if history.at_max or len(close) < needed or max(sizes) - min(sizes) < options["mask_spread"] * max(sizes):
         return False
     newest = {s for s, _ in history.points()[-2 * needed :]}
     return sum(s in newest for s, _ in close) >= needed
@@ -160,6 +161,14 @@ RULE = Rule(
             "So many of the newest recorded steps (of twice as many) must be that near.",
             "Precdoctor's own: one large batch is no condition.",
             1.0,
+        ),
+        RuleOption(
+            "mask_spread",
+            2.0**-8,
+            "fraction",
+            "An amax that varies less over the steps is a constant of the code: a mask of finfo.min / 2, plus scores.",
+            "Scores of 100 and less on a mask of 32752 move it by 0.3 %; data move an amax by more.",
+            maximum=1.0,
         ),
     ),
     kinds=("input", "output"),

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.parameters import HALF, trainable
-from precdoctor.diagnosis.rows import integer, known_format
+from precdoctor.diagnosis.parameters import HALF, stepped
+from precdoctor.diagnosis.rows import integer, known_format, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView, records
@@ -58,10 +58,12 @@ class _Updates:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding for the narrow dtype with most weights."""
-    weights = {d: trainable(view, (d,)) for d in HALF}
+    weights = {d: stepped(view, (d,)) for d in HALF}
     dtype = max(HALF, key=lambda d: sum(weights[d].values()))
     if not weights[dtype]:
-        return Checked.not_applicable("no trained weight is in BF16 or FP16")
+        return Checked.not_applicable("no weight that an optimizer changes is in BF16 or FP16")
+    if any(text(o.get("intended_update")) == "gradient" for o in view.optimizers):
+        return Checked.not_applicable("what the optimizer means to do to a weight is not known")
     updates = _survey(view, dtype)
     seen = f"the updates of {plural(len(weights[dtype]), 'weight')} in {dtype}"
     if not updates.intended:

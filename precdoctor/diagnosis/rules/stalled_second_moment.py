@@ -6,7 +6,7 @@ from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import by_optimizer
-from precdoctor.diagnosis.parameters import HALF, adam_groups, beta2_of, trainable
+from precdoctor.diagnosis.parameters import HALF, adam_groups, beta2_of, stepped
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
@@ -47,7 +47,7 @@ keep wider state and are not judged.
 def check(view: RunView, options: Options) -> Checked:
     """One finding for the narrow format with most weights."""
     groups = [b for g in adam_groups(view) if (b := beta2_of(g)) is not None]
-    weights = {d: trainable(view, (d,)) for d in HALF}
+    weights = {d: stepped(view, (d,)) for d in HALF}
     dtype = max(HALF, key=lambda d: sum(weights[d].values()))
     if not groups or not weights[dtype]:
         return Checked.not_applicable("no Adam or AdamW on weights in BF16 or FP16")
@@ -95,7 +95,7 @@ def _finding(
     message += (
         f"The gradient norm has come down from {peak:.3g} to {present:.3g}; steps are up to {ratio:.3g} times "
         "smaller than Adam means them to be."
-        if ratio > 1.0
+        if ratio >= 1.5
         else "What that costs depends on how far the gradients fall from here."
     )
     return Finding(

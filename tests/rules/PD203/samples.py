@@ -1,7 +1,9 @@
 """Layers that get nothing from the loss."""
 
+import numpy as np
+
 from tests.support.samples import Sample
-from tests.support.training import FACTS, Training, normal
+from tests.support.training import FACTS, NUMEL, Training, histogram, normal
 
 ZERO = normal(0.0)
 
@@ -21,6 +23,18 @@ def unreached() -> Training:
     for step, rows in run.tensors.items():
         run.tensors[step] = [r for r in rows if not (r["module"] == "head" and r["kind"].startswith("weight_grad"))]
     return run
+
+
+def given_nothing(output: float = 1.0) -> Training:
+    """The head's gradient is zero where it arrives already; its output is ``output`` times a normal distribution."""
+    run = dead("head").change(lambda r: r.update(ZERO), kind="grad_output", module="head")
+    return run.change(lambda r: r.update(normal(output)), kind="output", module="head")
+
+
+def behind_a_functional_relu() -> Training:
+    """All of its output is negative."""
+    negative = histogram(-np.abs(np.random.default_rng(1).normal(3.0, 0.5, NUMEL)))
+    return given_nothing().change(lambda r: r.update(negative), kind="output", module="head")
 
 
 def first_steps_of_a_zero_layer() -> Training:
@@ -61,6 +75,12 @@ FIRING = {
     "behind_a_dead_output": Sample(
         lambda: dead("blocks.0.mlp.up", "blocks.0.mlp.down", output="blocks.0.mlp.down"),
         module="blocks.0.mlp.down", kind="output", severity="warning", says=("lets no gradient pass",),
+    ),
+    "weight_zero_in_the_loss": Sample(
+        given_nothing, module="head", severity="info", says=("not trained", "weight zero")
+    ),
+    "functional_relu": Sample(
+        behind_a_functional_relu, module="head", severity="warning", says=("is dead", "almost all negative")
     ),
     "unreached": Sample(unreached, module="head", severity="info", rank=None, bare=True, says=("never got",)),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Updates that do not stick, and updates nobody misses."""
 
 from tests.support.samples import Sample
-from tests.support.training import NUMEL, Training
+from tests.support.training import FACTS, NUMEL, Training
 
 
 def weights(dtype: str, unchanged: int, zero: int, rel_lo: int, rel_hist: list[int], **options: object) -> Training:
@@ -18,6 +18,15 @@ def pure_bfloat16() -> Training:
 
 def a_third() -> Training:
     return weights("bfloat16", NUMEL // 3, NUMEL // 3, -9, [NUMEL // 3, NUMEL - NUMEL // 3])
+
+
+def optimizer_of_ones_own(classname: str = "StochasticAdamW") -> Training:
+    """What it means to do to a weight is not known, nor how it rounds."""
+    run = pure_bfloat16()
+    group = {"lr": 1e-3, "parameters": 8}
+    optimizer = {"name": f"{classname}#0", "class": classname, "intended_update": "gradient", "groups": [group]}
+    run.facts = {**FACTS, "optimizers": [optimizer]}
+    return run
 
 
 def norm_gains_stand_still() -> Training:
@@ -70,6 +79,8 @@ FIRING = {
         says=("98 %", "limit 25 %", "8 significant bits", "0.001"),
         evidence={"limit": 0.25},
     ),
+    "optimizer_of_ones_own": Sample(optimizer_of_ones_own, severity="info", says=("98 %", "StochasticAdamW rounds")),
+    "torch_rmsprop": Sample(lambda: optimizer_of_ones_own("RMSprop"), says=("98 %", "FP32 weights would")),
     "a_third": Sample(a_third, severity="warning", says=("33 %",)),
     "norm_gains_stand_still": Sample(norm_gains_stand_still, module="norm", severity="info", says=("stand still",)),
 }

@@ -23,6 +23,16 @@ def above() -> Training:
     return given(1e-6)
 
 
+def about_eps() -> Training:
+    """Steps of half their size: as PPO runs at eps 1e-5."""
+    return given(1e-8)
+
+
+def a_bias_before_a_norm() -> Training:
+    """Its gradient is zero by mathematics, and rounding in the log."""
+    return given(1e-10).change(lambda r: r.update(shape=[4096]), kind="weight_grad_step", module="head")
+
+
 def under_sgd() -> Training:
     run = given(1e-10)
     run.facts = {**FACTS, "optimizers": [{"name": "SGD#0", "class": "SGD", "groups": [{"lr": 0.1, "parameters": 8}]}]}
@@ -32,6 +42,6 @@ def under_sgd() -> Training:
 FIRING = {
     "tiny": Sample(lambda: given(1e-10), module="head", kind="weight_grad_step", severity="warning",
                    says=("1e-08", "limit 50 %")),
-    "about_eps": Sample(lambda: given(1e-8), module="head", severity="warning"),
+    "a_tenth_of_eps": Sample(lambda: given(1e-9), module="head", severity="warning"),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (converges, above, under_sgd)}
+HEALTHY = {f.__name__: f for f in (converges, above, about_eps, a_bias_before_a_norm, under_sgd)}

@@ -15,10 +15,15 @@ def run(norm: Callable[[int], float], loss: Callable[[int], float], steps: int =
 
 def explodes() -> Training:
     """From step 20 on, and one layer most of all."""
-    training = run(lambda s: 0.5 if s < 20 else 80.0, lambda s: 3.0 - 0.1 * s if s < 20 else 6.0)
+    training = run(lambda s: 0.5 if s < 20 else 80.0, lambda s: 3.0 - 0.1 * s if s < 21 else 6.0)
     for step in range(20, 30):
         find(training.tensors[step], "weight_grad", "blocks.0.attn.qkv").update(normal(300.0))
     return training
+
+
+def term_switched_on() -> Training:
+    """Norm and loss jump in one step, behind an ordinary update."""
+    return run(lambda s: 0.5 if s < 20 else 80.0, lambda s: 3.0 - 0.1 * s if s < 20 else 15.0 - 0.1 * s)
 
 
 def one_large_batch() -> Training:
@@ -42,5 +47,6 @@ FIRING = {
         explodes, 20, module="blocks.0.attn.qkv", kind="weight_grad", last_finite=19,
         says=("limit 30", "Gradients are not clipped", "a factor of 300"),
     ),
+    "term_switched_on": Sample(term_switched_on, 20, severity="info", says=("was the loss changed",)),
 }  # fmt: skip
 HEALTHY = {f.__name__: f for f in (one_large_batch, large_at_the_start, loss_takes_no_harm, wobble_near_zero)}

@@ -26,11 +26,28 @@ def jumps() -> Training:
 
 
 def nothing_moved() -> Training:
+    """As when a term of the loss is switched on."""
     return losses(lambda s: 2.0 + noise(s) if s < 24 else 6.0)
+
+
+def norm_moved() -> Training:
+    """Only the gradient norm, which is known on every step."""
+    run = nothing_moved()
+    for step in range(23, 36):
+        run.step_rows[step]["grad_norm"] = 9.0
+    return run
 
 
 def one_bad_batch() -> Training:
     return losses(lambda s: 2.0 + noise(s) if s != 24 else 6.0)
+
+
+def term_switched_on() -> Training:
+    """A loss with weight zero until step 24."""
+    run = losses(lambda s: 0.0 if s < 24 else 2.0 + noise(s))
+    for step, row in run.step_rows.items():
+        row["grad_norm"] = 0.0 if step < 24 else 3.0
+    return run
 
 
 def heavy_noise() -> Training:
@@ -51,7 +68,8 @@ FIRING = {
     "moved_first": Sample(
         jumps, 22, module="blocks.0.attn.qkv", kind="output", severity="warning", says=("at step 22", "limit 10"),
     ),
-    "nothing_moved": Sample(nothing_moved, 24, kind="loss", module=None, severity="warning", bare=True),
+    "norm_moved": Sample(norm_moved, 24, kind="loss", module=None, severity="warning", bare=True),
+    "nothing_moved": Sample(nothing_moved, 24, kind="loss", module=None, severity="info", bare=True),
     "one_bad_batch": Sample(one_bad_batch, 24, severity="info", bare=True, says=("came down again",)),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (heavy_noise, alternating, rises_slowly)}
+HEALTHY = {f.__name__: f for f in (term_switched_on, heavy_noise, alternating, rises_slowly)}

@@ -30,6 +30,11 @@ def another_buffer() -> Training:
     return table("running_mean", np.linspace(0, 900, 64))
 
 
+def features_of_coordinates() -> Training:
+    """Powers of two, for coordinates between -1 and 1."""
+    return table("freqs", 2.0 ** np.arange(6))
+
+
 def few_positions() -> Training:
     return table("position_ids", np.arange(200.0))
 
@@ -38,8 +43,12 @@ FIRING = {
     "frequencies": Sample(
         lambda: table("inv_freq", FREQUENCIES), 0, "rotary", "buffer", severity="warning", says=("1 radians",),
     ),
+    "angles": Sample(
+        lambda: table("freqs", np.outer(np.arange(1.0, 513.0), FREQUENCIES)), 0, "rotary", severity="warning",
+        says=("1 radians",),
+    ),
     "positions": Sample(
         lambda: table("position_ids", np.arange(1024.0)), 0, "rotary", severity="warning", says=("4 neighbouring",),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (short_sequences, in_fp32, another_buffer, few_positions)}
+HEALTHY = {f.__name__: f for f in (short_sequences, in_fp32, another_buffer, features_of_coordinates, few_positions)}
