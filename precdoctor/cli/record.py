@@ -92,6 +92,10 @@ def record(
     max_disk: Annotated[
         str | None, typer.Option(help="Stop recording, not training, at this size per rank.", metavar="SIZE")
     ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(help="Make the changes of a file that diagnose --prescription wrote.", metavar="FILE"),
+    ] = None,
     redact_names: Annotated[
         bool | None,
         typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log."),
@@ -102,7 +106,8 @@ def record(
 ) -> int:
     """Run a training command and record its numerics.
 
-    The script is not changed, and neither is a bit of its training. The exit status is the command's own.
+    The script is not changed, and neither is a bit of its training, but for what --apply is told to. The exit status is
+    the command's own.
     """
     from precdoctor.recording.launch import command_line, launch
     from precdoctor.recording.options import RecordOptions
@@ -122,11 +127,23 @@ def record(
         "redact-names": redact_names,
         "strict": strict,
     }
-    options = RecordOptions(**settings.chosen("record", flags))
+    changes, applied = _changes(settings.get("record", "apply", apply))
+    options = RecordOptions(**settings.chosen("record", flags), apply=changes)
     arguments = list(command or [])
     if module is None and arguments[:1] == ["-m"]:  # behind the dashes it means the same
         if len(arguments) == 1:
             raise UsageError("-m needs the name of a module, as in: precdoctor record -m project.train")
         module, arguments = arguments[1], arguments[2:]
     directory = settings.get("record", "output", output)
-    return launch(command_line(arguments, module), directory, options, force=force)
+    return launch(command_line(arguments, module), directory, options, force=force, applied=applied)
+
+
+def _changes(file: Path | None) -> tuple[tuple[dict[str, Any], ...], dict[str, Any] | None]:
+    """What to change, and what run.json is to say of it."""
+    if file is None:
+        return (), None
+    from precdoctor.diagnosis.prescriptions.file import chosen_changes, load, statement
+
+    prescriptions, diagnosed = load(file)
+    changes = chosen_changes(prescriptions, str(file))
+    return tuple(c.as_dict() for c in changes), statement(prescriptions, str(file), diagnosed)

@@ -82,7 +82,14 @@ def default_run_directory(command: Sequence[str], now: dt.datetime) -> Path:
     return Path("precdoctor-runs") / f"{stem}-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}"
 
 
-def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, force: bool = False) -> int:
+def launch(
+    command: Sequence[str],
+    run: Path | None,
+    options: RecordOptions,
+    *,
+    force: bool = False,
+    applied: Mapping[str, Any] | None = None,
+) -> int:
     """Record a command.
 
     Args:
@@ -90,6 +97,7 @@ def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, 
         run: the run directory to make; by default a new one under ``precdoctor-runs``.
         options: what to record.
         force: replace an existing run directory.
+        applied: where ``options.apply`` came from and what was predicted of it, for run.json.
 
     Returns:
         The child's exit status; 128 + n when signal n ended it; 66 when the recorder stopped the run.
@@ -104,7 +112,8 @@ def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, 
         raise UsageError("precdoctor record runs on Linux and macOS; on Windows use WSL")
     now = dt.datetime.now(dt.timezone.utc)
     directory = (run or default_run_directory(command, now)).absolute()
-    create_run(directory, run_facts(command, options, now), force=force)
+    more = {} if applied is None else {"applied": applied}
+    create_run(directory, {**run_facts(command, options, now), **more}, force=force)
     environment = {**os.environ, RUN_VARIABLE: str(directory), OPTIONS_VARIABLE: options.to_json()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BOOT_PATH), os.environ.get("PYTHONPATH"))))
     try:
@@ -136,6 +145,7 @@ def run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime) 
             "name": None if options.redact_names else platform.node(),
         },
         "python": platform.python_version(),
+        "bit_neutral": options.bit_neutral,
         "options": json.loads(options.to_json()),
     }
 

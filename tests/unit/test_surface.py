@@ -22,9 +22,12 @@ FLAGS = {
     "record": {
         "-m", "--module", "-o", "--output", "--force", "--every", "--steps", "--include", "--exclude", "--first-step",
         "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names", "--strict", "--no-strict",
+        "--budget", "--ranks", "--on-nonfinite",
+        "--apply", "--halt-on", "--on-finding",
         "-h", "--help",
     },
     "diagnose": {
+        "--prescription",
         "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
     },
     "gate": {
