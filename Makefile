@@ -63,6 +63,9 @@ docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures und
 predictions: $(VENV)/.installed-dev  ## hold predictions against real casts in a recorded run; docs/predictions.md
 	$(BIN)/python benchmarks/predictions.py
 
+prescriptions: $(VENV)/.installed-dev  ## diagnose, apply, verify on small faults; docs/prescriptions.md
+	$(BIN)/python -m benchmarks.prescriptions.table $(ARGS)
+
 samples: $(VENV)/.installed-dev  ## record sample_runs/ and the rules' recorded samples again
 	$(BIN)/python sample_runs/regenerate.py
 	$(BIN)/python docs/generate.py

@@ -33,6 +33,8 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "redact-names": values.parse_switch,
         "strict": values.parse_switch,
         "apply": values.parse_path,
+        "halt-on": values.parse_list,
+        "on-finding": values.parse_text,
     },
     "diagnose": {
         "output-format": values.choice(*values.OUTPUT_FORMATS),

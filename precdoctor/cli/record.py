@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from precdoctor.cli.common import rule_options
 from precdoctor.cli.config import Settings
+from precdoctor.cli.values import parse_list
 from precdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from precdoctor.recording.supervise import Online
 
 _EXAMPLES = """\b
 Examples:
@@ -96,6 +103,17 @@ def record(
         Path | None,
         typer.Option(help="Make the changes of a file that diagnose --prescription wrote.", metavar="FILE"),
     ] = None,
+    halt_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Stop the run (exit code 66) on a finding of these rules, or error for any error; default: never.",
+            metavar="CODES|error",
+        ),
+    ] = None,
+    on_finding: Annotated[
+        str | None,
+        typer.Option(help="Run this shell command for each new finding, with it as JSON on stdin.", metavar="CMD"),
+    ] = None,
     redact_names: Annotated[
         bool | None,
         typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log."),
@@ -128,14 +146,39 @@ def record(
         "strict": strict,
     }
     changes, applied = _changes(settings.get("record", "apply", apply))
-    options = RecordOptions(**settings.chosen("record", flags), apply=changes)
+    halting = _comma_separated(halt_on) or settings.get("record", "halt-on") or ()
+    online = _online(settings, halting, settings.get("record", "on-finding", on_finding))
+    options = RecordOptions(**settings.chosen("record", flags), apply=changes, may_halt=bool(halting))
     arguments = list(command or [])
     if module is None and arguments[:1] == ["-m"]:  # behind the dashes it means the same
         if len(arguments) == 1:
             raise UsageError("-m needs the name of a module, as in: precdoctor record -m project.train")
         module, arguments = arguments[1], arguments[2:]
     directory = settings.get("record", "output", output)
-    return launch(command_line(arguments, module), directory, options, force=force, applied=applied)
+    return launch(command_line(arguments, module), directory, options, force=force, applied=applied, online=online)
+
+
+def _comma_separated(given: list[str] | None) -> list[str]:
+    """``--halt-on PD2,PD301`` as well as the flag twice."""
+    return [name for text in given or () for name in parse_list(text)]
+
+
+def _online(settings: Settings, halt_on: Sequence[str], command: str | None) -> Online | None:
+    """What looks at the run while it goes on; nothing of it is loaded when nobody asked."""
+    if not halt_on and command is None:
+        return None
+    from precdoctor.diagnosis.engine import resolve_options
+    from precdoctor.diagnosis.online import OnlineRules, as_json
+    from precdoctor.recording.supervise import Online
+
+    rules = OnlineRules(resolve_options(rule_options(settings)), halt_on)
+    return Online(
+        look=lambda run, last: rules.look(run, last=last),
+        halts=rules.halts,
+        title=lambda finding: f"{finding.code} {finding.title}",
+        to_json=as_json,
+        command=command,
+    )
 
 
 def _changes(file: Path | None) -> tuple[tuple[dict[str, Any], ...], dict[str, Any] | None]:

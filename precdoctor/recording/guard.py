@@ -55,8 +55,11 @@ class Guard:
         """Look at loss and gradients; examine what is wrong. True when the optimizer is to leave its weights alone.
 
         Raises:
-            SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
+            SystemExit: the run is to stop here (``--on-nonfinite stop``, ``--halt-on``), after the log was closed.
         """
+        drain = self._recorder.drain
+        if drain is not None and drain.halt is not None:
+            self._stop(f"{drain.halt}; stopped at step {self._recorder.step}")
         if self._policy == "observe":
             return False
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -75,7 +78,7 @@ class Guard:
         if not (follows and self._policy == "examine"):  # weights that are bad already explain the steps after them
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad)
         if self._policy == "stop":
-            self._stop(step)
+            self._stop(f"--on-nonfinite stop, at step {step}")
         return self._policy == "skip" and (gradients_bad or not _is_distributed())
 
     def after_step(self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor]) -> None:
@@ -96,7 +99,7 @@ class Guard:
         self._last_bad = recorder.step
         self._report_optimizer(optimizer, before, with_gradient=True)
         if self._policy == "stop":
-            self._stop(recorder.step)
+            self._stop(f"--on-nonfinite stop, at step {recorder.step}")
 
     def _report_optimizer(
         self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], *, with_gradient: bool
@@ -166,8 +169,7 @@ class Guard:
     def _then(self) -> str:
         return {"stop": "", "skip": "; the step is skipped"}.get(self._policy, "; training goes on")
 
-    def _stop(self, step: int) -> None:
-        message = f"--on-nonfinite stop, at step {step}"
+    def _stop(self, message: str) -> None:
         self._recorder.close(reason="stopped", message=message)
         attach.say(f"stopping the run ({message}); the weights are as they were before this step")
         raise SystemExit(STOPPED_BY_US)
