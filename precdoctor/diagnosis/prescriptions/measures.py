@@ -209,5 +209,5 @@ def measure_named(name: Any, origin: str) -> Measure:
 
 
 def steps_in(view: RunView) -> int:
-    """Steps of the longest process, which counts of steps are held against."""
-    return max((len(steps) for steps in view.timeline.values()), default=0)
+    """Complete steps of the longest process, which counts of steps are held against."""
+    return max((sum(s.complete for s in steps) for steps in view.timeline.values()), default=0)
