@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit gpu bench faults docs samples clean predictions
+.PHONY: help demo test lint unit gpu bench faults docs samples clean predictions prescriptions
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures und
 
 predictions: $(VENV)/.installed-dev  ## hold predictions against real casts in a recorded run; docs/predictions.md
 	$(BIN)/python benchmarks/predictions.py
+
+prescriptions: $(VENV)/.installed-dev  ## diagnose, apply, verify on small faults; docs/prescriptions.md
+	$(BIN)/python -m benchmarks.prescriptions.table $(ARGS)
 
 samples: $(VENV)/.installed-dev  ## record sample_runs/ and the rules' recorded samples again
 	$(BIN)/python sample_runs/regenerate.py

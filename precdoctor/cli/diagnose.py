@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from precdoctor.cli.common import opened, rule_options
+from precdoctor.cli.common import destination, opened, rule_options, say
 from precdoctor.cli.config import Settings
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.finding import Diagnosis
+    from precdoctor.diagnosis.view import RunView
 
 _EXAMPLES = """\b
 Examples:
   precdoctor diagnose
   precdoctor diagnose precdoctor-runs/train-20260101T120000Z-4242 --select PD2
-  precdoctor diagnose --output-format json -o diagnosis.json"""
+  precdoctor diagnose --output-format json -o diagnosis.json
+  precdoctor diagnose runs/before --prescription fix.toml"""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,6 +36,10 @@ def diagnose(
         Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
     ] = None,
     also: Annotated[list[str] | None, typer.Option(help=ALSO_HELP, metavar="FORMAT=FILE")] = None,
+    prescription: Annotated[
+        Path | None,
+        typer.Option(help="Write what to change to this file, for record --apply.", metavar="FILE"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace output files that are there.")] = False,
     select: Annotated[
         list[str] | None,
@@ -48,20 +58,44 @@ def diagnose(
     Names where it started, why, what to change, and what the log predicts that change to do. Exits with 0 whatever it
     finds, unless --fail-on says otherwise, and with 3 when the log supports no verdict.
     """
-    from precdoctor.diagnosis import diagnose as judge
+    from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
+    from precdoctor.diagnosis.registry import select_rules
     from precdoctor.diagnosis.verdict import exit_code
     from precdoctor.reporting.outputs import Report
 
     settings = Settings()
     level = settings.get("diagnose", "fail-on", fail_on)
     shape = settings.get("diagnose", "output-format", output_format) or "full"
-    diagnosis = judge(
-        opened(run),
-        select=settings.get("diagnose", "select", select) or (),
-        ignore=settings.get("diagnose", "ignore", ignore) or (),
-        options=rule_options(settings),
+    rules = select_rules(
+        settings.get("diagnose", "select", select) or (), settings.get("diagnose", "ignore", ignore) or ()
     )
+    thresholds = resolve_options(rule_options(settings))
+    view = view_of(opened(run))
+    diagnosis = diagnose_view(view, rules, thresholds)
     status = exit_code(diagnosis, level)
     report = Report(diagnosis, status, level)
     deliver(report, shape, output, settings.get("diagnose", "also", also) or (), force=force)
+    if prescription is not None:
+        _write_prescription(view, diagnosis, prescription, force=force)
     return status
+
+
+def _write_prescription(view: RunView, diagnosis: Diagnosis, file: Path, *, force: bool) -> None:
+    """What to change, and what to type to have it tried."""
+    from precdoctor.diagnosis.prescriptions.file import dumps
+    from precdoctor.diagnosis.prescriptions.prescribed import prescribe
+
+    found = prescribe(view, diagnosis)
+    ready = [p for p in found if p.apply]
+    with destination(file, force=force) as stream:
+        stream.write(dumps(found, str(view.run.path)))
+    if ready:
+        say(f"{len(ready)} of {len(found)} prescriptions can be applied without an edit; next, type:")
+        say(f"  precdoctor record --apply {shlex.quote(str(file))} -- {_command_of(view)}")
+    elif found:
+        say(f"none of the {len(found)} prescriptions can be applied without an edit of the script")
+
+
+def _command_of(view: RunView) -> str:
+    command = view.run.info.get("command")
+    return shlex.join(map(str, command)) if isinstance(command, list) and command else "python train.py"

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from precdoctor.cli.common import rule_options
 from precdoctor.cli.config import Settings
+from precdoctor.cli.values import parse_list
 from precdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from precdoctor.recording.supervise import Online
 
 _EXAMPLES = """\b
 Examples:
@@ -92,6 +99,21 @@ def record(
     max_disk: Annotated[
         str | None, typer.Option(help="Stop recording, not training, at this size per rank.", metavar="SIZE")
     ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(help="Make the changes of a file that diagnose --prescription wrote.", metavar="FILE"),
+    ] = None,
+    halt_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Stop the run (exit code 66) on a finding of these rules, or error for any error; default: never.",
+            metavar="CODES|error",
+        ),
+    ] = None,
+    on_finding: Annotated[
+        str | None,
+        typer.Option(help="Run this shell command for each new finding, with it as JSON on stdin.", metavar="CMD"),
+    ] = None,
     redact_names: Annotated[
         bool | None,
         typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log."),
@@ -102,7 +124,8 @@ def record(
 ) -> int:
     """Run a training command and record its numerics.
 
-    The script is not changed, and neither is a bit of its training. The exit status is the command's own.
+    The script is not changed, and neither is a bit of its training, but for what --apply is told to. The exit status is
+    the command's own.
     """
     from precdoctor.recording.launch import command_line, launch
     from precdoctor.recording.options import RecordOptions
@@ -122,11 +145,48 @@ def record(
         "redact-names": redact_names,
         "strict": strict,
     }
-    options = RecordOptions(**settings.chosen("record", flags))
+    changes, applied = _changes(settings.get("record", "apply", apply))
+    halting = _comma_separated(halt_on) or settings.get("record", "halt-on") or ()
+    online = _online(settings, halting, settings.get("record", "on-finding", on_finding))
+    options = RecordOptions(**settings.chosen("record", flags), apply=changes, may_halt=bool(halting))
     arguments = list(command or [])
     if module is None and arguments[:1] == ["-m"]:  # behind the dashes it means the same
         if len(arguments) == 1:
             raise UsageError("-m needs the name of a module, as in: precdoctor record -m project.train")
         module, arguments = arguments[1], arguments[2:]
     directory = settings.get("record", "output", output)
-    return launch(command_line(arguments, module), directory, options, force=force)
+    return launch(command_line(arguments, module), directory, options, force=force, applied=applied, online=online)
+
+
+def _comma_separated(given: list[str] | None) -> list[str]:
+    """``--halt-on PD2,PD301`` as well as the flag twice."""
+    return [name for text in given or () for name in parse_list(text)]
+
+
+def _online(settings: Settings, halt_on: Sequence[str], command: str | None) -> Online | None:
+    """What looks at the run while it goes on; nothing of it is loaded when nobody asked."""
+    if not halt_on and command is None:
+        return None
+    from precdoctor.diagnosis.engine import resolve_options
+    from precdoctor.diagnosis.online import OnlineRules, as_json
+    from precdoctor.recording.supervise import Online
+
+    rules = OnlineRules(resolve_options(rule_options(settings)), halt_on)
+    return Online(
+        look=lambda run, last: rules.look(run, last=last),
+        halts=rules.halts,
+        title=lambda finding: f"{finding.code} {finding.title}",
+        to_json=as_json,
+        command=command,
+    )
+
+
+def _changes(file: Path | None) -> tuple[tuple[dict[str, Any], ...], dict[str, Any] | None]:
+    """What to change, and what run.json is to say of it."""
+    if file is None:
+        return (), None
+    from precdoctor.diagnosis.prescriptions.file import chosen_changes, load, statement
+
+    prescriptions, diagnosed = load(file)
+    changes = chosen_changes(prescriptions, str(file))
+    return tuple(c.as_dict() for c in changes), statement(prescriptions, str(file), diagnosed)

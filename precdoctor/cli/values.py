@@ -102,6 +102,13 @@ def parse_path(raw: Any) -> Path:
     return Path(raw).expanduser()
 
 
+def parse_text(raw: Any) -> str:
+    """Any text that is not empty."""
+    if not isinstance(raw, str) or not raw.strip():
+        raise ValueError(f"{raw!r} is not a command")
+    return raw
+
+
 def choice(*options: str) -> Parser:
     """A parser that takes one of ``options``."""
 

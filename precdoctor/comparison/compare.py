@@ -11,6 +11,7 @@ from precdoctor.comparison.divergence import BitComparison, Divergence, compare_
 from precdoctor.comparison.drift import Drift, drifts
 from precdoctor.comparison.gate import outcome_of
 from precdoctor.comparison.pairing import Pairing, pair, subject
+from precdoctor.comparison.predictions import Applied, applied_to
 from precdoctor.comparison.regressions import REGRESSIONS, Line, findings_of
 from precdoctor.diagnosis.engine import RuleOptions, describe, describe_recorder, resolve_options, view_of
 from precdoctor.diagnosis.finding import Diagnosis, Finding, Location, RuleOutcome, Severity, Status
@@ -42,6 +43,7 @@ class Comparison:
         drifts: every paired tensor, those that moved most first.
         lines: what the regressions of the gate say of B against A.
         notes: worth knowing, one sentence each.
+        applied: where B was recorded with ``--apply``: what was changed, and whether the predictions came true.
         diagnosis: the findings (PD8xx) in the shape of every report.
     """
 
@@ -62,6 +64,7 @@ class Comparison:
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
     diagnosis: Diagnosis
+    applied: Applied | None = None
 
     @property
     def first_to_move(self) -> tuple[Drift, ...]:
@@ -115,6 +118,7 @@ def compare(
         lines=tuple(flat),
         notes=tuple(_notes(first, second)),
         diagnosis=_diagnosis(first, second, findings, [*outcomes, _bits_outcome(bits)]),
+        applied=applied_to(first, second),
     )
 
 

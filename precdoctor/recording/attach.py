@@ -45,6 +45,12 @@ def global_rank() -> int:
     return 0
 
 
+def is_distributed() -> bool:
+    """Whether this process is in a process group by now."""
+    distributed = sys.modules.get("torch.distributed")
+    return bool(distributed is not None and distributed.is_available() and distributed.is_initialized())
+
+
 def at_exit(close: Callable[[], None]) -> None:
     """Run ``close`` at a clean end of this process, also of a ``multiprocessing`` child, which skips ``atexit``."""
     atexit.register(close)

@@ -20,6 +20,7 @@ from precdoctor.recording.events import EventLog
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.rows import LossScales, step_row
 from precdoctor.recording.table import Sites, StepTensors
+from precdoctor.runlog.halting import halt_requested
 from precdoctor.runlog.layout import create_rank_directory
 from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
 
@@ -46,6 +47,7 @@ class Drain:
         takes_tensors: false once the disk budget has no room for tensors rows.
         failed: nothing is written any more.
         defect: the first internal error on the thread.
+        halt: why the run is to stop, once somebody has asked for it.
         sampled_ns: CPU time the thread spent on the last step that had tensors rows.
 
     Raises:
@@ -57,6 +59,7 @@ class Drain:
         self.takes_tensors = True
         self.failed = False
         self.defect: Exception | None = None
+        self.halt: str | None = None
         self.sampled_ns = 0
         self._rank = rank
         self._options = options
@@ -186,6 +189,8 @@ class Drain:
             item = self._take() if self._queue else None
             self._turning = item is not None
         with self._busy:
+            if self._options.may_halt and self.halt is None:
+                self.halt = halt_requested(self.directory.parent)
             if facts is not None:
                 writer.write_facts(facts)
             if item is not None:

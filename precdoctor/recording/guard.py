@@ -72,8 +72,11 @@ class Guard:
             look: at gradients of this step, if somebody has read them already.
 
         Raises:
-            SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
+            SystemExit: the run is to stop here (``--on-nonfinite stop``, ``--halt-on``), after the log was closed.
         """
+        drain = self._recorder.drain
+        if drain is not None and drain.halt is not None:
+            self._stop(f"{drain.halt}; stopped at step {self._recorder.step}")
         if self._policy == "observe":
             return False
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -97,7 +100,7 @@ class Guard:
             more = {"finite_before": self._finite_before(optimizer, parameters)}
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned)
         if self._policy == "stop":
-            self._stop(step)
+            self._stop(f"--on-nonfinite stop, at step {step}")
         return self._policy == "skip" and (gradients_bad or not _is_distributed())
 
     def after_step(self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor]) -> None:
@@ -123,7 +126,7 @@ class Guard:
         self._last_bad = recorder.step
         self._report_optimizer(optimizer, before, with_gradient=True)
         if self._policy == "stop":
-            self._stop(recorder.step)
+            self._stop(f"--on-nonfinite stop, at step {recorder.step}")
 
     def _report_optimizer(
         self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], *, with_gradient: bool
@@ -235,8 +238,7 @@ class Guard:
     def _then(self) -> str:
         return {"stop": "", "skip": "; the step is skipped"}.get(self._policy, "; training goes on")
 
-    def _stop(self, step: int) -> None:
-        message = f"--on-nonfinite stop, at step {step}"
+    def _stop(self, message: str) -> None:
         self._recorder.close(reason="stopped", message=message)
         attach.say(f"stopping the run ({message}); the weights are as they were before this step")
         raise SystemExit(STOPPED_BY_US)

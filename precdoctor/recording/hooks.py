@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precdoctor.recording.backward import Backward
 from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
@@ -14,6 +15,9 @@ from precdoctor.recording.optimizers import Optimizers
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
+
+if TYPE_CHECKING:
+    from precdoctor.recording.applying.applier import Applier
 
 _installed: Recorder | None = None
 
@@ -28,6 +32,15 @@ def install() -> Recorder:
         options = RecordOptions.from_json(os.environ.get(OPTIONS_VARIABLE, "{}"))
         return _installed_for(Path(os.environ[RUN_VARIABLE]), options)
     return _installed
+
+
+def _applier(recorder: Recorder) -> Applier | None:
+    """What makes the changes of ``--apply``; None, and nothing of it loaded, when there are none."""
+    if not recorder.options.apply:
+        return None
+    from precdoctor.recording.applying.applier import Applier
+
+    return Applier(recorder)
 
 
 def recorded_into() -> Path | None:
@@ -49,12 +62,17 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     if not keyword_arguments_are_visible():  # calls a module, so it comes before our hooks
         recorder.warnings.append("keyword arguments of modules are not visible in this torch")
     try:
+        applier = _applier(recorder)
+        if applier is not None:
+            applier.install_before()
         manual, scene = ManualSteps(recorder), Scene(recorder)
         loss_code = LossCode(recorder, scene)
         Forward(recorder, manual, scene, loss_code).install()
         Backward(recorder, manual, loss_code).install()
         Optimizers(recorder, manual, Guard(recorder, scene)).install()
         recorder.end_open_step = manual.end_step_if_updated
+        if applier is not None:
+            applier.install_after()
     except Exception:
         recorder.state = "off"  # half of the hooks are worse than none
         raise

@@ -17,13 +17,14 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from precdoctor._boot import ATTACH_FILE
 from precdoctor.errors import UsageError
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
+from precdoctor.recording.supervise import Online, Supervisor
 
 #: Exit status of ``record`` when precdoctor itself stopped the run (DESIGN section 5).
 STOPPED_BY_US = 66
@@ -82,7 +83,15 @@ def default_run_directory(command: Sequence[str], now: dt.datetime) -> Path:
     return Path("precdoctor-runs") / f"{stem}-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}"
 
 
-def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, force: bool = False) -> int:
+def launch(
+    command: Sequence[str],
+    run: Path | None,
+    options: RecordOptions,
+    *,
+    force: bool = False,
+    applied: Mapping[str, Any] | None = None,
+    online: Online | None = None,
+) -> int:
     """Record a command.
 
     Args:
@@ -90,6 +99,8 @@ def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, 
         run: the run directory to make; by default a new one under ``precdoctor-runs``.
         options: what to record.
         force: replace an existing run directory.
+        applied: where ``options.apply`` came from and what was predicted of it, for run.json.
+        online: what to look for while the command runs.
 
     Returns:
         The child's exit status; 128 + n when signal n ended it; 66 when the recorder stopped the run.
@@ -104,14 +115,18 @@ def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, 
         raise UsageError("precdoctor record runs on Linux and macOS; on Windows use WSL")
     now = dt.datetime.now(dt.timezone.utc)
     directory = (run or default_run_directory(command, now)).absolute()
-    create_run(directory, run_facts(command, options, now), force=force)
+    more = {} if applied is None else {"applied": applied}
+    create_run(directory, {**run_facts(command, options, now), **more}, force=force)
     environment = {**os.environ, RUN_VARIABLE: str(directory), OPTIONS_VARIABLE: options.to_json()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BOOT_PATH), os.environ.get("PYTHONPATH"))))
+    supervisor = Supervisor(online, directory) if online is not None else None
     try:
-        status = _run_child(command, environment)
+        status = _run_child(command, environment, supervisor.start if supervisor is not None else None)
     except OSError as error:
         _remove_unused(directory)
         raise UsageError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
+    if supervisor is not None:
+        supervisor.finish()
     return _close(directory, status)
 
 
@@ -136,6 +151,7 @@ def run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime) 
             "name": None if options.redact_names else platform.node(),
         },
         "python": platform.python_version(),
+        "bit_neutral": options.bit_neutral,
         "options": json.loads(options.to_json()),
     }
 
@@ -143,17 +159,22 @@ def run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime) 
 # --- the child -------------------------------------------------------------------------------------------------------
 
 
-def _run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run_child(
+    command: Sequence[str], environment: Mapping[str, str], started: Callable[[], None] | None = None
+) -> int:
     """Start the command, wait for it, pass signals on; its exit status as a shell would report it.
 
     The signals are blocked here and fetched one by one, which tells who sent each of them. The child is started with
     the mask and the files this process was started with; ``subprocess`` would close all but three of them.
 
+    Args:
+        started: called once the child runs, with those signals blocked.
+
     Raises:
         OSError: it cannot be started.
     """
     if not hasattr(signal, "sigwaitinfo"):
-        return _run_child_with_handlers(command, environment)
+        return _run_child_with_handlers(command, environment, started)
     watched = {*_WATCHED, signal.SIGCHLD}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: then no exit status is kept
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -161,6 +182,8 @@ def _run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
         child = os.posix_spawnp(
             command[0], list(command), environment, setsigmask=previous, setsigdef=_DEFAULT_IN_CHILD
         )
+        if started is not None:
+            started()
         while (status := _exit_status(child)) is None:
             info = signal.sigwaitinfo(watched)
             if info.si_signo == signal.SIGCHLD:
@@ -191,7 +214,9 @@ def _send(child: int, number: int) -> None:
         os.kill(child, number)
 
 
-def _run_child_with_handlers(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run_child_with_handlers(
+    command: Sequence[str], environment: Mapping[str, str], started: Callable[[], None] | None = None
+) -> int:
     """Without ``sigwaitinfo`` (macOS) nothing tells who sent an interrupt: it is left to the terminal."""
     children: list[int] = []
 
@@ -210,6 +235,8 @@ def _run_child_with_handlers(command: Sequence[str], environment: Mapping[str, s
     try:
         child = os.posix_spawnp(command[0], list(command), environment, setsigdef=_DEFAULT_IN_CHILD)
         children.append(child)
+        if started is not None:
+            started()
         _, status = os.waitpid(child, 0)
         children.clear()
     finally:

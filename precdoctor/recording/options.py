@@ -50,6 +50,11 @@ class RecordOptions:
     max_disk: int | None = None
     #: Keep source text, argv and offending values out of the log.
     redact_names: bool = False
+    #: Changes to make to the training, as :class:`precdoctor.runlog.changes.Change` writes itself down. With any,
+    #: recording is no longer neutral.
+    apply: tuple[Mapping[str, Any], ...] = ()
+    #: Whether the parent may ask for the run to be stopped (``--halt-on``).
+    may_halt: bool = False
     #: An internal error of the recorder stops the run instead of turning recording off.
     strict: bool = False
 
@@ -69,6 +74,11 @@ class RecordOptions:
             )
         if self.first_step < 0:
             raise UsageError(f"--first-step takes a step number from 0, got {self.first_step}")
+
+    @property
+    def bit_neutral(self) -> bool:
+        """Whether the training is the same in every bit as without recording."""
+        return not self.apply and self.on_nonfinite != "skip"
 
     def takes(self, kind: str) -> bool:
         """Whether rows of this kind are wanted."""

@@ -47,6 +47,11 @@ class Recorder:
         self.warnings: list[str] = []
         #: Called in a forked child, for what hooks remember of the parent's run.
         self.when_forked: list[Callable[[], None]] = []
+        #: Called when this process turns out to be one that trains, and before its log is closed.
+        self.when_armed: list[Callable[[], None]] = []
+        self.when_closing: list[Callable[[], None]] = []
+        #: Events from before there was a log, and of what a forked child inherits.
+        self._early: list[dict[str, Any]] = []
         #: Called before the log is closed: a step that nobody announces may have ended.
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
@@ -94,6 +99,10 @@ class Recorder:
             attach.at_exit(self.close)
             for message in self.warnings:
                 self.event("warning", data={"message": message})
+            for row in self._early:
+                self.event(**row)
+            for begin in self.when_armed:
+                begin()
             return True
 
     def _chosen(self, rank: int) -> bool:
@@ -124,6 +133,8 @@ class Recorder:
                 return
             if self.state == "armed":
                 try:
+                    for end in self.when_closing:
+                        end()
                     self.end_open_step()
                     if self._step_has_begun():
                         self._hand_over(complete=False)
@@ -310,8 +321,11 @@ class Recorder:
         return entry.reached_by_backward
 
     def event(self, kind: str, **columns: Any) -> None:
-        """Log an event of the current step."""
-        if self.drain is not None:
+        """Log an event of the current step; before there is a log, with its first ones."""
+        if self.drain is None:
+            if self.state == "idle":
+                self._early.append({"kind": kind, **columns})
+        else:
             row = {
                 "event": kind,
                 "step": self.step,

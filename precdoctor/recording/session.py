@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from precdoctor.runlog import Run
 
 
+#: What only ``precdoctor record`` can do: it is there before the script makes anything, and while it runs.
+_OF_THE_COMMAND = ("apply", "may_halt")
+
+
 class Recording:
     """A block that is being recorded, or was.
 
@@ -82,8 +86,9 @@ def record(run: str | os.PathLike[str] | None = None, *, force: bool = False, **
 
 def _options(given: dict[str, Any]) -> RecordOptions:
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    unknown = next((name for name in fields if name not in RecordOptions.__dataclass_fields__), None)
+    taken = [name for name in RecordOptions.__dataclass_fields__ if name not in _OF_THE_COMMAND]
+    unknown = next((name for name in fields if name not in taken), None)
     if unknown is not None:
-        known = ", ".join(RecordOptions.__dataclass_fields__)
+        known = ", ".join(taken)
         raise UsageError(f"precdoctor.record takes {known}; it has no option {unknown!r}")
     return RecordOptions(**fields)

@@ -16,6 +16,7 @@ from precdoctor.comparison.drift import MOVED, Drift
 from precdoctor.comparison.pairing import subject
 from precdoctor.diagnosis.finding import jsonable
 from precdoctor.diagnosis.rows import Key
+from precdoctor.reporting.applied_view import applied_section, print_applied
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.text import clean, number, percent, plural
 
@@ -34,6 +35,8 @@ def print_compare(comparison: Comparison, console: Console, *, concise: bool = F
     console.print()
     _print_bits(comparison, console)
     console.print(Text(_loss(comparison)))
+    if comparison.applied is not None:
+        print_applied(comparison.applied, console)
     for note in comparison.notes:
         console.print(Text(f"{clean(note[:1].upper() + note[1:])}.", "pd.near"))
     _print_lines(comparison, console)
@@ -139,7 +142,10 @@ def _cells(drift: Drift) -> Iterator[str]:
 
 
 def compare_section(comparison: Comparison) -> dict[str, Any]:
-    """The ``compare`` object of the JSON report; fractions and binades are plain numbers."""
+    """The ``compare`` object of the JSON report; fractions and binades are plain numbers.
+
+    ``applied`` is there only where B was recorded with ``--apply``.
+    """
     first = comparison.bits.first
     return {
         "a": comparison.a,
@@ -166,6 +172,7 @@ def compare_section(comparison: Comparison) -> dict[str, Any]:
         ),
         "tensors": [_tensor(d) for d in comparison.drifts[:JSON_TENSORS]],
         "notes": list(comparison.notes),
+        **({} if comparison.applied is None else {"applied": applied_section(comparison.applied)}),
     }
 
 

@@ -4,6 +4,7 @@ Layout (one directory per process that trained; ``NNNNN`` is the global rank)::
 
     RUN/run.json                          by the parent at launch
     RUN/attach.jsonl                      one line per process that was offered recording, and how far it got
+    RUN/halt.json                         by ``record --halt-on``: why the run is to stop
     RUN/rank-NNNNN[.attempt]/rank.json    facts of the process: modules, parameters, optimizers, versions
     RUN/rank-NNNNN/TABLE-000001.parquet   sealed parts
     RUN/rank-NNNNN/TABLE-000002.arrows.open   the part being written: an Arrow IPC stream
@@ -25,6 +26,8 @@ SCHEMA_VERSION: Final = 1
 
 RUN_FILE: Final = "run.json"
 RANK_FILE: Final = "rank.json"
+#: Written while the run goes on, by whoever wants it stopped: ``{"message": ...}``.
+HALT_FILE: Final = "halt.json"
 PARTS_FILE: Final = "parts.jsonl"
 END_FILE: Final = "end.json"
 #: ``rank-00003`` or, for the second process that claimed rank 3, ``rank-00003.1``.

@@ -101,7 +101,7 @@ def replay_loss_scale(
     Raises:
         NothingRecordedError: no step of a training run is there.
     """
-    chosen = process or _default_process(view)
+    chosen = process or default_process(view)
     run = run_gradients(view, chosen, fmt)
     if not run.updates:
         raise NothingRecordedError(f"{view.run.path} holds no complete training step; nothing can be replayed")
@@ -121,7 +121,7 @@ def replay_loss_scale(
         used=used,
         recorded_scales=tuple(u.scale for u in run.updates),
         recorded_overflows=tuple(u.step for u in run.updates if u.overflow),
-        recorded_flushed=_recorded_flushed(run),
+        recorded_flushed=recorded_flushed(run),
         replay=replayed,
         ideal=tuple(g.limit.ideal for g in run.gradients),
         scores=scores,
@@ -140,7 +140,8 @@ def _telling(scores: list[PolicyScore]) -> list[PolicyScore]:
     return [*chosen.values(), *(s for s in stock if s not in chosen.values())]
 
 
-def _recorded_flushed(run: RunGradients) -> Estimate | None:
+def recorded_flushed(run: RunGradients) -> Estimate | None:
+    """Mean share flushed on the run's own sampled clean steps; None without one, or where none is in the format."""
     if run.hypothetical:
         return None
     pairs = zip(run.gradients, run.updates, strict=True)
@@ -153,13 +154,18 @@ def used_policy(view: RunView) -> ScalerPolicy:
     Raises:
         UsageError: the log names none.
     """
-    policy = policy_used(view, _default_process(view))
+    policy = policy_used(view, default_process(view))
     if policy is None:
         raise UsageError(f"{view.run.path} names no GradScaler; say which loss scaler to replay, or best")
     return policy
 
 
-def _default_process(view: RunView) -> Process:
+def default_process(view: RunView) -> Process:
+    """The first process with a loss scale, else the first.
+
+    Raises:
+        NothingRecordedError: there is none at all.
+    """
     if not view.processes:
         raise NothingRecordedError(f"{view.run.path} holds no rank; nothing can be replayed")
     scaled = (p for p, steps in view.timeline.items() if any(s.loss_scale is not None for s in steps))

@@ -12,7 +12,7 @@ def launched(monkeypatch):
 
     calls = []
 
-    def launch(command, run, options, *, force):
+    def launch(command, run, options, *, force, **_more):
         calls.append((command, run, options, force))
         return 7
 
@@ -96,3 +96,50 @@ def test_bad_usage_starts_nothing(launched, tmp_path, monkeypatch, capsys, args,
     assert record(*args) == 2
     assert complaint in capsys.readouterr().err
     assert not launched
+
+
+FIX = "schema_version = 1\n[[prescription]]\n"
+CHANGE = "apply = true\n[[prescription.change]]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"{FIX}speed = 'fast'\n", "unknown entry 'speed'"),
+        (f"{FIX}{CHANGE}setting = 'lr'\nto = 1\n", "no setting 'lr'"),
+        (f"{FIX}{CHANGE}setting = 'scaler.init_scale'\nto = 'high'\n", "takes a number above 0, got 'high'"),
+        (FIX, "nothing that can be applied"),
+    ],
+)
+def test_a_prescription_it_does_not_know_is_refused_before_the_run(launched, tmp_path, capsys, text, says):
+    (tmp_path / "fix.toml").write_text(text)
+    assert record("--apply", str(tmp_path / "fix.toml"), "--", "python") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert says in line and not launched
+
+
+def test_a_prescription_reaches_the_recorder_and_run_json(monkeypatch, tmp_path):
+    from precdoctor.recording import launch as module
+
+    given = []
+    monkeypatch.setattr(module, "launch", lambda _command, _run, options, **more: given.append((options, more)) or 0)
+    (tmp_path / "fix.toml").write_text(f"{FIX}{CHANGE}setting = 'optimizer.eps'\nfrom = 1e-4\nto = 1e-9\n")
+    assert record("--apply", str(tmp_path / "fix.toml"), "--", "python") == 0
+    [(options, more)] = given
+    assert options.apply == ({"setting": "optimizer.eps", "from": 1e-4, "to": 1e-9},) and not options.bit_neutral
+    assert [p["change"] for p in more["applied"]["prescriptions"]] == [list(options.apply)]
+
+
+def test_halt_on_takes_codes_names_and_error_and_nothing_else(monkeypatch, capsys):
+    from precdoctor.recording import launch as module
+
+    given = []
+    monkeypatch.setattr(module, "launch", lambda _command, _run, options, **more: given.append((options, more)) or 0)
+    assert record("--halt-on", "PD2,error", "--halt-on", "loss-scale-collapse", "--", "python") == 0
+    assert record("--on-finding", "cat", "--", "python") == 0
+    assert record("--", "python") == 0
+    assert [options.may_halt for options, _ in given] == [True, False, False]
+    assert [more["online"] is not None for _, more in given] == [True, True, False]
+    assert given[1][1]["online"].command == "cat"
+    assert record("--halt-on", "PD999", "--", "python") == 2
+    assert "PD999" in capsys.readouterr().err

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from precdoctor.errors import UsageError
 from precdoctor.recording.options import POLICIES, RecordOptions
+from precdoctor.runlog.changes import Change
+from tests.unit.runlog.test_changes import changes
 
 #: What the command line can hand over: file names and module globs may hold any character, undecodable bytes included.
 GLOBS = st.lists(st.text(), max_size=4).map(tuple)
@@ -30,6 +32,8 @@ OPTIONS = st.builds(
     max_disk=st.none() | st.integers(0, 1 << 60),
     redact_names=st.booleans(),
     strict=st.booleans(),
+    apply=st.lists(changes().map(Change.as_dict), max_size=3).map(tuple),
+    may_halt=st.booleans(),
 )
 
 
@@ -57,6 +61,8 @@ def test_every_option_is_covered_above():
         "on_nonfinite",
         "redact_names",
         "strict",
+        "apply",
+        "may_halt",
     }
 
 

@@ -1,0 +1,20 @@
+"""A static loss scale of 8: most of the gradient is too small for FP16 and is flushed to zero."""
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+STEPS, ROWS = 96, 4096
+model = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 8))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+for _step in range(STEPS):
+    x = torch.randn(ROWS, 32)
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = model(x)
+    loss = 1e-2 * nn.functional.mse_loss(out.float(), x[:, :8])  # a mean over 32768 outputs, one of several terms
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+print(f"loss {loss.item():.4g}")

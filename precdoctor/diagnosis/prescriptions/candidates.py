@@ -1,0 +1,165 @@
+"""Which changes of :mod:`precdoctor.runlog.changes` a rule's prescription amounts to, and why it may amount to none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from precdoctor.diagnosis.finding import Finding, Phase, Prescription
+from precdoctor.diagnosis.prescriptions.effects import exact_reach
+from precdoctor.diagnosis.rows import number, text
+from precdoctor.diagnosis.view import RunView
+from precdoctor.errors import UsageError
+from precdoctor.numerics.formats import BF16, FP16, FP32
+from precdoctor.runlog.changes import SETTINGS, Change, Value
+
+_EDIT = "it takes an edit of the script"
+_NO_SCALER = "the script makes no GradScaler, and putting one in takes an edit"
+_NO_AUTOCAST = "the script enters no FP16 autocast, and its formats are set in the script"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to do what is prescribed.
+
+    Attributes:
+        title: what it is.
+        changes: to be made together; empty when it takes an edit.
+        why_not: in that case, a clause why.
+    """
+
+    title: str
+    changes: tuple[Change, ...]
+    why_not: str = ""
+
+
+def candidates(view: RunView, finding: Finding, prescription: Prescription) -> Iterator[Candidate]:
+    """What the rule says first, then what reaches the same without an edit."""
+    changes, why_not = _translated(view, finding, prescription.change)
+    yield Candidate(prescription.title, changes, why_not)
+    for other in _alternatives(view, finding, has_changes=bool(changes)):
+        if other.changes != changes:
+            yield other
+
+
+_Translation = tuple[tuple[Change, ...], str]
+
+
+def _translated(view: RunView, finding: Finding, change: Mapping[str, Any]) -> _Translation:
+    for key, translate in _BY_KEY.items():
+        if key in change:
+            try:
+                found = translate(view, finding, change)
+                return (found, "") if isinstance(found, tuple) else ((), found)
+            except UsageError:  # a value the setting cannot take: the log is odd, or the rule means something else
+                return (), _EDIT
+    flags = [name for name in change if f"flag.{name}" in SETTINGS]
+    made = tuple(_change(f"flag.{name}", *_ends(change[name])) for name in flags)
+    return (made, "") if made else ((), _EDIT)
+
+
+def _ends(value: Any) -> tuple[Value | None, Value | None]:
+    """From and to of ``{"from": ..., "to": ...}``, or of a bare new value."""
+    return (value.get("from"), value.get("to")) if isinstance(value, Mapping) else (None, value)
+
+
+def _change(setting: str, before: Value | None, to: Value | None, root: str = "", module: str = "") -> Change:
+    """Checked as if it had been read from a file."""
+    place = {"root": root, "module": module} if module else {}
+    return Change.of({"setting": setting, **place, "from": before, "to": to}, "prescription")
+
+
+def _module_format(view: RunView, finding: Finding, change: Mapping[str, Any]) -> tuple[Change, ...] | str:
+    place, (before, to) = finding.location, _ends(change["dtype"])
+    module = text(change.get("module"))
+    if not module:
+        return _autocast(view, finding, {"autocast_dtype": change["dtype"]}) if to == BF16.dtype else _EDIT
+    if place.kind == "input" and finding.code.startswith("PD6"):
+        return "the tensor is made outside any module; its format is set in the script"
+    return (_change("module.dtype", before, to, place.root or "", module),)
+
+
+def _autocast(view: RunView, _finding: Finding, change: Mapping[str, Any]) -> tuple[Change, ...] | str:
+    if not autocasts_to_fp16(view):
+        return _NO_AUTOCAST
+    return (_change("autocast.dtype", *_ends(change["autocast_dtype"])),)
+
+
+def _scaler(view: RunView, _finding: Finding, change: Mapping[str, Any]) -> tuple[Change, ...] | str:
+    made = scaler_facts(view)
+    if made is None:
+        return _NO_SCALER
+    init = change.get("init_scale", change.get("loss_scale"))
+    found = []
+    if (scale := number(_ends(init)[1])) is not None:
+        found.append(_change("scaler.init_scale", number(made.get("init_scale")), scale))
+    if (interval := number(_ends(change.get("growth_interval"))[1])) is not None:
+        found.append(_change("scaler.growth_interval", _whole(made.get("growth_interval")), int(interval)))
+    return tuple(found) or _EDIT
+
+
+def _whole(value: Any) -> int | None:
+    known = number(value)
+    return None if known is None else int(known)
+
+
+def _off(view: RunView, _finding: Finding, _wanted: Mapping[str, Any]) -> tuple[Change, ...] | str:
+    return (_change("scaler.enabled", True, False),) if scaler_facts(view) is not None else _NO_SCALER
+
+
+def _eps(_view: RunView, finding: Finding, change: Mapping[str, Any]) -> tuple[Change, ...] | str:
+    if finding.location.phase is not Phase.OPTIMIZER:
+        return _EDIT  # the eps of a division in the user's code
+    return (_change("optimizer.eps", *_ends(change["eps"])),)
+
+
+def _masters(_view: RunView, _finding: Finding, change: Mapping[str, Any]) -> tuple[Change, ...] | str:
+    return (_change("optimizer.master_weights", *_ends(change["weight_dtype"])),)
+
+
+def _clip_order(_view: RunView, _finding: Finding, _wanted: Mapping[str, Any]) -> str:
+    return "the order of calls is the script's: call scaler.unscale_(optimizer) before clipping"
+
+
+_BY_KEY: Mapping[str, Callable[[RunView, Finding, Mapping[str, Any]], tuple[Change, ...] | str]] = {
+    "buffer": lambda _view, _finding, _wanted: "the buffer is made in the script",
+    "dtype": _module_format,
+    "autocast_dtype": _autocast,
+    "loss_scale": _scaler,
+    "init_scale": _scaler,
+    "growth_interval": _scaler,
+    "scaler_enabled": _off,
+    "eps": _eps,
+    "weight_dtype": _masters,
+    "unscale_before_clip": _clip_order,
+}
+
+
+def _alternatives(view: RunView, finding: Finding, *, has_changes: bool) -> Iterator[Candidate]:
+    """A module in FP32 for an overflow inside it; BF16 autocast for what FP16 cannot hold without a scaler."""
+    place = finding.location
+    if finding.code == "PD101" and place.module:
+        reach = exact_reach(view, finding)
+        if reach is not None and FP16.max < reach <= FP32.max:
+            yield Candidate(
+                f"run `{place.module}` in FP32: the exact result reaches {reach:.4g}, {FP16.name} ends at {FP16.max:g}",
+                (_change("module.dtype", FP16.dtype, FP32.dtype, place.root or "", place.module),),
+            )
+    if not has_changes and finding.code in ("PD101", "PD201", "PD202", "PD305") and autocasts_to_fp16(view):
+        yield Candidate(
+            f"use BF16 autocast: it reaches from {BF16.min_normal:.2g} to {BF16.max:.2g}, "
+            f"FP16 from {FP16.min_normal:.2g} to {FP16.max:g}",
+            (_change("autocast.dtype", FP16.dtype, BF16.dtype),),
+        )
+
+
+def scaler_facts(view: RunView) -> Mapping[str, Any] | None:
+    """The first loss scaler that was in use; None without one."""
+    made = (s for p in view.processes for s in view.facts(p).get("scalers") or ())
+    return next((s for s in made if s.get("enabled") is not False), None)
+
+
+def autocasts_to_fp16(view: RunView) -> bool:
+    """Whether a forward ran under FP16 autocast."""
+    return any(s.autocast_dtype == FP16.dtype for steps in view.timeline.values() for s in steps)

@@ -1,0 +1,240 @@
+"""The prescription file: TOML that a person reviews, and ``record --apply`` reads back without trusting it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from precdoctor.diagnosis.prescriptions.effects import Effect
+from precdoctor.diagnosis.prescriptions.measures import Scope, measure_named
+from precdoctor.diagnosis.prescriptions.prescribed import Prescribed
+from precdoctor.diagnosis.telling import plural
+from precdoctor.errors import UsageError
+from precdoctor.runlog.changes import Change
+
+SCHEMA_VERSION = 1
+MAX_BYTES = 4 << 20
+_KEYS = (
+    *("code", "finding", "confidence", "title", "apply", "why_not", "memory_bytes", "snippet", "evidence"),
+    *("rule_predicts", "change", "effect"),
+)
+_EFFECT_KEYS = ("measure", "root", "module", "kind", "name", "call", "from", "to", "steps")
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def dumps(prescriptions: Sequence[Prescribed], run: str) -> str:
+    """The file's text.
+
+    Args:
+        run: the diagnosed run's path.
+    """
+    ready = sum(p.apply for p in prescriptions)
+    head = [
+        f"# {plural(len(prescriptions), 'prescription')}, {ready} to be applied. Take out what you do not want, then:",
+        "#     precdoctor record --apply THIS-FILE -- python train.py",
+        "#     precdoctor compare BEFORE AFTER",
+        f"schema_version = {SCHEMA_VERSION}",
+        f"run = {_string(run)}",
+    ]
+    return "\n".join([*head, *(line for p in prescriptions for line in _prescription(p))]) + "\n"
+
+
+def _prescription(p: Prescribed) -> Iterator[str]:
+    yield from ("", "[[prescription]]")
+    for key in ("code", "finding", "confidence", "title", "apply", "why_not", "memory_bytes"):
+        value = getattr(p, key)
+        if value is not None and value != "":
+            yield f"{key} = {_value(value)}"
+    for key in ("evidence", "rule_predicts"):
+        if getattr(p, key):
+            entries = ", ".join(f"{_key(k)} = {_value(v)}" for k, v in getattr(p, key).items())
+            yield f"{key} = {{ {entries} }}"
+    if p.snippet:
+        yield f"snippet = {_text(p.snippet)}"
+    for change in p.changes:
+        yield from ("", "  [[prescription.change]]", *_entries(change.as_dict()))
+    for effect in p.effects:
+        yield from ("", f"  [[prescription.effect]]  # {effect.measure.doc}", *_entries(effect_as_dict(effect)))
+
+
+def _entries(table: Mapping[str, Any]) -> Iterator[str]:
+    return (f"  {key} = {_value(value)}" for key, value in table.items())
+
+
+def effect_as_dict(effect: Effect) -> dict[str, Any]:
+    """As files and run.json have it; what is empty is left out."""
+    place = {key: value for key, value in vars(effect.scope).items() if value}
+    steps = {} if effect.steps is None else {"steps": effect.steps}
+    return {"measure": effect.measure.name, **place, "from": effect.before, "to": effect.after, **steps}
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) and float(f"{value:.6g}") == value else repr(value)
+    return str(value) if isinstance(value, int) else _string(str(value))
+
+
+def _string(value: str) -> str:
+    """A basic string: names in a log may hold anything."""
+    quoted = json.dumps(value.encode("utf-8", "replace").decode(), ensure_ascii=False)
+    return quoted.replace("\x7f", "\\u007f")
+
+
+def _text(value: str) -> str:
+    """Several lines, readable where TOML allows it."""
+    plain = all(c.isprintable() or c == "\n" for c in value) and "'''" not in value
+    return f"'''\n{value}'''" if plain else _string(value)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def load(file: Path) -> tuple[list[Prescribed], str]:
+    """The prescriptions of a file, and the path of the run they were made for.
+
+    Raises:
+        UsageError: it cannot be read, or holds anything that is not known; nothing is skipped in silence.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        content = file.read_bytes()
+        if len(content) > MAX_BYTES:
+            raise UsageError(f"{file} is larger than {MAX_BYTES} bytes; a prescription file is a few kilobytes")
+        document = tomllib.loads(content.decode("utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror}; write one with: precdoctor diagnose RUN --prescription {file}"
+        ) from None
+    except ValueError as error:  # malformed TOML and bad UTF-8 are both ValueError
+        raise UsageError(f"{file} cannot be read as TOML: {error}") from None
+    return parse(document, str(file)), str(document.get("run", ""))
+
+
+def parse(document: Mapping[str, Any], origin: str) -> list[Prescribed]:
+    """The prescriptions of a parsed file.
+
+    Raises:
+        UsageError: anything in it is not known.
+    """
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise UsageError(f"{origin}: schema_version is {version!r}, this precdoctor reads {SCHEMA_VERSION}")
+    _known(document, ("schema_version", "run", "prescription"), origin)
+    listed = document.get("prescription", [])
+    if not isinstance(listed, list):
+        raise UsageError(f"{origin}: prescriptions are tables; write [[prescription]] above each")
+    return [_parsed(raw, f"{origin}: prescription {i}") for i, raw in enumerate(listed, start=1)]
+
+
+def _parsed(raw: Any, origin: str) -> Prescribed:
+    if not isinstance(raw, Mapping):
+        raise UsageError(f"{origin} is not a table")
+    _known(raw, _KEYS, origin)
+    apply = raw.get("apply", False)
+    if not isinstance(apply, bool):
+        raise UsageError(f"{origin}: apply is true or false, got {apply!r}")
+    changes = tuple(Change.of(c, origin) for c in _list(raw.get("change"), origin))
+    if apply and not changes:
+        raise UsageError(f"{origin}: apply is true, but there is no [[prescription.change]] to make")
+    return Prescribed(
+        code=str(raw.get("code", "")),
+        finding=str(raw.get("finding", "")),
+        confidence=_number(raw.get("confidence", 0.0), origin),
+        title=str(raw.get("title", "")),
+        apply=apply,
+        why_not=str(raw.get("why_not", "")),
+        changes=changes,
+        effects=tuple(effect_of(e, origin) for e in _list(raw.get("effect"), origin)),
+    )
+
+
+def effect_of(raw: Any, origin: str) -> Effect:
+    """The inverse of :func:`effect_as_dict`.
+
+    Raises:
+        UsageError: an unknown key or measure, or a value that is no number.
+    """
+    if not isinstance(raw, Mapping):
+        raise UsageError(f"{origin}: an effect is a table, got {raw!r}")
+    _known(raw, _EFFECT_KEYS, origin)
+    steps = raw.get("steps")
+    return Effect(
+        measure=measure_named(raw.get("measure"), origin),
+        scope=Scope(
+            **{key: str(raw[key]) for key in ("root", "module", "kind", "name") if key in raw},
+            call=int(_number(raw.get("call", 0), origin)),
+        ),
+        before=_number(raw.get("from"), origin),
+        after=_number(raw.get("to"), origin),
+        steps=None if steps is None else int(_number(steps, origin)),
+    )
+
+
+def chosen_changes(prescriptions: Iterable[Prescribed], origin: str) -> list[Change]:
+    """What is to be applied, each once.
+
+    Raises:
+        UsageError: nothing is, or two set the same thing to different values.
+    """
+    chosen: dict[tuple[str, str, str], Change] = {}
+    for change in (c for p in prescriptions if p.apply for c in p.changes):
+        key = (change.setting, change.root, change.module)
+        other = chosen.setdefault(key, change)
+        if other.to != change.to:
+            raise UsageError(
+                f"{origin} sets {change.setting} ({change.where}) to {other.to} and to {change.to}; take one out"
+            )
+    if not chosen:
+        raise UsageError(f"{origin} holds nothing that can be applied without editing the script (no apply = true)")
+    return list(chosen.values())
+
+
+def statement(prescriptions: Iterable[Prescribed], file: str, diagnosed: str) -> dict[str, Any]:
+    """What run.json of the changed run holds: the prescriptions that were applied, and what they promise."""
+    applied = [
+        {
+            "code": p.code,
+            "title": p.title,
+            "change": [c.as_dict() for c in p.changes],
+            "effect": [effect_as_dict(e) for e in p.effects],
+        }
+        for p in prescriptions
+        if p.apply
+    ]
+    return {"schema_version": SCHEMA_VERSION, "file": file, "diagnosed_run": diagnosed, "prescriptions": applied}
+
+
+def _known(table: Mapping[str, Any], keys: Sequence[str], origin: str) -> None:
+    unknown = next((key for key in table if key not in keys), None)
+    if unknown is not None:
+        raise UsageError(f"{origin}: unknown entry {unknown!r}; known: {', '.join(keys)}")
+
+
+def _list(value: Any, origin: str) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise UsageError(f"{origin}: changes and effects are lists of tables, got {value!r}")
+    return value
+
+
+def _number(value: Any, origin: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(f"{origin}: {value!r} is not a number")
+    return float(value)

@@ -1,0 +1,148 @@
+"""The prescriptions of a diagnosis, each with its changes, computed effects and cost, ready to be reviewed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from precdoctor.diagnosis.finding import Diagnosis, Finding, Prescription, jsonable
+from precdoctor.diagnosis.prescriptions.candidates import Candidate, candidates
+from precdoctor.diagnosis.prescriptions.effects import Effect, effects
+from precdoctor.diagnosis.rows import text
+from precdoctor.diagnosis.view import RunView
+from precdoctor.runlog.changes import Change
+
+_NO_NUMBER = "its effect cannot be computed from this log"
+_ALTERNATIVE = "it is an alternative to one above; to try it, set apply = true here and false there"
+
+
+@dataclass(frozen=True)
+class Prescribed:
+    """One prescription as a file holds it.
+
+    Attributes:
+        code, finding, confidence: of the finding it is for.
+        title: what to do.
+        apply: whether ``record --apply`` does it; a reviewer may change it.
+        why_not: why it does not.
+        changes: to be made together; empty where it takes an edit.
+        effects: what the replayed log says they do.
+        memory_bytes: what they cost per process; None where the log does not tell.
+        evidence: the finding's numbers.
+        rule_predicts: the rule's own numbers, for changes that take an edit.
+        snippet: the edit.
+    """
+
+    code: str
+    finding: str
+    confidence: float
+    title: str
+    apply: bool
+    why_not: str = ""
+    changes: tuple[Change, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    memory_bytes: int | None = None
+    evidence: Mapping[str, Any] | None = None
+    rule_predicts: Mapping[str, Any] | None = None
+    snippet: str = ""
+
+
+def prescribe(view: RunView, diagnosis: Diagnosis) -> list[Prescribed]:
+    """All prescriptions, those of the most important finding first; each change once."""
+    found: list[Prescribed] = []
+    for finding in diagnosis.findings:
+        mine: list[Prescribed] = []
+        for rule in finding.prescriptions:
+            for candidate in candidates(view, finding, rule):
+                one = _prescribed(view, finding, rule, candidate)
+                if not one.changes or all(one.changes != other.changes for other in (*found, *mine)):
+                    mine.append(one)
+        taken = {_target(c) for other in found if other.apply for c in other.changes}
+        for one in mine:
+            if one.apply and taken & {_target(c) for c in one.changes}:
+                found.append(replace(one, apply=False, why_not="another prescription above sets the same"))
+            elif one.apply and any(other.apply and other.finding == one.finding for other in found):
+                found.append(replace(one, apply=False, why_not=_ALTERNATIVE))
+            else:
+                found.append(one)
+    return found
+
+
+def _target(change: Change) -> tuple[str, str, str]:
+    return (change.setting, change.root, change.module)
+
+
+def _prescribed(view: RunView, finding: Finding, rule: Prescription, candidate: Candidate) -> Prescribed:
+    told = effects(view, finding, rule, candidate.changes) if candidate.changes else []
+    flags_only = all(c.setting.startswith("flag.") for c in candidate.changes)
+    usable = bool(candidate.changes) and (bool(told) or flags_only)
+    return Prescribed(
+        code=finding.code,
+        finding=finding.title,
+        confidence=finding.confidence,
+        title=candidate.title,
+        apply=usable,
+        why_not="" if usable else candidate.why_not or _NO_NUMBER,
+        changes=candidate.changes,
+        effects=tuple(told),
+        memory_bytes=memory_bytes(view, candidate.changes) if candidate.changes else None,
+        evidence={k: v for k, v in jsonable(finding.evidence).items() if _is_number(v)},
+        rule_predicts=_numbers(rule.predicted) if candidate.title == rule.title and not usable else None,
+        snippet=rule.snippet if candidate.title == rule.title else "",
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The numbers of a nested mapping under dotted names."""
+    out: dict[str, Any] = {}
+    for key, value in jsonable(values).items():
+        if isinstance(value, Mapping):
+            out |= _numbers(value, f"{prefix}{key}.")
+        elif _is_number(value):
+            out[f"{prefix}{key}"] = value
+    return out
+
+
+def memory_bytes(view: RunView, changes: Iterable[Change]) -> int:
+    """What wider activations, weights and optimizer states take, per process, from recorded shapes and dtypes."""
+    return sum(_memory_of(view, change) for change in changes)
+
+
+def _memory_of(view: RunView, change: Change) -> int:
+    if change.setting == "optimizer.master_weights":
+        elements = sum(n for _, n, dtype in _weights(view) if dtype in ("float16", "bfloat16"))
+        return elements * (4 + 2 * 2)  # the master, and two moments of Adam that are FP32 now
+    if change.setting != "module.dtype" or change.to != "float32":
+        return 0
+    below = [n for module, n, dtype in _weights(view) if dtype in ("float16", "bfloat16") and _inside(module, change)]
+    step = next(iter(view.sampled_steps), None)
+    outputs = 0
+    for process in view.processes[:1] if step is not None else ():
+        rows = view.rows(process, step or 0)
+        outputs = sum(
+            2 * r.numel
+            for r in rows
+            if r.kind == "output" and r.dtype in ("float16", "bfloat16") and _inside(r.module, change)
+        )
+    return outputs + 2 * sum(below)
+
+
+def _inside(module: str, change: Change) -> bool:
+    return module == change.module or module.startswith(f"{change.module}.")
+
+
+def _weights(view: RunView) -> Sequence[tuple[str, int, str]]:
+    """Module, elements and dtype of the weights of the first process with facts."""
+    found = []
+    for root in view.any_facts.get("roots") or ():
+        for parameter in root.get("parameters") or ():
+            elements = 1
+            for n in parameter.get("shape") or ():
+                elements *= int(n)
+            found.append((text(parameter.get("module")), elements, text(parameter.get("dtype"))))
+    return found

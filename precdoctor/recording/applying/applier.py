@@ -1,0 +1,44 @@
+"""All changes of one process, installed in two halves around the recorder's own hooks."""
+
+from __future__ import annotations
+
+from precdoctor.recording.applying import optimizers, scalers, switches
+from precdoctor.recording.applying.ledger import Ledger
+from precdoctor.recording.applying.modules import ModuleFormats
+from precdoctor.recording.recorder import Recorder
+from precdoctor.runlog.changes import SETTINGS, Change
+
+
+class Applier:
+    """Makes the changes of ``--apply``."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._changes = [Change.of(raw, "PRECDOCTOR_OPTIONS") for raw in recorder.options.apply]
+        self._ledger = Ledger(recorder, self._changes)
+        self._masters = [
+            optimizers.MasterWeights(c, self._ledger) for c in self._changes if c.setting == "optimizer.master_weights"
+        ]
+
+    def install_before(self) -> None:
+        """What has to be in place before the recorder's hooks: they are to see the training as it was changed."""
+        switches.install_flags(self._of("flag."), self._ledger, self._recorder)
+        scalers.install(self._of("scaler."), self._ledger)
+        for change in self._of("autocast."):
+            switches.install_autocast(change, self._ledger)
+        for change in self._of("optimizer.eps"):
+            optimizers.install_eps(change, self._ledger)
+        if modules := self._of("module."):
+            ModuleFormats(self._recorder, modules, self._ledger).install()
+        for masters in self._masters:
+            masters.install_before()
+        for change in (c for c in self._changes if SETTINGS[c.setting].warns):
+            self._ledger.refused(change, "the order of calls is the script's: call scaler.unscale_(optimizer) first")
+
+    def install_after(self) -> None:
+        """What has to come after them."""
+        for masters in self._masters:
+            masters.install_after()
+
+    def _of(self, prefix: str) -> list[Change]:
+        return [c for c in self._changes if c.setting.startswith(prefix)]

@@ -1,0 +1,83 @@
+"""What was changed, said once and logged: no change is made in silence, and none is missed in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precdoctor.recording import attach
+from precdoctor.recording.recorder import Recorder
+from precdoctor.runlog.changes import Change, Value
+
+#: Modules and optimizers named one by one for a change; a loss module made anew each step is met for ever.
+_MAX_NOTED = 16
+
+
+class Ledger:
+    """Keeps account of the changes of one process.
+
+    Until the process turns out to be one that trains nothing is said: launchers and data loaders import torch, too.
+    """
+
+    def __init__(self, recorder: Recorder, changes: Sequence[Change]) -> None:
+        self._recorder = recorder
+        self._changes = tuple(changes)
+        self._noted: dict[tuple[Change, str], int] = {}
+        self._refused: set[tuple[Change, str]] = set()
+        self._unsaid: list[str] = []
+        recorder.when_armed.append(self._armed)
+        recorder.when_closing.append(self._closing)
+
+    def done(self, change: Change, what: str, was: Value | None) -> None:
+        """A change was made.
+
+        Args:
+            what: on what, in words: ``GradScaler``, or a module's FQN in backticks.
+            was: the value it had.
+        """
+        count = self._noted[change, what] = self._noted.get((change, what), 0) + 1
+        if count > 1 or len(self._noted) > _MAX_NOTED * len(self._changes):
+            return
+        self._event(change, done=True, what=what, was=was)
+        self._say(f"applied {change.setting} {_words(was)} -> {_words(change.to)} ({what})")
+
+    def refused(self, change: Change, why: str) -> None:
+        """A change was not made; ``why`` is a clause that goes on after "because"."""
+        if (change, why) not in self._refused:
+            self._refused.add((change, why))
+            self._event(change, done=False, why=why)
+            self._say(f"not applied: {change.setting} {_words(change.to)} ({change.where}), because {why}")
+
+    def _event(self, change: Change, *, done: bool, **data: object) -> None:
+        place = {"root": change.root, "module": change.module} if change.module else {}
+        row = {"setting": change.setting, "to": change.to, "done": done, **data}
+        self._recorder.event("applied", **place, data=row)
+
+    def _say(self, message: str) -> None:
+        if self._recorder.state == "idle":
+            self._unsaid.append(message)
+        elif attach.global_rank() == 0:
+            attach.say(message)
+
+    def _armed(self) -> None:
+        unsaid, self._unsaid = self._unsaid, []
+        for message in unsaid:
+            self._say(message)
+
+    def _closing(self) -> None:
+        """Whatever never met what it is about."""
+        met = {change for change, _ in (*self._noted, *self._refused)}
+        for change in self._changes:
+            if change not in met:
+                self.refused(change, _MISSED.get(change.setting.partition(".")[0], "nothing it is about was met"))
+
+
+_MISSED = {
+    "module": "the training has no module of this name",
+    "autocast": "no autocast region asked for float16",
+    "scaler": "the training made no GradScaler",
+    "optimizer": "no optimizer has what it changes",
+}
+
+
+def _words(value: Value | None) -> str:
+    return "?" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
