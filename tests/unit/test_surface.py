@@ -39,6 +39,7 @@ FLAGS = {
         "--force", "-h", "--help",
     },
     "report": {"-o", "--output", "--against", "--force", "-h", "--help"},
+    "watch": {"--interval", "-h", "--help"},
     "show": {"--top", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
     "formats": {"--output-format", "-h", "--help"},
