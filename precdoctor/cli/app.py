@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 import precdoctor
-from precdoctor.cli import compare, demo, diagnose, explain, formats, gate, log, record, report, show, watch, whatif
+from precdoctor.cli import (
+    compare,
+    demo,
+    diagnose,
+    explain,
+    export,
+    formats,
+    gate,
+    log,
+    record,
+    report,
+    show,
+    watch,
+    whatif,
+)
 
 _EXAMPLES = """\b
 Examples:
@@ -47,5 +61,6 @@ watch.register(app)
 show.register(app)
 explain.register(app)
 formats.register(app)
+export.register(app)
 log.register(app)
 demo.register(app)

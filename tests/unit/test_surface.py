@@ -43,6 +43,7 @@ FLAGS = {
     "show": {"--top", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
     "formats": {"--output-format", "-h", "--help"},
+    "export": {"--to", "-o", "--output", "--kind", "--module", "--force", "-h", "--help"},
     "log": {"-h", "--help"},
     "log verify": {"-h", "--help"},
     "demo": {"-o", "--output", "--force", "-h", "--help"},
