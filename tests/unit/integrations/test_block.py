@@ -1,81 +1,73 @@
-"""What the callbacks share: one recording at a time, closed whatever the trainer does."""
+"""What the callbacks share: one recording at a time, closed whatever the trainer does. Nothing is recorded here: the
+examples of docs/integrations.md do that, in a process of their own."""
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import pytest
 
-import precdoctor
-from precdoctor.errors import RunExistsError, UsageError
-
-torch = pytest.importorskip("torch")
+from precdoctor.integrations import block as module
+from precdoctor.integrations.block import Block
+from precdoctor.recording.session import Recording
 
 
 @pytest.fixture
-def block(tmp_path, monkeypatch):
-    from precdoctor.integrations.block import Block
+def told(monkeypatch):
+    """What `precdoctor.record` was asked, and when its blocks ended."""
+    said = []
 
-    monkeypatch.chdir(tmp_path)
-    made = []
+    @contextlib.contextmanager
+    def record(run, *, force, **options):
+        said.append(("begin", run, force, options))
+        yield Recording(Path(run or f"new-{len(said)}"))
+        said.append(("end", run))
 
-    def make(*arguments, **options):
-        made.append(Block(*arguments, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.end()
-
-
-def train(steps=2):
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
+    monkeypatch.setattr(module, "record", record)
+    monkeypatch.delenv("PRECDOCTOR_RUN", raising=False)
+    return said
 
 
-def test_a_training_that_resumes_counts_on(block):
-    one = block("run", {"every": 1}, force=False)
-    assert one.path is None
-    one.begin(first_step=100)
-    train()
-    one.end()
-    one.end()
-    run = precdoctor.open_run(one.path)
-    assert run.steps()["step"].tolist() == [100, 101] and all(r.complete for r in run.ranks)
+def test_options_go_to_record_and_a_resumed_training_counts_on(told):
+    block = Block("run", {"every": 4}, force=True)
+    assert block.path is None
+    block.begin(first_step=100)
+    assert told == [("begin", "run", True, {"first_step": 100, "every": 4})] and block.path == Path("run")
+    block.end()
+    block.end()
+    assert told[1:] == [("end", "run")]
 
 
-def test_a_training_that_never_ended_is_closed_by_the_next(block):
-    one = block(None, {}, force=False)
-    one.begin(0)
-    train()
-    first = one.path
-    one._run = "second"  # the name of a default directory goes by the second
-    one.begin(0)
-    train()
-    one.end()
-    assert one.path != first
-    assert all(r.complete for path in (first, one.path) for r in precdoctor.open_run(path).ranks)
+def test_the_user_may_number_the_steps(told):
+    Block("run", {"first_step": 7}, force=False).begin(first_step=100)
+    assert told[0][3] == {"first_step": 7}
 
 
-def test_an_existing_run_is_not_replaced_unasked(block):
-    first = block("run", {}, force=False)
-    first.begin(0)
-    first.end()
-    with pytest.raises(RunExistsError):
-        block("run", {}, force=False).begin(0)
-    block("run", {}, force=True).begin(0)
+def test_a_training_that_never_ended_is_closed_before_the_next(told):
+    block = Block(None, {}, force=False)
+    block.begin(0)
+    first = block.path
+    block.begin(0)
+    assert [what for what, *_ in told] == ["begin", "end", "begin"] and block.path != first
 
 
-def test_options_are_those_of_record(block):
-    with pytest.raises(UsageError, match="has no option 'evry'"):
-        block("run", {"evry": 2}, force=False).begin(0)
+def test_a_recording_that_cannot_begin_leaves_nothing_open(told, monkeypatch):
+    @contextlib.contextmanager
+    def refuse(*_arguments, **_options):
+        raise ValueError("no")
+        yield
+
+    monkeypatch.setattr(module, "record", refuse)
+    block = Block("run", {}, force=False)
+    with pytest.raises(ValueError, match="no"):
+        block.begin(0)
+    block.end()
 
 
-def test_under_the_command_it_leaves_the_recording_to_it(block, tmp_path, monkeypatch):
-    monkeypatch.setenv("PRECDOCTOR_RUN", str(tmp_path / "outer"))
-    one = block("run", {}, force=False)
-    one.begin(0)
-    one.end()
-    assert one.path == tmp_path / "outer" and not (tmp_path / "run").exists()
+def test_under_the_command_it_leaves_the_recording_to_it(told, monkeypatch):
+    monkeypatch.setenv("PRECDOCTOR_RUN", "/outer")
+    block = Block("run", {}, force=False)
+    block.begin(0)
+    block.end()
+    assert block.path == Path("/outer") and told == []
