@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 import precdoctor
-from precdoctor.cli import compare, demo, diagnose, explain, formats, gate, log, record, report, show, whatif
+from precdoctor.cli import (
+    compare,
+    demo,
+    diagnose,
+    explain,
+    export,
+    formats,
+    gate,
+    log,
+    record,
+    report,
+    show,
+    watch,
+    whatif,
+)
 
 _EXAMPLES = """\b
 Examples:
@@ -43,8 +57,10 @@ gate.register(app)
 compare.register(app)
 whatif.register(app)
 report.register(app)
+watch.register(app)
 show.register(app)
 explain.register(app)
 formats.register(app)
+export.register(app)
 log.register(app)
 demo.register(app)

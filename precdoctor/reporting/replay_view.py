@@ -20,7 +20,7 @@ from precdoctor.numerics.cells import Estimate
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.terminal import run_facts
-from precdoctor.reporting.text import clean, number, percent, plural, spans
+from precdoctor.reporting.text import clean, number, percent, plural, power, spans
 
 _SHOWN_STEPS = 4
 _CAVEAT = "Recorded gradients are taken as they are: skipping other steps would change later ones a little."
@@ -118,12 +118,6 @@ def _print_scales(answer: LossScaleReplay, console: Console) -> None:
             line = sparkline(values, width, ascii_only=not can_draw(console), log=True)
             grid.add_row(title, power(seen[0]), Text(line, "pd.code"), power(seen[-1]))
     console.print(Padding(grid, (1, 0, 0, 0)))
-
-
-def power(scale: float) -> str:
-    """A loss scale: ``2^16`` where it is a power of two above 1."""
-    exponent = round(math.log2(scale)) if scale > 0.0 else 0
-    return f"2^{exponent}" if exponent and scale == 2.0**exponent else number(scale)
 
 
 def _policies(answer: LossScaleReplay, console: Console) -> Table:

@@ -14,7 +14,7 @@ from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
 from precdoctor.reporting.terminal import run_facts
-from precdoctor.reporting.text import clean, number, percent, plural, size
+from precdoctor.reporting.text import clean, number, percent, plural, power, size
 
 #: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.
 _SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}
@@ -91,7 +91,8 @@ def _print_timeline(summary: Summary, console: Console) -> None:
         seen = [v for v in values if v is not None]
         if seen:
             line = sparkline(values, width, ascii_only=drawn, log=log)
-            table.add_row(title, number(seen[0]), Text(line, "pd.code"), number(seen[-1]))
+            said = power if name == "loss_scale" else number
+            table.add_row(title, said(seen[0]), Text(line, "pd.code"), said(seen[-1]))
     skipped = [step for step, v in zip(summary.steps, summary.timeline.get("skipped", []), strict=False) if v]
     bad = [step for step, v in zip(summary.steps, summary.timeline.get("non_finite", []), strict=False) if v]
     for title, found, style in (("skipped", skipped, "pd.near"), ("non-finite", bad, "pd.bad")):

@@ -54,6 +54,14 @@ def number(value: object) -> str:
     return clean(value)
 
 
+def power(scale: float) -> str:
+    """A loss scale: ``2^16`` where it is a power of two above 1."""
+    if not math.isfinite(scale):
+        return number(scale)
+    exponent = round(math.log2(scale)) if scale > 0.0 else 0
+    return f"2^{exponent}" if exponent and scale == 2.0**exponent else number(scale)
+
+
 def percent(fraction: float | None) -> str:
     """A fraction for people: ``0.0001`` is ``0.01 %``, and only a true zero is ``0 %``."""
     if fraction is None or math.isnan(fraction):

@@ -140,6 +140,8 @@ def _heatmap(
     per_column = max(b - a + 1 for a, b in spans)
     if len(spans) < survey.recorded_steps:
         note += f". A column is up to {number(per_column)} steps and shows the worst of them"
+    elif len({b[0] - a[0] for a, b in itertools.pairwise(spans)}) > 1:
+        note += ". A column is one recorded step; they are not evenly apart"
     return Heatmap(rows, drawing, _axis(spans), note + ".", key)
 
 
@@ -172,7 +174,8 @@ def _cells(rows: Sequence[npt.NDArray[np.int64] | None], width: int, prefix: str
 
 def _axis(spans: Sequence[tuple[int, int]]) -> Markup:
     count = len(spans)
-    chosen = range(0, count, math.ceil(count / 8))
+    every = math.ceil(count / 8)
+    chosen = [*range(0, count - every // 2 - 1, every), count - 1]  # the last one is named: columns need not be even
     labels = []
     for at in chosen:
         share = (at + 0.5) / count

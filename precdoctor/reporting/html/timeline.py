@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from markupsafe import Markup
 from precdoctor.diagnosis.finding import Finding
 from precdoctor.diagnosis.view import RunView
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.text import number, plural
+from precdoctor.reporting.text import number, plural, power
 
 Floats = npt.NDArray[np.float64]
 
@@ -22,10 +22,11 @@ Floats = npt.NDArray[np.float64]
 BUCKETS = 500
 #: Ranges wider than this factor are drawn logarithmically.
 _LOGARITHMIC = 30.0
+_SCALE = "Loss scale"
 _SERIES = (
     ("loss", "Loss", None),
     ("grad_norm", "Gradient norm", None),
-    ("loss_scale", "Loss scale", True),
+    ("loss_scale", _SCALE, True),
     ("lr", "Learning rate", False),
 )
 
@@ -126,6 +127,7 @@ def _panel(title: str, found: Sequence[Series], across: _Across, incidents: Sequ
     if log is None:
         log = low > 0.0 and high / low > _LOGARITHMIC
     log = log and low > 0.0
+    said = power if title == _SCALE else number
 
     def height(value: float) -> float:
         a, b, v = (math.log(x) if log else x for x in (low, high, value))
@@ -144,15 +146,15 @@ def _panel(title: str, found: Sequence[Series], across: _Across, incidents: Sequ
                 points.append(None)
                 marks.append(_cross(across.share(int(s.steps[i])), which))
         lines.append(svg.el("path", d=svg.line_path(points), class_=f"line run{which}"))
-        table.append(_row("AB"[which], s))
+        table.append(_row("AB"[which], s, said))
     drawing = svg.join([svg.stretched(_incident_lines(across, incidents), *reversed(lines)), *marks[:400]])
-    return Panel(title, number(high), number(low), log, low == high, drawing, table)
+    return Panel(title, said(high), said(low), log, low == high, drawing, table)
 
 
-def _row(name: str, s: Series) -> tuple[str, ...]:
+def _row(name: str, s: Series, said: Callable[[float], str]) -> tuple[str, ...]:
     finite = s.values[np.isfinite(s.values)]
-    ends = [number(float(v)) if math.isfinite(v) else "not finite" for v in (s.values[0], s.values[-1])]
-    low, high = (number(float(v)) for v in (finite.min(), finite.max())) if finite.size else ("–", "–")
+    ends = [said(float(v)) if math.isfinite(v) else "not finite" for v in (s.values[0], s.values[-1])]
+    low, high = (said(float(v)) for v in (finite.min(), finite.max())) if finite.size else ("–", "–")
     at = number(int(s.steps[np.isfinite(s.values)][np.argmax(finite)])) if finite.size else "–"
     return (name, ends[0], low, high, at, ends[1], number(int(len(s.values) - finite.size)))
 

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import has_several_roots, in_order, label, short
 from precdoctor.reporting.html.survey import Survey, headroom
@@ -155,10 +156,11 @@ def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
         elif slope is not None and slope < 0.0:
             said = f"not within the next {number(int(span))} steps"
         else:
-            said = "–"
+            said = "no steady trend" if slope is None else "not heading there"
         drawing = _sketch(survey, room, slope if near and not bad.size else None)
+        kind = KINDS.get(tensor.kind, clean(tensor.kind, 40))
         shown = Forecast(
-            short(full), full, tensor.kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, said,
+            short(full), full, kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, said,
             near, drawing,
         )  # fmt: skip
         found.append((reaches, float(np.nanmin(room)), shown))

@@ -1,0 +1,110 @@
+"""``precdoctor export``: a run for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from precdoctor.cli.common import opened, say
+from precdoctor.cli.values import choice, did_you_mean
+from precdoctor.errors import RunExistsError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TARGETS = ("tensorboard", "wandb", "csv", "parquet")
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor export --to tensorboard
+  precdoctor export runs/a --to csv -o tables
+  precdoctor export runs/a --to parquet --kind grad_output --module 'blocks.*'"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command("export", epilog=_EXAMPLES)(export)
+
+
+def export(
+    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    to: Annotated[str, typer.Option("--to", help="tensorboard, wandb (offline), csv or parquet.", metavar="TOOL")] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="Directory to write; default: the run's name and the tool's.", metavar="DIR"
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Tensors of this kind only, such as grad_output; may be repeated.", metavar="KIND"),
+    ] = None,
+    module: Annotated[
+        list[str] | None, typer.Option(help="Only modules whose name is like this; may be repeated.", metavar="GLOB")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write into a directory that holds something.")] = False,
+) -> int:
+    """Write a run for other tools.
+
+    TensorBoard and Weights & Biases get curves of every step and tensor and histograms of exponents; CSV and Parquet
+    get the tables as they are. Nothing is sent anywhere.
+    """
+    if not to:
+        raise UsageError(f"say which tool with --to: {', '.join(_TARGETS)}")
+    try:
+        target = choice(*_TARGETS)(to)
+    except ValueError as error:
+        raise UsageError(f"--to: {error}") from None
+    from precdoctor.integrations.export.choice import Choice
+    from precdoctor.runlog.schema import KINDS
+
+    for each in kind or ():
+        if each not in KINDS:
+            raise UsageError(f"--kind: there are no {each!r} tensors{did_you_mean(each, KINDS)}")
+    found = opened(run)
+    folder = Path(f"{found.path.resolve().name}-{target}") if output is None else output
+    _make(folder, force=force)
+    try:
+        files = _exporter(target)(found, folder, Choice(tuple(kind or ()), tuple(module or ())))
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}; name another with -o DIR") from None
+    finally:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    if not files:
+        raise UsageError(f"{found.path} holds nothing to export yet")
+    say(f"Wrote {folder}{_next(target, folder, files)}")
+    return 0
+
+
+def _make(folder: Path, *, force: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; name a directory with -o DIR")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise RunExistsError(
+            f"{folder} holds something already; name another directory with -o, or --force to write there"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}") from None
+
+
+def _exporter(target: str) -> Callable[..., list[Path]]:
+    """Loaded when asked for: two of them need packages that not everybody has."""
+    from importlib import import_module
+
+    home = {"csv": "tables", "parquet": "tables"}.get(target, target)
+    function: Any = getattr(import_module(f"precdoctor.integrations.export.{home}"), f"to_{target}")
+    return function  # type: ignore[no-any-return]
+
+
+def _next(target: str, folder: Path, files: list[Path]) -> str:
+    """What to type to look at it."""
+    if target == "tensorboard":
+        return f"; next, type: tensorboard --logdir {folder}"
+    if target == "wandb":
+        return f"; to upload it, type: wandb sync {' '.join(map(str, files))}"
+    return f": {', '.join(file.name for file in files)}"

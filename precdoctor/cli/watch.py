@@ -1,0 +1,78 @@
+"""``precdoctor watch``: a run on the terminal while it trains."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from precdoctor.cli.common import opened, say
+from precdoctor.errors import UsageError
+
+#: Seconds between two looks, on a terminal and into a pipe.
+_LIVE, _PIPED = 1.0, 10.0
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor watch
+  precdoctor watch precdoctor-runs/train-20260101T120000Z-4242
+  precdoctor watch runs/a --interval 60 > progress.txt"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command("watch", epilog=_EXAMPLES)(watch)
+
+
+def watch(
+    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    interval: Annotated[
+        str | None,
+        typer.Option(help="Seconds between two looks; default: 1 on a terminal, 10 otherwise.", metavar="SECONDS"),
+    ] = None,
+) -> int:
+    """Watch a run while it trains.
+
+    Loss, gradient norm and loss scale, the tensors nearest to the ends of their formats, findings as they appear. Press
+    q to quit; the run goes on. Without a terminal it prints a line per interval, until the run is over.
+    """
+    live = sys.stdout.isatty()
+    seconds = (_LIVE if live else _PIPED) if interval is None else parse_interval(interval)
+    from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.live.check import Check
+    from precdoctor.reporting.live.loop import print_lines, show_live
+    from precdoctor.reporting.live.terminal import key_presses
+    from precdoctor.reporting.live.watcher import Watcher
+
+    path = opened(run).path
+    watcher, check = Watcher(path), Check(path)
+    console = make_console(sys.stdout)
+    try:
+        if live and not console.is_dumb_terminal:
+            console.file = sys.stdout  # a screen is overwritten with blanks, which our own stream would cut off
+            with key_presses() as keys:
+                show_live(watcher, check, console, keys, seconds)
+            say(f"watched {path}: {watcher.phase.value}; next, type: precdoctor diagnose {shlex.quote(str(path))}")
+        else:
+            print_lines(watcher, check, console, seconds)
+    finally:
+        check.stop()
+    return 0
+
+
+def parse_interval(raw: str) -> float:
+    """Seconds, from a tenth to a day.
+
+    Raises:
+        UsageError: anything else.
+    """
+    try:
+        seconds = float(raw)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 86400:
+        raise UsageError(f"--interval takes seconds from 0.1 to 86400, such as 5; got {raw!r}")
+    return seconds

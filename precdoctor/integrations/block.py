@@ -1,0 +1,56 @@
+"""A recording that begins and ends by calls, for trainers that offer hooks instead of a block of code."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from precdoctor.recording.options import RUN_VARIABLE
+from precdoctor.recording.session import Recording, record
+
+
+class Block:
+    """What both callbacks are made of: :func:`precdoctor.record`, begun and ended by the trainer.
+
+    Under ``precdoctor record`` the process is recorded as a whole already, and both calls do nothing.
+
+    Args:
+        run: the run directory to make; by default a new one under ``precdoctor-runs`` for each training.
+        force: replace an existing run directory.
+        options: as :func:`precdoctor.record` takes them, such as ``every`` or ``include``.
+
+    Attributes:
+        path: directory of the newest recording; None before the first.
+    """
+
+    def __init__(self, run: str | os.PathLike[str] | None, options: dict[str, Any], *, force: bool) -> None:
+        self.path: Path | None = None
+        self._run = run
+        self._force = force
+        self._options = options
+        self._open: AbstractContextManager[Recording] | None = None
+
+    def begin(self, first_step: int) -> None:
+        """Begin recording; a training that did not come to its end hook is ended first.
+
+        Args:
+            first_step: steps the trainer has done already, for one that resumes.
+
+        Raises:
+            UsageError, RunExistsError: as :func:`precdoctor.record`.
+        """
+        self.end()
+        if os.environ.get(RUN_VARIABLE):
+            self.path = Path(os.environ[RUN_VARIABLE])
+            return
+        block = record(self._run, force=self._force, **{"first_step": first_step, **self._options})
+        self.path = block.__enter__().path
+        self._open = block
+
+    def end(self) -> None:
+        """Close the log; a second call does nothing."""
+        block, self._open = self._open, None
+        if block is not None:
+            block.__exit__(None, None, None)

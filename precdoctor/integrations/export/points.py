@@ -1,0 +1,131 @@
+"""A run as dashboards want it: step by step, numbers and histograms by name."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from precdoctor.diagnosis.rows import known_format
+from precdoctor.integrations.export.choice import Choice
+from precdoctor.runlog import Run
+
+_STEP_COLUMNS = (
+    *("step", "rank", "attempt", "optimizer", "wall_time", "loss", "lr", "grad_norm", "loss_scale"),
+    *("lost_update_fraction", "non_finite", "skipped"),
+)
+_TENSOR_COLUMNS = (
+    *(
+        "step",
+        "rank",
+        "attempt",
+        "root",
+        "module",
+        "kind",
+        "name",
+        "call",
+        "dtype",
+        "numel",
+        "nan",
+        "pos_inf",
+        "neg_inf",
+    ),
+    *("zero", "subnormal", "amax", "exp_lo", "exp_hist"),
+)
+#: Formats of so few bits are filled by their scale: no headroom is no news there.
+_SCALED_BITS = 8
+
+
+@dataclass
+class Point:
+    """One step of one process.
+
+    Attributes:
+        wall_time: seconds since the epoch, at the end of the step; 0 when it was not recorded.
+        scalars: by name, such as ``train/loss`` or ``headroom_binades/output/blocks.0.attn``.
+        histograms: by name, ``(exponent of the first bin, counts)``; bin k counts 2^k < abs(x) <= 2^(k+1).
+    """
+
+    step: int
+    wall_time: float = 0.0
+    scalars: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, order=True)
+class Process:
+    """Who recorded: ``rank-00003``, ``rank-00003.1`` for its second attempt."""
+
+    rank: int
+    attempt: int
+
+    @property
+    def name(self) -> str:
+        return f"rank-{self.rank:05d}" + (f".{self.attempt}" if self.attempt else "")
+
+
+def points(run: Run, choice: Choice) -> Iterator[tuple[Process, Iterator[Point]]]:
+    """Per process its steps, ascending. Each iterator is to be used up before the next process is asked for."""
+    steps: dict[Process, list[tuple[int, Mapping[str, Any]]]] = {}
+    for batch in run.batches("steps", _STEP_COLUMNS):
+        for row in batch.to_pylist():
+            steps.setdefault(Process(row["rank"], row["attempt"]), []).append((row["step"], row))
+    tensors = itertools.groupby(_tensor_rows(run, choice), key=lambda pair: pair[0])
+    left = dict(steps)
+    for process, rows in tensors:
+        mine = sorted(left.pop(process, []), key=lambda pair: pair[0])
+        yield process, _of_steps(heapq.merge(mine, (row for _, row in rows), key=lambda pair: pair[0]))
+    for process, own in sorted(left.items()):
+        yield process, _of_steps(iter(sorted(own, key=lambda pair: pair[0])))
+
+
+def _tensor_rows(run: Run, choice: Choice) -> Iterator[tuple[Process, tuple[int, Mapping[str, Any]]]]:
+    for batch in choice.batches(run, "tensors", _TENSOR_COLUMNS):
+        for row in batch.to_pylist():
+            yield Process(row["rank"], row["attempt"]), (row["step"], row)
+
+
+def _of_steps(rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[Point]:
+    for step, some in itertools.groupby(rows, key=lambda pair: pair[0]):
+        point = Point(step)
+        for _, row in some:
+            if "kind" in row:
+                _add_tensor(point, row)
+            else:
+                _add_step(point, row)
+        yield point
+
+
+def _add_step(point: Point, row: Mapping[str, Any]) -> None:
+    """With several optimizers (a GAN) each has curves of its own."""
+    point.wall_time = row["wall_time"] or point.wall_time
+    for name in ("loss", "lr", "grad_norm", "loss_scale", "lost_update_fraction", "non_finite", "skipped"):
+        value = row[name]
+        if value is not None:
+            tag = f"train/{name}"
+            if tag in point.scalars or (row["optimizer"] and not row["optimizer"].endswith("#0")):
+                tag += f"/{row['optimizer']}"
+            point.scalars[tag] = float(value)
+
+
+def _add_tensor(point: Point, row: Mapping[str, Any]) -> None:
+    where = "/".join([row["kind"], ".".join(filter(None, (row["module"] or row["root"], row["name"])))])
+    if row["call"]:
+        where += f"#{row['call'] + 1}"
+    bad = row["nan"] + row["pos_inf"] + row["neg_inf"]
+    rest = row["numel"] - row["zero"] - bad
+    fmt = known_format(row["dtype"])
+    values: dict[str, float | None] = {
+        "amax": row["amax"],
+        "non_finite": bad,
+        "zero_share": row["zero"] / row["numel"] if row["numel"] else None,
+        "subnormal_share": row["subnormal"] / rest if rest > 0 else None,
+        "headroom_binades": fmt.headroom(row["amax"]) if fmt and fmt.bits > _SCALED_BITS and row["amax"] else None,
+    }
+    for name, value in values.items():
+        if value is not None:
+            point.scalars[f"{name}/{where}"] = float(value)
+    if row["exp_hist"]:
+        point.histograms[f"exponents/{where}"] = (row["exp_lo"], row["exp_hist"])

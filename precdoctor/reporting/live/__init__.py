@@ -1,0 +1,1 @@
+"""A run on a terminal while it trains."""

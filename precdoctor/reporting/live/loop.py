@@ -1,0 +1,118 @@
+"""The two ways to watch: a screen that is drawn again and again, or one line after the other into a pipe."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+
+from rich.console import Console, ConsoleDimensions
+from rich.live import Live
+
+from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.live.check import Check
+from precdoctor.reporting.live.picture import Picture
+from precdoctor.reporting.live.screen import Size, finding_line, label_of, screen
+from precdoctor.reporting.live.terminal import Keys
+from precdoctor.reporting.live.watcher import OVER, Watcher
+from precdoctor.reporting.text import clean, number, percent, power
+
+#: Longest pause between two looks at the keyboard and at a diagnosis under way, in seconds.
+_TICK = 0.2
+#: A poll may take this share of the time at most.
+_BUSY = 0.2
+
+
+def show_live(watcher: Watcher, check: Check, console: Console, keys: Keys, interval: float) -> None:
+    """Draw until ``q`` is pressed; the screen that was there comes back whatever ends it."""
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        due = 0.0
+        while True:
+            now = time.monotonic()
+            news = check.poll()
+            if now >= due:
+                watcher.poll()
+                due = time.monotonic() + max(interval, (time.monotonic() - now) / _BUSY)
+                news = True
+            if check.due(watcher.grown, last=watcher.phase in OVER) and watcher.picture.last_step is not None:
+                check.begin(watcher.grown)
+                news = True
+            if news:
+                console.size = _dimensions()
+                size = Size(*console.size, ascii_only=not can_draw(console))
+                live.update(screen(watcher, check, size), refresh=True)
+            if keys.wait(min(_TICK, interval)) in {"q", "Q", "\x1b"}:
+                return
+
+
+def _dimensions() -> ConsoleDimensions:
+    """Of the terminal as it is now: people make windows larger and smaller."""
+    return ConsoleDimensions(*shutil.get_terminal_size())
+
+
+def print_lines(watcher: Watcher, check: Check, console: Console, interval: float) -> None:
+    """A line per interval in which something happened, one per new finding; returns when the run is over."""
+    said: str | None = None
+    told: set[tuple[object, ...]] = set()
+    while True:
+        watcher.poll()
+        line = progress(watcher)
+        if line != said:
+            console.print(line, soft_wrap=True)
+            said = line
+        over = watcher.phase in OVER
+        if check.due(watcher.grown, last=over) and watcher.picture.last_step is not None:
+            check.begin(watcher.grown)
+        _pause(0.0 if over else interval, check.poll, until_idle=check if over else None)
+        for finding in check.findings or ():
+            key = (finding.get("code"), str(finding.get("location")))
+            if key not in told:
+                told.add(key)
+                console.print(finding_line(finding), soft_wrap=True)
+        if over and not check.due(watcher.grown, last=True):
+            if not told:
+                console.print("no findings" if check.findings is not None else clean(check.problem or "not judged"))
+            return
+
+
+def _pause(seconds: float, poll: Callable[[], bool], until_idle: Check | None) -> None:
+    """Wait; at the end of a run as long as its diagnosis takes."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until or (until_idle is not None and until_idle.busy):
+        poll()
+        time.sleep(min(_TICK, max(0.01, until - time.monotonic())))
+    poll()
+
+
+def progress(watcher: Watcher) -> str:
+    """One line: ``running: step 148, loss 0.0399, gradient norm 0.052, loss scale 2^19, ...``."""
+    picture = watcher.picture
+    words = [] if picture.last_step is None else [f"step {picture.last_step}", *_values(picture)]
+    if watcher.words:
+        words.append(watcher.words)
+    if watcher.problem:
+        words.append(clean(watcher.problem, 300))
+    phase = watcher.phase.value
+    return f"{phase}: {', '.join(words)}" if words else phase
+
+
+def _values(picture: Picture) -> list[str]:
+    words = []
+    for name, title, said in (
+        ("loss", "loss", number),
+        ("grad_norm", "gradient norm", number),
+        ("loss_scale", "loss scale", power),
+    ):
+        value = picture.series[name].last
+        if value is not None:
+            words.append(f"{title} {said(value)}")
+    if picture.skipped:
+        words.append(f"{number(picture.skipped)} skipped")
+    if picture.non_finite:
+        words.append(f"{number(picture.non_finite)} non-finite")
+    for tensor in picture.tightest(1):
+        room = "NaN/Inf" if tensor.bad_since is not None else f"{number(round(tensor.headroom or 0.0, 1))} binades left"
+        words.append(f"{label_of(tensor)} {room}")
+    if picture.overhead is not None:
+        words.append(f"recorder {percent(picture.overhead)}")
+    return words

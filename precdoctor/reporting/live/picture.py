@@ -1,0 +1,200 @@
+"""What there is to see of a run: built up from its rows as they come, in memory that follows the number of tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.diagnosis.rows import known_format, text
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.reporting.live.series import Series
+
+STEP_COLUMNS = (
+    *("step", "rank", "loss", "grad_norm", "loss_scale", "lr", "skipped", "non_finite", "sampled"),
+    *("recorder_ns", "step_ns"),
+)
+TENSOR_COLUMNS = (
+    *("step", "root", "module", "kind", "name", "dtype", "numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal"),
+    *("amax", "exp_lo", "exp_hist", "first_bad_order"),
+)
+EVENT_COLUMNS = ("event", "data")
+#: Kinds whose range decides about overflow and underflow. The rest repeat them (updates) or are single numbers (loss).
+_KINDS = ("batch", "input", "output", "grad_output", "weight_grad", "weight", "master_weight", "buffer")
+#: Formats of so few bits are filled by their scale: no headroom is no news there.
+_SCALED_BITS = 8
+#: Steps of a batch of rows that are looked at; with several optimizers a step holds only some of the tensors.
+_NEWEST = 4
+
+
+@dataclass
+class Tensor:
+    """One tensor at the latest step that has it, over all ranks and calls.
+
+    Attributes:
+        bad_since: step and order of execution of its first NaN or Inf since it was last finite; None while it is.
+    """
+
+    root: str
+    module: str
+    kind: str
+    name: str
+    dtype: str
+    step: int = -1
+    numel: int = 0
+    zero: int = 0
+    subnormal: int = 0
+    non_finite: int = 0
+    mask: bool = False
+    amax: float | None = None
+    histogram: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
+    bad_since: tuple[int, int] | None = None
+    _bad_before: tuple[int, int] | None = None
+
+    @property
+    def format(self) -> Format | None:
+        return known_format(self.dtype)
+
+    @property
+    def headroom(self) -> float | None:
+        """Binades between amax and the dtype's maximum; None without a format or a finite non-zero element."""
+        fmt = self.format
+        return fmt.headroom(self.amax) if fmt is not None and fmt.bits > _SCALED_BITS and self.amax else None
+
+    @property
+    def subnormal_share(self) -> float:
+        """Subnormal elements as a share of those that are finite and not zero."""
+        rest = self.numel - self.zero - self.non_finite
+        return self.subnormal / rest if rest > 0 else 0.0
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Rows of one step merge, those of a later one replace; older ones are passed over."""
+        if row["step"] < self.step:
+            return
+        if row["step"] > self.step:
+            self.step, self.amax, self.mask = row["step"], None, True
+            self._bad_before, self.bad_since = self.bad_since, None
+            self.numel = self.zero = self.subnormal = self.non_finite = 0
+            self.histogram = ExponentHistogram.of(None, None)
+        self.numel += row["numel"]
+        self.zero += row["zero"]
+        self.subnormal += row["subnormal"]
+        self.non_finite += row["nan"] + row["pos_inf"] + row["neg_inf"]
+        self.mask &= row["nan"] + row["pos_inf"] == 0
+        if row["amax"] is not None:
+            self.amax = max(row["amax"], self.amax or 0.0)
+        if row["exp_hist"]:
+            self.histogram = self.histogram.merge(ExponentHistogram.of(row["exp_lo"], row["exp_hist"]))
+        if self.non_finite and not self.mask and self.bad_since is None:
+            order = row["first_bad_order"]
+            self.bad_since = self._bad_before or (self.step, 1 << 62 if order is None else order)
+
+
+class Picture:
+    """A run so far.
+
+    Attributes:
+        series: loss, grad_norm, loss_scale, lr.
+        last_step: the latest step; None before the first.
+        skipped, non_finite: number of such steps, of the rank that has most.
+        sampled: steps with full statistics, likewise.
+        dropped: rows lost by reason.
+        trouble: the latest warning or error of the recorder.
+    """
+
+    def __init__(self) -> None:
+        self.series = {name: Series() for name in ("loss", "grad_norm", "loss_scale", "lr")}
+        self.tensors: dict[tuple[str, ...], Tensor] = {}
+        self.last_step: int | None = None
+        self.dropped: Counter[str] = Counter()
+        self.trouble: str | None = None
+        self._counts: dict[str, Counter[int]] = {name: Counter() for name in ("skipped", "non_finite", "sampled")}
+        self._recorder_ns = self._step_ns = 0
+        self._recent: list[int] = []
+
+    @property
+    def skipped(self) -> int:
+        return max(self._counts["skipped"].values(), default=0)
+
+    @property
+    def non_finite(self) -> int:
+        return max(self._counts["non_finite"].values(), default=0)
+
+    @property
+    def sampled(self) -> int:
+        return max(self._counts["sampled"].values(), default=0)
+
+    @property
+    def overhead(self) -> float | None:
+        """The recorder's share of the time of the run; None before it is known."""
+        return self._recorder_ns / self._step_ns if self._step_ns else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median time of the latest steps."""
+        return sorted(self._recent)[len(self._recent) // 2] / 1e9 if self._recent else None
+
+    def take_steps(self, batch: pa.RecordBatch) -> None:
+        """Rows with :data:`STEP_COLUMNS`."""
+        for row in batch.to_pylist():
+            step = row["step"]
+            self.last_step = step if self.last_step is None else max(step, self.last_step)
+            for name, series in self.series.items():
+                if row[name] is not None:
+                    series.add(step, row[name])
+            for name, counts in self._counts.items():
+                counts[row["rank"]] += bool(row[name])
+            if row["step_ns"] and row["recorder_ns"] is not None:
+                self._recorder_ns += row["recorder_ns"]
+                self._step_ns += row["step_ns"]
+                self._recent = [*self._recent[-31:], row["step_ns"]]
+
+    def take_tensors(self, batch: pa.RecordBatch) -> None:
+        """Rows with :data:`TENSOR_COLUMNS`; of many steps at once only the newest, and those with a NaN or Inf."""
+        newest = sorted(pc.unique(batch.column("step")).to_pylist())[-_NEWEST:]
+        bad = pc.add(pc.add(batch.column("nan"), batch.column("pos_inf")), batch.column("neg_inf"))
+        wanted = pc.or_(pc.greater_equal(batch.column("step"), newest[0]), pc.greater(bad, 0))
+        wanted = pc.and_(wanted, pc.is_in(batch.column("kind"), pa.array(_KINDS)))
+        for row in batch.filter(wanted).to_pylist():
+            key = (row["root"], row["module"], row["kind"], row["name"], row["dtype"])
+            if key not in self.tensors:
+                self.tensors[key] = Tensor(*key)
+            self.tensors[key].take(row)
+
+    def take_events(self, batch: pa.RecordBatch) -> None:
+        """Rows with :data:`EVENT_COLUMNS`: what was lost, and what went wrong with the recording."""
+        for row in batch.to_pylist():
+            if row["event"] not in ("drop", "warning", "error"):
+                continue
+            try:
+                data = json.loads(row["data"] or "{}")
+            except ValueError:
+                continue
+            if not isinstance(data, dict):
+                continue
+            if row["event"] == "drop" and isinstance(data.get("rows"), int):
+                self.dropped[text(data.get("reason")) or "unknown"] += data["rows"]
+            elif row["event"] != "drop":
+                self.trouble = text(data.get("message")) or text(data.get("error")) or self.trouble
+
+    def tightest(self, count: int) -> list[Tensor]:
+        """Tensors that hold a NaN or Inf, where it began first; then the ones with least headroom."""
+        known = [t for t in self.tensors.values() if t.headroom is not None or t.bad_since is not None]
+        return sorted(known, key=_tightness)[:count]
+
+    def most_subnormal(self, count: int) -> list[Tensor]:
+        """The tensors of which the largest share is next to being flushed to zero; those without any are left out."""
+        known = [t for t in self.tensors.values() if t.subnormal and t.format is not None]
+        return sorted(known, key=lambda t: (-t.subnormal_share, t.module, t.kind))[:count]
+
+
+def _tightness(tensor: Tensor) -> tuple[Any, ...]:
+    room = math.inf if tensor.headroom is None else tensor.headroom
+    return (tensor.bad_since is None, tensor.bad_since or (0, 0), room, tensor.module, tensor.kind)

@@ -1,0 +1,220 @@
+"""The live view as lines of text: what matters most first, and never more of it than the terminal has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from precdoctor.reporting.finding_view import KINDS
+from precdoctor.reporting.live.check import Check
+from precdoctor.reporting.live.picture import Picture, Tensor
+from precdoctor.reporting.live.watcher import Phase, Watcher
+from precdoctor.reporting.rangebar import RangeBar
+from precdoctor.reporting.sparkline import sparkline
+from precdoctor.reporting.text import clean, number, percent, plural, power
+
+_STYLES = {Phase.STARTING: "pd.near", Phase.RUNNING: "pd.good", Phase.SILENT: "pd.near", Phase.ENDED: "pd.strong"}
+_SERIES = (
+    ("loss", "loss", False),
+    ("grad_norm", "gradient norm", True),
+    ("loss_scale", "loss scale", True),
+    ("lr", "learning rate", False),
+)
+_SHORT = {**KINDS, "grad_output": "gradient", "weight_grad": "w. gradient"}
+_LABEL, _VALUE = 14, 9
+_MARKS = {"error": "pd.error", "warning": "pd.warning", "info": "pd.info"}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the terminal, in characters, and whether it can draw blocks."""
+
+    width: int
+    height: int
+    ascii_only: bool = False
+
+
+def screen(watcher: Watcher, check: Check, size: Size) -> Text:
+    """At most ``size.height`` lines of at most ``size.width`` characters."""
+    head = _head(watcher, size)
+    series = _series(watcher.picture, size)
+    foot = _foot(watcher, check)
+    findings = _findings(check)
+    room = size.height - len(head) - len(foot)
+    blocks: list[list[Text]] = [series] if series else []
+    shown = findings[: max(2, min(len(findings), room // 3))]
+    left = room - sum(map(len, blocks)) - len(shown) - (len(blocks) + 2)  # a blank line above each block
+    tables = _tables(watcher.picture, size, left)
+    blocks += [*tables, shown]
+    lines = list(head)
+    for block in blocks:
+        if size.height >= _ROOMY:
+            lines.append(Text())
+        lines += block
+    lines = lines[: max(0, size.height - len(foot))]
+    lines += [Text()] * (size.height - len(foot) - len(lines)) + foot
+    for line in lines:
+        line.truncate(size.width, overflow="ellipsis")
+        if size.ascii_only:
+            line.plain = line.plain.translate(_PLAIN)
+    return Text("\n").join(lines[: size.height])
+
+
+#: One character each, so that styles stay where they are.
+_PLAIN = str.maketrans({"…": "~", "–": "-"})
+#: Terminals lower than this do without blank lines.
+_ROOMY = 20
+
+
+def name_of(path: Path) -> str:
+    """A run directory as people call it."""
+    return clean(path.resolve().name, 60)
+
+
+def command_of(info: Mapping[str, Any]) -> str:
+    """``python train.py``: the command without the directory of its interpreter."""
+    command = info.get("command")
+    if not isinstance(command, list) or not command:
+        return ""
+    return clean(" ".join([str(command[0]).rsplit("/", 1)[-1], *map(str, command[1:])]), 200)
+
+
+def _head(watcher: Watcher, size: Size) -> list[Text]:
+    picture, phase = watcher.picture, watcher.phase
+    title = Text.assemble((name_of(watcher.path), "pd.strong"), "  ", (command_of(watcher.info), "pd.quiet"))
+    mark = Text(f"{'*' if size.ascii_only else '●'} {phase.value}", _STYLES.get(phase, "pd.error"))
+    title.truncate(max(0, size.width - mark.cell_len - 2), overflow="ellipsis", pad=True)
+    facts = []
+    if picture.last_step is not None:
+        facts += [f"step {picture.last_step}", f"{number(picture.sampled)} sampled"]
+    if watcher.ranks:
+        facts.append(plural(watcher.ranks, "rank") + (f", {clean(watcher.device, 30)}" if watcher.device else ""))
+    if picture.step_seconds is not None:
+        facts.append(f"{duration(picture.step_seconds)} a step")
+    if picture.overhead is not None:
+        facts.append(f"recorder {percent(picture.overhead)}")
+    if picture.dropped:
+        facts.append(f"{number(picture.dropped.total())} rows lost")
+    joint = " | " if size.ascii_only else " · "
+    lines = [Text.assemble(title, "  ", mark), Text(joint.join(facts), "pd.quiet")]
+    if watcher.words:
+        lines.append(Text(watcher.words, _STYLES.get(phase, "pd.error") if phase is not Phase.RUNNING else "pd.near"))
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """``12 ms``, ``3.4 s``."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
+
+
+def _series(picture: Picture, size: Size) -> list[Text]:
+    """One line per series: first value kept, the line, the last value."""
+    lines = []
+    width = max(8, min(100, size.width - _LABEL - 2 * _VALUE - 4))
+    for name, title, log in _SERIES:
+        values, last = picture.series[name].values, picture.series[name].last
+        if last is None or (name == "lr" and min(values) == max(values)):
+            continue
+        said = power if name == "loss_scale" else number
+        line = sparkline(values, width, ascii_only=size.ascii_only, log=log)
+        lines.append(
+            Text.assemble(
+                (f"{title:<{_LABEL}}", "pd.label"), f"{said(values[0]):>{_VALUE}}  ", (line, "pd.code"),
+                f"  {said(last)}",
+            )
+        )  # fmt: skip
+    told = [
+        (plural(picture.skipped, "skipped step"), "pd.near") if picture.skipped else None,
+        (plural(picture.non_finite, "non-finite step"), "pd.bad") if picture.non_finite else None,
+    ]
+    if any(told):
+        lines.append(Text(", ", "pd.label").join(Text(*t) for t in told if t))
+    return lines
+
+
+def _tables(picture: Picture, size: Size, room: int) -> list[list[Text]]:
+    """Up to two tables of tensors in ``room`` lines."""
+    if room < 2 or not picture.tensors:
+        return []
+    subnormal = picture.most_subnormal(room)
+    second = min(len(subnormal) + 1, room // 2 - 1) if room >= 6 and subnormal else 0
+    first = room - second - bool(second)
+    tables = [_table("Least headroom", picture.tightest(first - 1), size, share=False)]
+    if second:
+        tables.append(_table("Most subnormal", subnormal[: second - 1], size, share=True))
+    return tables
+
+
+def _table(title: str, tensors: Sequence[Tensor], size: Size, *, share: bool) -> list[Text]:
+    bar = max(10, min(40, size.width // 4))
+    name = size.width - bar - 32
+    value = "of them" if share else "binades"
+    lines = [Text.assemble((f"{title:<{name}}", "pd.strong"), (f"  {'':8}{'amax':>10}{value:>10}  ", "pd.label"))]
+    for tensor in tensors:
+        bad = tensor.bad_since is not None
+        said = percent(tensor.subnormal_share) if share else _room(tensor)
+        fmt = tensor.format
+        line = Text.assemble(
+            f"{shortened(label_of(tensor), name):<{name}}",
+            (f"  {fmt.name if fmt else tensor.dtype:8.8}", "pd.quiet"),
+            f"{number(tensor.amax):>10}",
+            (f"{said:>10}  ", "pd.bad" if bad else ""),
+        )
+        histogram = tensor.histogram
+        evidence = {"dtype": tensor.dtype, "exp_lo": histogram.lo, "exp_hist": histogram.counts}
+        drawn = RangeBar.of(evidence, bar - 1)  # the mark between subnormal and normal numbers takes one
+        if drawn is not None:
+            line.append_text(drawn.text(ascii_only=size.ascii_only, ends=False))
+        lines.append(line)
+    return lines
+
+
+def _room(tensor: Tensor) -> str:
+    if tensor.bad_since is not None:
+        return "NaN/Inf"
+    return "–" if tensor.headroom is None else f"{tensor.headroom:.1f}"
+
+
+def label_of(tensor: Tensor) -> str:
+    """``blocks.3.attn gradient``."""
+    words = [tensor.module or tensor.root, _SHORT.get(tensor.kind, tensor.kind), tensor.name]
+    return clean(" ".join(w for w in words if w), 400)
+
+
+def shortened(text: str, width: int) -> str:
+    """The end of a name tells it apart, so the beginning goes first."""
+    return text if len(text) <= width else "…" + text[1 - width :]
+
+
+def _findings(check: Check) -> list[Text]:
+    if check.findings is None:
+        said = check.problem or "not judged yet"
+        return [Text.assemble(("Findings", "pd.strong"), (f"  {clean(said, 200)}", "pd.quiet"))]
+    at = f"  as of step {check.step}" if check.step is not None else ""
+    lines = [
+        Text.assemble(("Findings", "pd.strong"), ("" if check.findings else "  none", "pd.good"), (at, "pd.quiet"))
+    ]
+    return [*lines, *map(finding_line, check.findings)]
+
+
+def finding_line(finding: Mapping[str, Any]) -> Text:
+    """``ERROR PD101  title``, from the JSON of a diagnosis."""
+    severity = clean(finding.get("severity"), 10)
+    return Text.assemble(
+        (severity.upper(), _MARKS.get(severity, "pd.info")),
+        f" {clean(finding.get('code'), 10)}  {clean(finding.get('title'), 300)}",
+    )
+
+
+def _foot(watcher: Watcher, check: Check) -> list[Text]:
+    said = watcher.problem or watcher.picture.trouble or ""
+    keys = Text.assemble(("q", "pd.strong"), (" quits", "pd.quiet"))
+    if check.busy:
+        keys.append("   diagnosing", "pd.quiet")
+    if said:
+        keys.append(f"   {clean(said, 300)}", "pd.near")
+    return [keys]

@@ -1,0 +1,134 @@
+"""Follows a run: what is new in it, and whether anybody still writes it."""
+
+from __future__ import annotations
+
+import enum
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from precdoctor.errors import RunNotFoundError, RunUnreadableError
+from precdoctor.reporting.live.picture import EVENT_COLUMNS, STEP_COLUMNS, TENSOR_COLUMNS, Picture
+from precdoctor.reporting.text import plural, spans
+from precdoctor.runlog import Run, open_run
+from precdoctor.runlog.follow import Follower
+from precdoctor.runlog.lock import is_locked
+
+#: After so long without a row a run is called silent: in seconds, and in times its usual step.
+_SILENT_SECONDS, _SILENT_STEPS = 30.0, 10.0
+
+
+class Phase(enum.Enum):
+    """Where the run stands."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    SILENT = "silent"
+    ENDED = "ended"
+    DIED = "died"
+    GONE = "gone"
+
+
+#: After these nothing more comes.
+OVER = frozenset({Phase.ENDED, Phase.DIED, Phase.GONE})
+
+
+class Watcher:
+    """A growing run: call :meth:`poll` now and then, and look at the attributes.
+
+    Args:
+        path: the run directory; there must be a run.json in it.
+        clock: seconds from any origin, never going back.
+
+    Attributes:
+        picture: what is known of the run.
+        phase, words: where it stands, and one sentence on that.
+        problem: what could not be read at the last poll; the rest is shown nevertheless.
+        grown: polls that found something new.
+
+    Raises:
+        RunNotFoundError, RunUnreadableError: as :func:`precdoctor.runlog.open_run`.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.info: dict[str, Any] = open_run(path).info
+        self.path = path
+        self.picture = Picture()
+        self.phase, self.words = Phase.STARTING, ""
+        self.problem: str | None = None
+        self.ranks = 0
+        self.device = ""
+        self.grown = 0
+        self._clock = clock
+        self._follower = Follower(path)
+        self._rows = 0
+        self._last_growth = clock()
+        self._passed_over = False
+        self._unlocked: frozenset[str] = frozenset()
+
+    def poll(self) -> None:
+        """Read what is new; damage and unreadable files are told, not raised: a network file system has its moments."""
+        self.problem = None
+        try:
+            run = open_run(self.path)
+            if not self._passed_over and run.ranks:
+                self._follower.pass_over("tensors", keep=2)  # the past is in the report; here is the present
+                self._passed_over = True
+            before = self._rows
+            self._read()
+            if self._rows != before:
+                self.grown += 1
+                self._last_growth = self._clock()
+            self.phase, self.words = self._standing(open_run(self.path))
+        except RunNotFoundError:
+            self.phase, self.words = Phase.GONE, "the run directory is gone"
+        except RunUnreadableError as error:
+            self.problem = str(error)
+
+    def _read(self) -> None:
+        picture = self.picture
+        for table, columns, take in (
+            ("steps", STEP_COLUMNS, picture.take_steps),
+            ("tensors", TENSOR_COLUMNS, picture.take_tensors),
+            ("events", EVENT_COLUMNS, picture.take_events),
+        ):
+            for batch in self._follower.new(table, columns):
+                self._rows += batch.num_rows
+                take(batch)
+
+    def _standing(self, run: Run) -> tuple[Phase, str]:
+        ranks = run.ranks
+        self.ranks = len({r.rank for r in ranks})
+        self.device = next((str(d) for d in map(_device, (r.facts for r in ranks)) if d), self.device)
+        if not ranks:
+            offered = len({line.get("pid") for line in run.attach_lines()})
+            return Phase.STARTING, f"{plural(offered, 'process')} so far, none has called a model yet"
+        attempts = {r.rank: r for r in ranks}  # of several attempts the last one counts
+        ongoing = [r for r in attempts.values() if r.end is None]
+        unlocked = frozenset(r.directory.name for r in ongoing if not is_locked(r.directory))
+        # twice in a row: a process that has just begun makes its directory before it locks it
+        lost = [r.rank for r in ongoing if r.directory.name in unlocked & self._unlocked]
+        self._unlocked = unlocked
+        if not ongoing:
+            reasons = {str(r.end.get("reason")) for r in attempts.values() if r.end}
+            return Phase.ENDED, "stopped by precdoctor" if "stopped" in reasons else "closed its log"
+        quiet = self._clock() - self._last_growth
+        if lost and self._is_here():
+            who = "the process" if self.ranks == 1 else f"rank {spans(lost)}"
+            what = f"{who} ended without closing the log (killed, or out of memory)"
+            return (Phase.RUNNING if len(lost) < len(ongoing) else Phase.DIED), what
+        if quiet > max(_SILENT_SECONDS, _SILENT_STEPS * (self.picture.step_seconds or 0.0)):
+            return Phase.SILENT, f"no new row for {quiet:.0f} s: a long step, an evaluation, or the end"
+        return (Phase.STARTING if self.picture.last_step is None else Phase.RUNNING), ""
+
+    def _is_here(self) -> bool:
+        """Whether the run is of this machine, where a free lock means that the writer is dead."""
+        host = self.info.get("host")
+        return isinstance(host, dict) and host.get("name") == platform.node()
+
+
+def _device(facts: dict[str, Any]) -> object:
+    device = facts.get("device")
+    return device.get("name") or device.get("type") if isinstance(device, dict) else device

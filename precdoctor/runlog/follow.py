@@ -1,0 +1,98 @@
+"""Reads a run while it grows: every row once, in the order in which it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from precdoctor.runlog.filters import Query, query
+from precdoctor.runlog.layout import RankDirectory, rank_directories
+from precdoctor.runlog.parts import PartFile, Survey, read_manifest, read_open, read_sealed, readable, survey
+
+_Part = tuple[str, str, int]
+
+
+class Follower:
+    """Where a reader stands in a run that somebody else writes.
+
+    A part keeps its number and its order of rows when its stream is sealed, so a count of rows per part says what has
+    been read. What was read is not read again: a sealed part that is used up is not opened, nor is a stream whose size
+    has not changed.
+
+    Args:
+        path: the run directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._taken: dict[_Part, int] = {}
+        self._sizes: dict[_Part, int] = {}
+        self._done: set[_Part] = set()
+        self._sound: set[tuple[str, float]] = set()
+
+    def new(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of ``table`` since the last call, some thousands at a time, with ``columns`` in this order.
+
+        Raises:
+            UsageError: an unknown table or column.
+            RunUnreadableError: a part is damaged or cannot be read. What was given before it counts as read.
+        """
+        asked = query(table, columns)
+        for rank in self._ranks():
+            with readable(rank.path.name):
+                found = survey(rank.path)
+            for part in found.files:
+                if part.table == table:
+                    yield from self._rest_of(part, found, asked, rank)
+
+    def pass_over(self, table: str, keep: int = 1) -> None:
+        """Take all parts of ``table`` but the newest ``keep`` of every process as read: what is long past.
+
+        Raises:
+            RunUnreadableError: a directory cannot be read.
+        """
+        for rank in self._ranks():
+            with readable(rank.path.name):
+                parts = [part for part in survey(rank.path).files if part.table == table]
+            self._done.update(_key(part) for part in parts[: max(0, len(parts) - keep)])
+
+    def _ranks(self) -> list[RankDirectory]:
+        with readable(str(self.path)):
+            return rank_directories(self.path)
+
+    def _rest_of(self, part: PartFile, found: Survey, asked: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
+        key, listed = _key(part), found.listed
+        if key in self._done:
+            return
+        if not part.sealed:
+            try:
+                size = part.path.lstat().st_size
+                if self._sizes.get(key) == size:
+                    return
+                yield from self._unread(key, read_open(part, asked, rank))
+                self._sizes[key] = size
+                return
+            except FileNotFoundError:  # sealed since
+                with readable(rank.path.name):
+                    listed = read_manifest(rank.path)
+        sealed = part.as_sealed()
+        line = listed.get(sealed.path.name)
+        if line is None or line.rows > self._taken.get(key, 0):
+            yield from self._unread(key, read_sealed(sealed, line, asked, rank, self._sound))
+        self._done.add(key)
+
+    def _unread(self, key: _Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows behind those taken already."""
+        before, at = self._taken.get(key, 0), 0
+        for batch in batches:
+            rest = batch.slice(max(0, before - at))
+            at += batch.num_rows
+            if rest.num_rows:
+                self._taken[key] = at
+                yield rest
+
+
+def _key(part: PartFile) -> _Part:
+    return (part.path.parent.name, part.table, part.number)

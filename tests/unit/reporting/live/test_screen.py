@@ -1,0 +1,184 @@
+"""What the live view shows: every terminal size, hostile names, and what the run is at."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+
+from precdoctor.reporting.live.check import PAUSE_SECONDS, PAUSE_TIMES, Check
+from precdoctor.reporting.live.loop import progress
+from precdoctor.reporting.live.screen import Size, screen
+from precdoctor.reporting.live.watcher import Phase, Watcher
+from precdoctor.runlog import RankWriter, create_rank_directory, create_run
+from tests.support.hostile import NAMES
+from tests.support.runs import columns_of, write_run
+
+NOW = lambda: 0.0  # noqa: E731
+
+
+def rows(names=("blocks.0.attn", "blocks.1.attn", "head")):
+    return [
+        {"step": s, "module": m, "kind": k, "dtype": "float16", "numel": 64, "amax": 60000.0 / (i + 1), "subnormal": i,
+         "exp_lo": -20, "exp_hist": [1, 2, 3]}
+        for s in range(4) for i, m in enumerate(names) for k in ("output", "grad_output")
+    ]  # fmt: skip
+
+
+def steps():
+    return [
+        {"step": s, "loss": 3.0 - s, "grad_norm": 1.0, "loss_scale": 2.0**16, "skipped": s == 1, "recorder_ns": 1,
+         "step_ns": 100}
+        for s in range(4)
+    ]  # fmt: skip
+
+
+def watched(path):
+    watcher = Watcher(path, NOW)
+    watcher.poll()
+    watcher.poll()
+    return watcher, Check(path, NOW)
+
+
+def test_everything_there_is_at_80_by_24(tmp_path):
+    watcher, check = watched(write_run(tmp_path / "mine", rows(), steps()))
+    check.findings, check.step = [{"code": "PD601", "severity": "warning", "title": "blocks.0.attn is near the end"}], 3
+    shown = screen(watcher, check, Size(80, 24)).plain
+    parts = "mine|● ended|step 3|recorder 1 %|loss scale|2^16|1 skipped step|Least headroom|blocks.0.attn output|0.1"
+    for part in f"{parts}|Most subnormal|WARNING PD601|as of step 3|q quits".split("|"):
+        assert part in shown, part
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+@pytest.mark.parametrize("size", [(80, 24), (20, 5), (1, 1), (200, 60), (80, 8), (40, 12)])
+def test_it_fits_every_terminal(tmp_path, size, ascii_only):
+    watcher, check = watched(write_run(tmp_path / "run", rows(NAMES), steps()))
+    check.findings = [{"code": "PD101", "severity": "error", "title": name} for name in NAMES]
+    shown = screen(watcher, check, Size(*size, ascii_only=ascii_only)).plain
+    lines = shown.split("\n")
+    assert len(lines) <= size[1]
+    assert all(cell_len(line) <= size[0] for line in lines)
+    assert "\x1b" not in shown and "\r" not in shown
+
+
+def test_ascii_terminals_get_ascii(tmp_path):
+    watcher, check = watched(write_run(tmp_path / "run", rows(("m" * 90, "n")), steps()))
+    assert screen(watcher, check, Size(80, 24, ascii_only=True)).plain.isascii()
+
+
+def test_findings_are_never_pushed_out_by_tensors(tmp_path):
+    watcher, check = watched(write_run(tmp_path / "run", rows([f"m{i}" for i in range(50)]), steps()))
+    check.findings = [{"code": f"PD{i}", "severity": "error", "title": "t"} for i in range(101, 120)]
+    shown = screen(watcher, check, Size(80, 24)).plain
+    assert "PD101" in shown and "PD103" in shown and "q quits" in shown.split("\n")[-1]
+
+
+# -- where the run stands --------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_process_is_starting(tmp_path):
+    create_run(tmp_path / "run", {"command": ["/usr/bin/python", "train.py"]})
+    watcher, check = watched(tmp_path / "run")
+    assert watcher.phase is Phase.STARTING and "none has called a model yet" in watcher.words
+    shown = screen(watcher, check, Size(80, 24)).plain
+    assert "python train.py" in shown and "● starting" in shown and "not judged yet" in shown
+
+
+def test_a_living_writer_is_running_and_a_dead_one_is_told(tmp_path):
+    import platform
+
+    path = tmp_path / "run"
+    create_run(path, {"host": {"name": platform.node()}})
+    writer = RankWriter(create_rank_directory(path, 0))
+    watcher, _ = watched(path)
+    assert watcher.phase is Phase.STARTING
+    writer.append("steps", columns_of("steps", [{"step": 0, "loss": 1.0}]), 1)
+    watcher.poll()
+    assert watcher.phase is Phase.RUNNING and watcher.words == ""
+    writer.abandon()  # as a SIGKILL would: the lock is free, the stream is open, there is no end.json
+    watcher.poll()
+    assert watcher.phase is Phase.RUNNING  # one look proves nothing: a new process locks after it made its directory
+    watcher.poll()
+    assert watcher.phase is Phase.DIED and "ended without closing the log" in watcher.words
+    assert progress(watcher).startswith("died: step 0, loss 1")
+
+
+def test_one_dead_rank_of_two_is_named(tmp_path):
+    import platform
+
+    path = tmp_path / "run"
+    create_run(path, {"host": {"name": platform.node()}})
+    writers = [RankWriter(create_rank_directory(path, rank)) for rank in range(2)]
+    for rank, writer in enumerate(writers):
+        writer.append("steps", columns_of("steps", [{"step": 0}], rank), 1)
+    writers[1].abandon()
+    watcher, _ = watched(path)
+    assert watcher.phase is Phase.RUNNING and watcher.words.startswith("rank 1 ended without")
+    writers[0].abandon()
+
+
+def test_on_another_machine_silence_is_all_there_is_to_tell(tmp_path):
+    path = write_run(tmp_path / "run", steps=steps(), info={"host": {"name": "elsewhere"}}, end=False)
+    now = [0.0]
+    watcher = Watcher(path, lambda: now[0])
+    watcher.poll()
+    assert watcher.phase is Phase.RUNNING
+    now[0] = 300.0
+    watcher.poll()
+    assert watcher.phase is Phase.SILENT and "no new row for 300 s" in watcher.words
+
+
+def test_a_run_directory_that_vanishes_is_gone(tmp_path):
+    import shutil
+
+    path = write_run(tmp_path / "run", steps=steps())
+    watcher, _ = watched(path)
+    shutil.rmtree(path)
+    watcher.poll()
+    assert watcher.phase is Phase.GONE and watcher.picture.last_step == 3
+
+
+def test_damage_is_told_and_what_was_read_stays(tmp_path):
+    path = write_run(tmp_path / "run", steps=steps())
+    watcher, check = watched(path)
+    (path / "rank-00000" / "parts.jsonl").write_text("{}\n")
+    watcher.poll()
+    assert watcher.problem and "is damaged" in watcher.problem
+    assert "is damaged" in screen(watcher, check, Size(120, 24)).plain and "step 3" in progress(watcher)
+
+
+# -- diagnoses now and then ------------------------------------------------------------------------------------------
+
+
+def test_diagnoses_keep_their_distance(tmp_path):
+    now = [0.0]
+    path = write_run(tmp_path / "run", steps=[{"step": 0, "loss": float("nan"), "non_finite": 1}])
+    check = Check(path, lambda: now[0])
+    assert check.due(1, last=False)
+    check.begin(1)
+    assert check.busy and not check.due(2, last=True)
+    check._process.wait()
+    now[0] = 4.0  # what it took
+    assert check.poll() and not check.busy
+    assert {f["code"] for f in check.findings} == {"PD103"} and check.step == 0 and check.problem is None
+    pause = max(PAUSE_SECONDS, 4.0 * PAUSE_TIMES)
+    now[0] = 4.0 + pause - 0.5
+    assert not check.due(2, last=False) and check.due(2, last=True) and not check.due(1, last=True)
+    now[0] += 1.0
+    assert check.due(2, last=False)
+
+
+def test_a_diagnosis_that_fails_says_why(tmp_path):
+    path = write_run(tmp_path / "run")  # no step
+    check = Check(path, NOW)
+    check.begin(1)
+    check._process.wait()
+    assert check.poll() and "holds no training step" in check.problem and check.findings is None
+
+
+def test_a_diagnosis_under_way_can_be_ended(tmp_path):
+    check = Check(write_run(tmp_path / "run"), NOW)
+    check.begin(1)
+    process = check._process
+    check.stop()
+    assert process.returncode is not None and not check.busy
+    check.stop()
