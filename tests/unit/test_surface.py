@@ -20,11 +20,9 @@ API = {"Format", "__version__", "compare", "diagnose", "open_run", "record"}
 FLAGS = {
     "": {"--version", "--install-completion", "--show-completion", "-h", "--help"},
     "record": {
-        "-m", "--module", "-o", "--output", "--force", "--every", "--steps", "--include", "--exclude", "--first-step",
-        "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names", "--strict", "--no-strict",
-        "--budget", "--ranks", "--on-nonfinite",
-        "--apply", "--halt-on", "--on-finding",
-        "-h", "--help",
+        "-m", "--module", "-o", "--output", "--force", "--budget", "--every", "--steps", "--include", "--exclude",
+        "--ranks", "--first-step", "--on-nonfinite", "--halt-on", "--on-finding", "--apply", "--scene-memory",
+        "--max-disk", "--redact-names", "--no-redact-names", "--strict", "--no-strict", "-h", "--help",
     },
     "diagnose": {
         "--prescription",
