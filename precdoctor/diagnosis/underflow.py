@@ -161,6 +161,28 @@ def lost_magnitude(histogram: ExponentHistogram, tail: Tail) -> float:
     return tail.mass / total if total > 0.0 else 0.0
 
 
+def subnormal_share(row: TensorRow, binades: int) -> float:
+    """FP16 subnormals among the non-zero elements, were the loss multiplied by ``2**binades``; exact."""
+    return row.histogram.at_most(FP16.min_normal / 2.0**binades).low / max(1, row.histogram.total)
+
+
+def out_of_subnormals(row: TensorRow, room: float, *, target: float) -> tuple[int, float]:
+    """The fewest binades, within ``room``, that leave ``target`` of ``row`` subnormal; and the share they leave."""
+    most = max(1, math.floor(room))
+    chosen = next((k for k in range(1, most + 1) if subnormal_share(row, k) <= target), most)
+    return chosen, subnormal_share(row, chosen)
+
+
+def mean_bits(row: TensorRow) -> float:
+    """Significant bits of the non-zero elements of an FP16 tensor on average: one less per binade below normal."""
+    lowest = round(math.log2(FP16.min_normal))
+    total, bits = 0, 0.0
+    for i, count in enumerate(row.histogram.counts.tolist()):
+        below = max(0, lowest - (row.histogram.lo + i))
+        total, bits = total + count, bits + count * max(0, FP16.mantissa_bits + 1 - below)
+    return bits / total if total else 0.0
+
+
 @dataclass(frozen=True)
 class Plan:
     """A power of two to multiply the loss with, and what the histograms say it would do."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.rows import Key, TensorRow, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.rows import Key, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.underflow import GradientSeries, Survey, survey
+from precdoctor.diagnosis.underflow import GradientSeries, Survey, mean_bits, out_of_subnormals, subnormal_share, survey
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import FP16
 
@@ -72,8 +71,10 @@ def _finding(view: RunView, found: Survey, key: Key, guilty: Mapping[Key, Gradie
     process, step = tensor.worst
     rows = view.rows(process, step)
     row = next(r for r in rows if r.key == key)
-    exponent, after = _scale(row, found, options)
-    bits = _mean_bits(row)
+    exponent, after = out_of_subnormals(
+        row, found.headroom - options["margin_binades"], target=options["subnormal_share"] / 10.0
+    )
+    bits = mean_bits(row)
     message = (
         f"No loss scale is in force, and {percent(tensor.subnormal_share)} of the gradient of the output of "
         f"`{row.place}` (float16) is subnormal in the median of {plural(len(tensor.shares), 'step')} (limit "
@@ -108,39 +109,16 @@ def _finding(view: RunView, found: Survey, key: Key, guilty: Mapping[Key, Gradie
         },
         prescriptions=(
             Prescription(
-                title=f"GradScaler at 2^{exponent}: subnormal {percent(_subnormal(row, 0))} -> {percent(after)}",
+                title=f"GradScaler at 2^{exponent}: subnormal {percent(subnormal_share(row, 0))} -> {percent(after)}",
                 change={"loss_scale": {"from": 1.0, "to": 2.0**exponent}},
                 predicted={
-                    "subnormal_share": {"from": _subnormal(row, 0), "to": after},
+                    "subnormal_share": {"from": subnormal_share(row, 0), "to": after},
                     "headroom_binades": {"from": round(found.headroom, 1), "to": round(found.headroom - exponent, 1)},
                 },
                 snippet=snippets.grad_scaler(view.device, 2.0**exponent),
             ),
         ),
     )
-
-
-def _subnormal(row: TensorRow, binades: int) -> float:
-    """Subnormal share of the non-zero elements, were the loss multiplied by ``2**binades``; exact."""
-    return row.histogram.at_most(FP16.min_normal / 2.0**binades).low / max(1, row.histogram.total)
-
-
-def _scale(row: TensorRow, found: Survey, options: Options) -> tuple[int, float]:
-    """The smallest power of two that brings the worst gradient to a tenth of the limit, as the headroom allows."""
-    most = max(1, math.floor(found.headroom - options["margin_binades"]))
-    target = options["subnormal_share"] / 10.0
-    chosen = next((k for k in range(1, most + 1) if _subnormal(row, k) <= target), most)
-    return chosen, _subnormal(row, chosen)
-
-
-def _mean_bits(row: TensorRow) -> float:
-    """Significant bits of the non-zero elements on average: one less per binade below the normal range."""
-    lowest = round(math.log2(FP16.min_normal))
-    total, bits = 0, 0.0
-    for i, count in enumerate(row.histogram.counts.tolist()):
-        below = max(0, lowest - (row.histogram.lo + i))
-        total, bits = total + count, bits + count * max(0, FP16.mantissa_bits + 1 - below)
-    return bits / total if total else 0.0
 
 
 RULE = Rule(

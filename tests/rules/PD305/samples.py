@@ -14,7 +14,7 @@ def of_order_one() -> Training:
 
 
 def scaled() -> Training:
-    return gradients(6e-7, scale=1024.0)
+    return gradients(6e-4, scale=1024.0)
 
 
 def in_bf16() -> Training:

@@ -1,0 +1,48 @@
+"""Loss scales that are too low for the gradients, and gradients that are small whatever the scale."""
+
+from tests.support.samples import Sample
+from tests.support.training import Training, normal
+
+
+def gradients(sigma: float, *, dtype: str = "float16", scale: float | None = 4.0) -> Training:
+    """Gradients of this size as they lie in memory, the scale included."""
+    run = Training(dtype=dtype, scale=scale)
+    for step, row in run.step_rows.items():
+        row["growth_tracker"] = step
+    return run.change(lambda r: r.update(normal(sigma, "float16")), kind="grad_output")
+
+
+def in_bf16() -> Training:
+    return gradients(6e-7, dtype="bfloat16")
+
+
+def of_order_one() -> Training:
+    return gradients(1.0)
+
+
+def no_scale() -> Training:
+    """PD305's business; here with enough bits for information."""
+    return gradients(1e-5, scale=None)
+
+
+def no_room_above() -> Training:
+    """One gradient reaches 30,000 at the same scale."""
+    run = gradients(1e-5)
+    return run.change(lambda r: r.update(normal(8000.0, "float16")), kind="grad_output", module="head")
+
+
+def constant() -> Training:
+    run = gradients(1e-5)
+    for row in run.step_rows.values():
+        row["growth_tracker"] = None
+    return run
+
+
+FIRING = {
+    "few_bits": Sample(
+        lambda: gradients(8e-7), kind="grad_output", severity="warning", says=("stuck at 4", "limit 25 %", "of 11"),
+    ),
+    "enough_bits": Sample(lambda: gradients(1e-5), severity="info", says=("doubles every",)),
+    "constant": Sample(constant, severity="info", says=("is a constant",)),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (in_bf16, of_order_one, no_scale, no_room_above)}
