@@ -140,7 +140,8 @@ def _finding(
         },
         prescriptions=(
             Prescription(
-                title=f"FP32 weights, BF16 autocast: lost at the end {percent(later)} -> 0 %, +{extra / 2**20:,.2g} MiB",
+                title=f"FP32 weights, BF16 autocast: lost at the end {percent(later)} -> 0 %, "
+                f"+{extra / 2**20:,.2g} MiB",
                 change={"weight_dtype": {"from": dtype, "to": "float32"}},
                 predicted={"lost_share": {"from": later, "to": 0.0}, "extra_bytes": extra},
                 snippet=(
