@@ -17,6 +17,10 @@ RULES = SAMPLE_RUNS.parent / "tests" / "rules"
 EVERY = {"gpt-bf16-healthy": "4", "cnn-fp16-underflow": "4", "fresh-scaler": "8"}
 
 
+#: Samples of what is said without a replay of the step.
+OBSERVED = ("constant-sample-batchnorm",)
+
+
 def main() -> None:
     """Records the samples named on the command line, or all of them."""
     folders = {p.parent.name: p.parent for p in (*SAMPLE_RUNS.glob("*/train.py"), *RULES.glob("PD*/*/*/train.py"))}
@@ -31,6 +35,8 @@ def main() -> None:
 def record(folder: Path) -> None:
     """Runs the folder's script under the recorder; a sample run is diagnosed as well."""
     options = ("--every", EVERY.get(folder.name, "1"), "--redact-names", "-o", "run", "--force")
+    if folder.name in OBSERVED:
+        options += ("--on-nonfinite", "observe")
     precdoctor(folder, "record", *options, "--", "python", "train.py")
     (folder / "run" / "attach.jsonl").unlink()  # speaks of this machine's processes only
     if folder.parent == SAMPLE_RUNS:
