@@ -84,8 +84,9 @@ def _of_scaler(view: RunView, changes: Sequence[Change]) -> list[Effect]:
     if not run.updates:
         return []
     played = simulate(policy, run.gradients)
-    found = _effect(view, "skipped_steps", float(len(played.overflow_steps)))
-    return found + _effect(view, "flushed_share", played.flushed.estimate if played.flushed is not None else None)
+    skipped = _effect(view, "skipped_steps", float(len(played.overflow_steps)))
+    flushed = _effect(view, "flushed_share", played.flushed.estimate if played.flushed is not None else None)
+    return skipped + [e for e in flushed if e.before or e.after]
 
 
 def _changed(policy: ScalerPolicy, settings: Mapping[str, bool | int | float | str]) -> ScalerPolicy:
