@@ -1,7 +1,8 @@
 """Does what is prescribed come true? `make prescriptions` writes docs/prescriptions.md.
 
-For each script beside this one, and some of the fault corpus: record it, diagnose it, record it again with the prescription applied, compare. Every
-step is the command a person would type; nothing is applied that `diagnose --prescription` did not mark as applicable.
+For each script beside this one, and some of the fault corpus: record it, diagnose it, record it again with the
+prescription applied, compare. Every step is the command a person would type; nothing is applied that
+`diagnose --prescription` did not mark as applicable.
 """
 
 from __future__ import annotations
