@@ -1,13 +1,15 @@
 """Does what is prescribed come true? `make prescriptions` writes docs/prescriptions.md.
 
-For each script beside this one: record it, diagnose it, record it again with the prescription applied, compare. Every
-step is the command a person would type; nothing is applied that `diagnose --prescription` did not mark as applicable.
+For each script beside this one, and some of the fault corpus: record it, diagnose it, record it again with the
+prescription applied, compare. Every step is the command a person would type; nothing is applied that
+`diagnose --prescription` did not mark as applicable.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import os
 import platform
@@ -21,12 +23,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "prescriptions.md"
+#: Scripts of the first half of the fault corpus whose fault a setting mends; most take an edit.
+CORPUS = ("gpt_chars", "denoising_autoencoder", "tabular_half")
 
 HEAD = """\
 # Prescriptions, predicted and measured
 
-`make prescriptions` writes this page. It takes each small training script under `benchmarks/prescriptions/`, which has
-one fault, through the loop a person would go through, and edits nothing:
+`make prescriptions` writes this page. It takes small training scripts, each with one fault, through the loop a person
+would go through, and edits nothing:
 
     precdoctor record -o before -- python SCRIPT.py
     precdoctor diagnose before --prescription fix.toml
@@ -49,11 +53,11 @@ the log; their number is estimated from how the histogram runs into the format's
 """
 
 
-def precdoctor(*arguments: str) -> str:
-    """Stdout of a command that has to succeed; a recorded training may end as it likes."""
+def precdoctor(folder: Path, *arguments: str) -> str:
+    """Stdout of a command run in ``folder``, which has to succeed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "precdoctor", *arguments]
-    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"precdoctor {' '.join(arguments)}:\n{done.stderr}")
     return done.stdout
@@ -63,13 +67,14 @@ def loop(script: Path, runs: Path) -> list[dict[str, Any]]:
     """The effects of one script, as `compare` has them; empty when nothing could be applied."""
     before, after, fix = (str(runs / f"{script.stem}{end}") for end in ("-before", "-after", ".toml"))
     record = ("record", "--every", "1", "-o")
-    precdoctor(*record, before, "--", sys.executable, script.name)
-    findings = json.loads(precdoctor("diagnose", before, "--output-format", "json", "--prescription", fix))["findings"]
+    run = functools.partial(precdoctor, script.parent)
+    run(*record, before, "--", sys.executable, script.name)
+    findings = json.loads(run("diagnose", before, "--output-format", "json", "--prescription", fix))["findings"]
     if "apply = true" not in Path(fix).read_text():
         print(f"{script.stem}: nothing to apply; {[f['code'] for f in findings]}", file=sys.stderr)
         return []
-    precdoctor(*record, after, "--apply", fix, "--", sys.executable, script.name)
-    applied = json.loads(precdoctor("compare", before, after, "--output-format", "json"))["compare"]["applied"]
+    run(*record, after, "--apply", fix, "--", sys.executable, script.name)
+    applied = json.loads(run("compare", before, after, "--output-format", "json"))["compare"]["applied"]
     changes = "; ".join(_change(c) for c in applied["changes"])
     titles = {f["code"]: f["title"] for f in findings}
     return [{**e, "changes": changes, "title": titles.get(e["code"], "")} for e in applied["effects"]]
@@ -101,6 +106,11 @@ def _row(script: Path, effect: dict[str, Any], *, first: bool) -> str:
     return f"| {' | '.join([*about, name, *values, verdict])} |"
 
 
+def _about(script: Path) -> str:
+    """The first paragraph of its docstring, on one line."""
+    return " ".join((ast.get_docstring(ast.parse(script.read_text())) or "").split("\n\n")[0].split())
+
+
 def main() -> int:
     """Exit status 1 when a prediction was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -108,6 +118,7 @@ def main() -> int:
     parser.add_argument("--no-page", action="store_true", help="print only")
     given = parser.parse_args()
     scripts = [s for s in sorted(HERE.glob("*.py")) if s != Path(__file__).resolve()]
+    scripts += [ROOT / "benchmarks" / "faults" / "scripts" / f"{name}.py" for name in CORPUS]
     lines, what, missed, total = [], [], 0, 0
     with tempfile.TemporaryDirectory() as folder:
         for script in scripts:
@@ -115,7 +126,7 @@ def main() -> int:
                 continue
             effects = loop(script, Path(folder))
             lines += [_row(script, e, first=i == 0) for i, e in enumerate(effects)]
-            what.append(f"- `{script.stem}`: {ast.get_docstring(ast.parse(script.read_text()))}")
+            what.append(f"- `{script.relative_to(ROOT)}`: {_about(script)}")
             missed += sum(e["came_true"] is not True for e in effects)
             total += len(effects)
             print("\n".join(lines[-len(effects) :] if effects else []), flush=True)

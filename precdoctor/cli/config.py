@@ -30,11 +30,11 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "on-nonfinite": values.choice("examine", "stop", "skip", "observe"),
         "scene-memory": values.parse_size,
         "max-disk": values.parse_size,
-        "redact-names": values.parse_switch,
-        "strict": values.parse_switch,
         "apply": values.parse_path,
         "halt-on": values.parse_list,
         "on-finding": values.parse_text,
+        "redact-names": values.parse_switch,
+        "strict": values.parse_switch,
     },
     "diagnose": {
         "output-format": values.choice(*values.OUTPUT_FORMATS),

@@ -81,8 +81,11 @@ class Recorder:
         with self._lock:
             if self.state != "idle":
                 return self.state == "armed"
-            if attach.in_data_loader_worker() or not self._chosen(rank := attach.global_rank()):
+            rank = attach.global_rank()
+            if (worker := attach.in_data_loader_worker()) or not self._chosen(rank):
                 self.state = "off"
+                for begin in () if worker else self.when_armed:
+                    begin()  # it trains all the same, and like the ranks that are recorded
                 return False
             try:
                 # pyarrow is not for launchers, which import torch but never arm
