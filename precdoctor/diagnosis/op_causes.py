@@ -94,16 +94,30 @@ def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
         return _pow_cause(op)
     if name in _QUOTIENTS:
         return _quotient_cause(examined, op)
-    if name in _EXPS and first is not None:
-        fmt = known_format(first.dtype)
-        limit = f", {first.dtype} ends at ln(max) {math.log(fmt.max):.2f}" if fmt is not None else ""
-        return Cause("exp-overflow", 0.95, f"its operand reaches {_number(first.max)}{limit}")
+    if name in _EXPS:
+        return _exp_cause(op)
     if name in _DOMAINS and first is not None:
-        why = f"its operand runs from {_number(first.min)} to {_number(first.max)}, past where it is defined"
-        return Cause("domain-error", 0.9, why)
+        return _domain_cause(op, first)
     if name in _SOFTMAXES and any(o.pos_inf for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "a softmax of +Inf subtracts Inf from Inf")
     return _range_cause(op)
+
+
+def _exp_cause(op: Op) -> Cause | None:
+    operand = op.operands[0] if op.operands else None
+    if operand is None:  # only its result is known
+        why = "it returned infinities; its operand is not in the log"
+        return Cause("exp-overflow", 0.85, why) if op.bad_out & POS_INF else None
+    fmt = known_format(operand.dtype)
+    limit = f", {operand.dtype} ends at ln(max) {math.log(fmt.max):.2f}" if fmt is not None else ""
+    return Cause("exp-overflow", 0.95, f"its operand reaches {_number(operand.max)}{limit}")
+
+
+def _domain_cause(op: Op, operand: Operand) -> Cause:
+    if op.short == "_ctc_loss":
+        return Cause("other", 0.9, "no alignment of the target fits into the input: its probability is 0")
+    why = f"its operand runs from {_number(operand.min)} to {_number(operand.max)}, past where it is defined"
+    return Cause("domain-error", 0.9, why)
 
 
 def _log_cause(op: Op) -> Cause:

@@ -26,6 +26,7 @@ from precdoctor.recording.slots import Entry, Site, SlotTable
 
 if TYPE_CHECKING:
     from precdoctor.recording.drain import Drain
+    from precdoctor.recording.microscope.live import LiveTrace
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,6 +48,8 @@ class Recorder:
         self.warnings: list[str] = []
         #: Called in a forked child, for what hooks remember of the parent's run.
         self.when_forked: list[Callable[[], None]] = []
+        #: Traces steps op by op as they are made, when asked to.
+        self.trace: LiveTrace | None = None
         #: Called before the log is closed: a step that nobody announces may have ended.
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
@@ -124,6 +127,8 @@ class Recorder:
                 return
             if self.state == "armed":
                 try:
+                    if self.trace is not None:
+                        self.trace.end(died=True)
                     self.end_open_step()
                     if self._step_has_begun():
                         self._hand_over(complete=False)
@@ -252,6 +257,8 @@ class Recorder:
         self._note_cost()
         self.step += 1
         self._begin_step()
+        if self.trace is not None:
+            self.trace.begin_if_due()
         if self.facts is not None:
             self.facts.write_if_changed()
 
