@@ -133,6 +133,8 @@ class Examined:
     poisoned: tuple[Poisoned, ...] = ()
     #: Weights, optimizer state and buffers were looked at, and were finite as the step began; null: nobody looked.
     finite_before: bool | None = None
+    #: Root, module and name of the first parameter an optimizer step spoilt.
+    weight: tuple[str, str, str] | None = None
 
 
 def examined_at(view: RunView, process: Process, step: int) -> Examined | None:
@@ -183,9 +185,16 @@ def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ex
         changed_arguments=tuple(map(text, _list(data.get("changed_arguments")))),
         changed_attributes=tuple(map(text, _list(data.get("changed_attributes")))),
         target=text(data.get("target")),
+        weight=_weight(text(data.get("weight"))),
         poisoned=tuple(_poisoned(p) for p in _list(data.get("poisoned")) if isinstance(p, Mapping)),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
     )
+
+
+def _weight(name: str) -> tuple[str, str, str] | None:
+    root, _, rest = name.partition("/")
+    module, _, own = rest.partition("/")
+    return (root, module, own) if own else None
 
 
 def _poisoned(data: Mapping[str, Any]) -> Poisoned:

@@ -20,7 +20,9 @@ from precdoctor.recording.batch import Deferred, read
 from precdoctor.recording.launch import STOPPED_BY_US
 from precdoctor.recording.microscope import examination, optimizer_facts
 from precdoctor.recording.microscope.facts import describe
+from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.microscope.live import LiveTrace
+from precdoctor.recording.microscope.optimizer_replay import replay_step
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
 from precdoctor.recording.sentinel import Look, amax, gradient_amax
@@ -139,16 +141,26 @@ class Guard:
         recorder = self._recorder
         values = not recorder.options.redact_names
         bad = optimizer_facts.bad_parameters(optimizer)
-        rows = optimizer_facts.parameter_events(
-            optimizer, bad, before, self._named, with_gradient=with_gradient, values=values
-        )
         self._examined += 1
         number = self._number()
-        data = {"policy": self._policy, "outcome": "origin", "phase": "optimizer", "bad_parameters": len(bad)}
-        recorder.event("incident", id=number, data={**data, "origins": list(range(len(rows)))})
+        data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad)}
+        first = bad[0][0]
+        line = innermost_user_line(past_own=True)
+        done = replay_step(optimizer, first, before.get(id(first)), line, values=values)
+        if done is not None:
+            incident = examination.incident_event(done, number, {**data, "weight": self.full_name(first)})
+            rows = examination.op_events(done, number)
+            recorder.event("incident", **incident)
+        else:
+            facts = optimizer_facts.parameter_events(
+                optimizer, bad, before, self._named, with_gradient=with_gradient, values=values
+            )
+            rows = [{**row, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
+            data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
+            recorder.event("incident", id=number, data=data)
         for row in rows:
-            recorder.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
-        name = f"{rows[0]['module']}.{rows[0]['data']['parameter']}".lstrip(".") if rows else "a weight"
+            recorder.event("op", **row)
+        name = self.full_name(first).partition("/")[2].strip("/").replace("/", ".")
         attach.say(f"step {recorder.step}: the optimizer made {name} non-finite; training goes on")
 
     def _report_state(self, optimizer: torch.optim.Optimizer, poisoned: list[Poisoned]) -> None:

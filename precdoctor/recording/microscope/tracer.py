@@ -96,6 +96,8 @@ class Tracer(TorchDispatchMode):
         self.complete = True
         #: The line ops are put down to, in place of the one that is running.
         self.line: Line | None = None
+        #: The line of ops that no line of the user's runs.
+        self.fallback: Line | None = None
         #: The training itself is traced, not a replay of it.
         self.live = False
         #: Live: the top-level module that runs.
@@ -114,7 +116,7 @@ class Tracer(TorchDispatchMode):
         if len(self.records) >= MAX_OPS:
             self.complete = False
             return func(*args, **kwargs)
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         operands = [x for x in _tensors((args, kwargs)) if x.is_floating_point() or x.is_complex()]
         before = [x.clone() if any(x is w for w in written) else x for x in operands]
         sources = tuple(self.source(x) for x in operands)
@@ -131,7 +133,7 @@ class Tracer(TorchDispatchMode):
     def _record(self, func: Any, sources: tuple[Source, ...]) -> OpRecord:
         index = len(self.records)
         node: Any = torch._C._current_autograd_node()
-        line = self.line or innermost_user_line(past_own=self.live)
+        line = self.line or innermost_user_line(past_own=self.live) or self.fallback
         module = self.modules[-1] if self.modules else None
         record = OpRecord(index, str(func), "forward", module, line, sources, root=self.root)
         if node is not None and module is not None:
@@ -192,6 +194,10 @@ class Tracer(TorchDispatchMode):
         writers = self._writers.get(key)
         return writers if writers is not None else self._known.get(key, External("constant"))
 
+    def made(self, x: Tensor) -> bool:
+        """Whether the memory was written by an op of the trace, or has come into being in it."""
+        return storage_key(x) in self._writers
+
     def note_op(self, op: str, line: Line | None, operands: list[Tensor], value: Tensor, facts: dict[str, Any]) -> None:
         """An op that was not run under the tracer, and what is known of it."""
         record = OpRecord(len(self.records), op, "forward", None, line, tuple(self.source(x) for x in operands))
@@ -240,7 +246,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The floating-point arguments an op changes in place."""
     found: list[Tensor] = []
     for i, argument in enumerate(func._schema.arguments):
