@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import precdoctor
-from precdoctor.cli import compare, demo, diagnose, explain, formats, gate, log, record, report, show, whatif
+from precdoctor.cli import autopsy, compare, demo, diagnose, explain, formats, gate, log, record, report, show, whatif
 
 _EXAMPLES = """\b
 Examples:
@@ -42,6 +42,7 @@ diagnose.register(app)
 gate.register(app)
 compare.register(app)
 whatif.register(app)
+autopsy.register(app)
 report.register(app)
 show.register(app)
 explain.register(app)

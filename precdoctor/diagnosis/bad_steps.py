@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from precdoctor.diagnosis.examination import culprit_at
-from precdoctor.diagnosis.examined import poisoned_steps
+from precdoctor.diagnosis.examined import poisoned_steps, traced_steps
 from precdoctor.diagnosis.origin import Reference, Sighting, suspicious
 from precdoctor.diagnosis.rows import (
     BACKWARD_KINDS,
@@ -44,6 +44,8 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
                 del mine[step]
         for step in poisoned_steps(view, process):
             mine.setdefault(step, frozenset({"buffer"}))
+        for step in traced_steps(view, process):
+            mine.setdefault(step, frozenset({"weight"}))
         if steps and not steps[-1].complete and steps[-1].step not in mine and _died_of_it(view, process, steps[-1]):
             mine[steps[-1].step] = frozenset({"output"})
     return {p: {s: frozenset(k) for s, k in sorted(m.items())} for p, m in kinds.items()}

@@ -82,7 +82,9 @@ def default_run_directory(command: Sequence[str], now: dt.datetime) -> Path:
     return Path("precdoctor-runs") / f"{stem}-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}"
 
 
-def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, force: bool = False) -> int:
+def launch(
+    command: Sequence[str], run: Path | None, options: RecordOptions, *, force: bool = False, quiet: bool = False
+) -> int:
     """Record a command.
 
     Args:
@@ -90,6 +92,7 @@ def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, 
         run: the run directory to make; by default a new one under ``precdoctor-runs``.
         options: what to record.
         force: replace an existing run directory.
+        quiet: the caller says what was recorded.
 
     Returns:
         The child's exit status; 128 + n when signal n ended it; 66 when the recorder stopped the run.
@@ -112,7 +115,7 @@ def launch(command: Sequence[str], run: Path | None, options: RecordOptions, *, 
     except OSError as error:
         _remove_unused(directory)
         raise UsageError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
-    return _close(directory, status)
+    return _close(directory, status, quiet=quiet)
 
 
 def _remove_unused(directory: Path) -> None:
@@ -221,7 +224,7 @@ def _run_child_with_handlers(command: Sequence[str], environment: Mapping[str, s
 # --- afterwards ------------------------------------------------------------------------------------------------------
 
 
-def _close(directory: Path, status: int) -> int:
+def _close(directory: Path, status: int, *, quiet: bool) -> int:
     """Seal what the child left open, say what was recorded and what to type next; the status to exit with."""
     from precdoctor.recording.attach import say
     from precdoctor.runlog.layout import rank_directories
@@ -238,6 +241,8 @@ def _close(directory: Path, status: int) -> int:
             say(f"the run directory {shown} is gone, and with it what was recorded{_ended_with(status)}")
             return status
         say(f"the log in {shown} could not be closed ({error.strerror or error}); what was flushed is still readable")
+        return status
+    if ranks and quiet:
         return status
     if not ranks:
         say(f"nothing was recorded: {why_nothing_armed(directory)}{_ended_with(status)}")

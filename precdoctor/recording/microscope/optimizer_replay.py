@@ -20,7 +20,7 @@ from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.restore import RandomState
-from precdoctor.recording.microscope.tracer import External, Tracer, storage_key, written_by
+from precdoctor.recording.microscope.tracer import External, Tracer, storage_key
 
 _HOOKS = tuple(
     f"_optimizer_{which}_{when}_hooks"
@@ -34,12 +34,9 @@ class _Sandbox(Tracer):
 
     allowed: frozenset[int] = frozenset()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for x in written_by(func, args, kwargs or {}):
-            key = storage_key(x)
-            if key not in self.allowed and not self.made(x):
-                raise RuntimeError("the optimizer writes to more than this parameter and its state")
-        return super().__torch_dispatch__(func, types, args, kwargs)
+    def admit(self, written: list[Tensor]) -> None:
+        if any(storage_key(x) not in self.allowed and not self.made(x) for x in written):
+            raise RuntimeError("the optimizer writes to more than this parameter and its state")
 
 
 def replay_step(

@@ -117,6 +117,7 @@ class Tracer(TorchDispatchMode):
             self.complete = False
             return func(*args, **kwargs)
         written = written_by(func, args, kwargs)
+        self.admit(written)
         operands = [x for x in _tensors((args, kwargs)) if x.is_floating_point() or x.is_complex()]
         before = [x.clone() if any(x is w for w in written) else x for x in operands]
         sources = tuple(self.source(x) for x in operands)
@@ -127,6 +128,9 @@ class Tracer(TorchDispatchMode):
         self._note_writes(record.index, func, operands, written, result)
         self._judge(record, func, args, kwargs, before, operands, written, result)
         return result
+
+    def admit(self, written: list[Tensor]) -> None:
+        """Called before an op that writes to these floating-point tensors; raises to refuse it."""
 
     # --- one op ------------------------------------------------------------------------------------------------------
 
