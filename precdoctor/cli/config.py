@@ -28,6 +28,8 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "exclude": values.parse_list,
         "first-step": values.parse_count,
         "on-nonfinite": values.choice("examine", "stop", "skip", "observe"),
+        "autopsy": values.parse_switch,
+        "arm-next": values.parse_count,
         "scene-memory": values.parse_size,
         "max-disk": values.parse_size,
         "apply": values.parse_path,

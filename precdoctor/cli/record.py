@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from precdoctor.cli.values import parse_list
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from precdoctor.recording.supervise import Online
 
@@ -92,6 +93,16 @@ def record(
             metavar="examine|stop|skip|observe",
         ),
     ] = None,
+    autopsy: Annotated[
+        bool | None,
+        typer.Option("--autopsy/--no-autopsy", help="If the run becomes non-finite, run it again afterwards, traced."),
+    ] = None,
+    arm_next: Annotated[
+        str | None,
+        typer.Option(
+            help="After an incident no replay explains, trace every op of the next K steps; default: 0.", metavar="K"
+        ),
+    ] = None,
     scene_memory: Annotated[
         str | None,
         typer.Option(help="Memory for a replay and for weights before the step; default: 256MiB.", metavar="SIZE"),
@@ -140,6 +151,7 @@ def record(
         "exclude": exclude,
         "first-step": first_step,
         "on-nonfinite": on_nonfinite,
+        "arm-next": arm_next,
         "scene-memory": scene_memory,
         "max-disk": max_disk,
         "redact-names": redact_names,
@@ -155,7 +167,30 @@ def record(
             raise UsageError("-m needs the name of a module, as in: precdoctor record -m project.train")
         module, arguments = arguments[1], arguments[2:]
     directory = settings.get("record", "output", output)
-    return launch(command_line(arguments, module), directory, options, force=force, applied=applied, online=online)
+    words = command_line(arguments, module)
+    start = functools.partial(launch, words, options=options, force=force, applied=applied, online=online)
+    if not settings.get("record", "autopsy", autopsy):
+        return start(directory)
+    return _with_autopsy(words, directory, start)
+
+
+def _with_autopsy(command: list[str], directory: Path | None, start: Callable[[Path], int]) -> int:
+    """Record, and when something became non-finite make a second, traced run; the first run's status."""
+    import datetime as dt
+
+    from precdoctor.cli.autopsy import second_run
+    from precdoctor.cli.common import say
+    from precdoctor.errors import PrecdoctorError
+    from precdoctor.recording.launch import default_run_directory
+    from precdoctor.runlog import open_run
+
+    place = (directory or default_run_directory(command, dt.datetime.now(dt.timezone.utc))).absolute()
+    status = start(place)
+    try:
+        second_run(open_run(place))
+    except PrecdoctorError as error:  # the run itself is recorded, and its status is what counts
+        say(f"precdoctor: no autopsy: {error}")
+    return status
 
 
 def _comma_separated(given: list[str] | None) -> list[str]:

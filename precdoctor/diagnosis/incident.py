@@ -163,7 +163,9 @@ def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[in
         return poison_at(view, process, step)
     seen = _from_tensors(view, process, step, bad_steps)
     culprit = culprit_at(view, process, step)
-    if culprit is None or (seen is not None and seen.how in ("between", "start")):
+    if culprit is None or (seen is not None and seen.how == "start"):
+        return seen
+    if seen is not None and seen.how == "between" and culprit.examined.phase != "optimizer":
         return seen
     if culprit.cause.name is None and seen is not None and seen.origin is not None:
         return seen  # made by code that no replay reaches: the tensors on both sides of it say more
@@ -171,7 +173,8 @@ def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[in
     if seen is None:
         how = ("optimizer" if culprit.examined.phase == "optimizer" else "between") if code == "PD105" else ""
         return Incident(code, process, step, culprit.phase, None, culprit.cause, culprit=culprit, how=how)
-    return replace(seen, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
+    how = "optimizer" if code == "PD105" and culprit.examined.phase == "optimizer" else seen.how
+    return replace(seen, how=how, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
 
 
 def _from_tensors(
