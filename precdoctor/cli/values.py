@@ -102,6 +102,11 @@ def parse_path(raw: Any) -> Path:
     return Path(raw).expanduser()
 
 
+def parse_paths(raw: Any) -> tuple[Path, ...]:
+    """One path or a list of them."""
+    return tuple(parse_path(entry) for entry in (raw if isinstance(raw, (list, tuple)) else [raw]))
+
+
 def choice(*options: str) -> Parser:
     """A parser that takes one of ``options``."""
 
