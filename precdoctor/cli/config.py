@@ -46,7 +46,10 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "fail-on": values.choice("error", "warning"),
     },
     "gate": {
-        "baseline": values.parse_path,
+        "baseline": values.parse_paths,
+        "aggregate": values.choice("median", "best", "worst"),
+        "fail-if": values.parse_list,
+        "allow": values.parse_path,
         "output-format": values.choice(*values.OUTPUT_FORMATS),
         "also": values.parse_list,
         "select": values.parse_list,
@@ -106,8 +109,10 @@ class Settings:
                     near = values.did_you_mean(key, SETTINGS[section])
                     raise UsageError(f"{file}: no key {written!r} in [{_title(file, section)}]{near}")
                 self._values[section, key] = _parse(SETTINGS[section][key], value, f"{file}: {written}")
-                if key in ("output", "baseline", "apply"):  # paths in a file are meant from where the file lies
+                if key in ("output", "allow", "apply"):  # paths in a file are meant from where the file lies
                     self._values[section, key] = file.parent / self._values[section, key]
+                elif key == "baseline":
+                    self._values[section, key] = tuple(file.parent / path for path in self._values[section, key])
 
     def _take_rules(self, file: Path, entries: Mapping[str, Any]) -> None:
         for code, options in entries.items():

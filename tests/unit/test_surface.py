@@ -29,8 +29,8 @@ FLAGS = {
         "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
     },
     "gate": {
-        "--baseline", "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on",
-        "-h", "--help",
+        "--baseline", "--write-baseline", "--aggregate", "--fail-if", "--allow", "--output-format", "-o", "--output",
+        "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
     },
     "compare": {"--rename", "--output-format", "-o", "--output", "--also", "--force", "--fail-on", "-h", "--help"},
     "whatif": {
