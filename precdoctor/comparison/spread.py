@@ -23,6 +23,9 @@ PRIOR_FREEDOM = 4
 #: With a single repeat nothing was learned: limits are this many default spreads.
 SINGLE_RUN_FACTOR = 4.0
 
+#: Of the values' range.
+_ROUNDING = 1e-9
+
 
 def robust_spread(values: Sequence[float]) -> float:
     """One standard deviation of the values without outliers; 0 for fewer than two."""
@@ -30,7 +33,8 @@ def robust_spread(values: Sequence[float]) -> float:
         return 0.0
     middle = median(values)
     robust = _MAD * median(abs(v - middle) for v in values)
-    if len(values) >= _ENOUGH and robust > 0.0:
+    # Where more than half of the values agree, but for rounding, the middle one says nothing of the others.
+    if len(values) >= _ENOUGH and robust > _ROUNDING * (max(values) - min(values)):
         values = [v for v in values if abs(v - middle) <= _OUTLYING * robust]
     return stdev(values)
 
