@@ -21,6 +21,7 @@ FLAGS = {
     "": {"--version", "--install-completion", "--show-completion", "-h", "--help"},
     "record": {
         "-m", "--module", "-o", "--output", "--force", "--every", "--steps", "--include", "--exclude", "--first-step",
+        "--budget", "--ranks", "--on-nonfinite", "--autopsy", "--no-autopsy", "--arm-next",
         "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names", "--strict", "--no-strict",
         "-h", "--help",
     },
@@ -38,6 +39,7 @@ FLAGS = {
         "--loss-scaler", "--recipe", "--accumulator",
         "--force", "-h", "--help",
     },
+    "autopsy": {"-h", "--help"},
     "report": {"-o", "--output", "--against", "--force", "-h", "--help"},
     "show": {"--top", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
