@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.bad_steps import reference_of
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.origin import locate_forward, suspicious
-from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, path_to
+from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
 
@@ -27,6 +27,12 @@ class Overflow:
     module_class: str
     phase: Phase
     path: tuple[TensorRow, ...]
+    #: What it was computed in: under autocast the gradient of an FP32 weight is made in FP16 and widened.
+    dtype: str
+
+    def as_evidence(self) -> dict[str, object]:
+        """The fixed-shape ``range`` and ``path`` entries of a finding's evidence."""
+        return {"range": range_evidence(self.row) | {"dtype": self.dtype}, "path": path_evidence(self.path)}
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,15 @@ class Culprits:
         places = self.places.most_common(1)
         return places[0][1] if places else 0
 
-    def words(self) -> str:
+    def name(self, view: RunView) -> str:
+        """The most frequent place, with its root where there are several."""
+        shown = self.shown
+        if shown is None:
+            return "an unknown layer"
+        roots = {root for root, _ in view.module_classes}
+        return f"`{shown.module or shown.root}`" + (f" of {shown.root}" if len(roots) > 1 and shown.module else "")
+
+    def words(self, view: RunView) -> str:
         """A sentence for the message."""
         shown = self.shown
         if shown is None:
@@ -60,14 +74,20 @@ class Culprits:
         when = f"in {self.hits} of {plural(len(self.overflows), 'examined step')}"
         if shown.phase is Phase.FORWARD:
             return (
-                f"The forward pass itself overflows in `{shown.module or shown.root}` "
-                f"({shown.row.label}, {shown.row.dtype}) {when}: no loss scale mends that."
+                f"The forward pass itself overflows in {self.name(view)} "
+                f"({shown.row.label}, {shown.dtype}) {when}: no loss scale mends that."
             )
-        return f"First to overflow {when}: {shown.row.label} ({shown.row.dtype})."
+        return f"First to overflow {when}: {shown.row.label} ({shown.dtype}), in {shown.root}."
 
     def as_evidence(self) -> list[dict[str, object]]:
         """The five most frequent places."""
         return [{"root": k[0], "module": k[1], "steps": n} for k, n in self.places.most_common(5)]
+
+
+def _computed(view: RunView, row: TensorRow) -> str:
+    facts = view.step_facts(Process(row.rank, row.attempt), row.step)
+    autocast = facts.autocast_dtype if facts is not None else None
+    return autocast if autocast == "float16" and row.kind == "weight_grad" else row.dtype
 
 
 def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> Culprits:
@@ -85,12 +105,14 @@ def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> C
         if row is not None:
             origin = locate_forward(row, rows, masks, view.module_classes)
             path = tuple(path_to(forward, row))
-            found.append(Overflow(row, origin.root, origin.module, origin.module_class, Phase.FORWARD, path))
+            found.append(Overflow(row, origin.root, origin.module, origin.module_class, Phase.FORWARD, path, row.dtype))
             continue
         gradients = [r for r in rows if r.kind in BACKWARD_KINDS]
         bad = [r for r in gradients if r.bad]
         if bad:
             row = min(bad, key=lambda r: r.position)
             path = tuple(path_to(gradients, row))
-            found.append(Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, path))
+            found.append(
+                Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, path, _computed(view, row))
+            )
     return Culprits(found)

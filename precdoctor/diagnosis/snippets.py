@@ -36,6 +36,16 @@ def run_in_float32(module: str, device: str) -> str:
     )
 
 
+def code_in_float32(before: str, after: str, device: str) -> str:
+    """Take functional code out of autocast."""
+    return (
+        f"import torch\n\n"
+        f"# the code between {before} and {after}, on FP32 tensors\n"
+        f"with torch.autocast({device!r}, enabled=False):\n"
+        f"    x = compute(*(t.float() for t in operands))\n"
+    )
+
+
 def bfloat16_autocast(device: str) -> str:
     """Autocast to BF16 in place of FP16; no loss scaler is needed with it."""
     return (

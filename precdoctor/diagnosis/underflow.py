@@ -36,6 +36,8 @@ class GradientSeries:
     lost: list[float] = field(default_factory=list)
     #: Per step the share of the sum of magnitudes that is subnormal.
     faint: list[float] = field(default_factory=list)
+    #: Per step the significant bits of the non-zero elements on average; of FP16 gradients only.
+    bits: list[float] = field(default_factory=list)
     worst: tuple[Process, int] = (Process(0, 0), 0)
     worst_share: float = -1.0
     dead: bool = False
@@ -54,6 +56,11 @@ class GradientSeries:
     def subnormal_share(self) -> float:
         """Subnormals among the non-zero elements, median over steps."""
         return median(self.subnormal)
+
+    @property
+    def mean_bits(self) -> float:
+        """Significant bits of the non-zero elements on average, median over steps; of FP16 gradients only."""
+        return median(self.bits) if self.bits else 0.0
 
     @property
     def faint_share(self) -> float:
@@ -142,6 +149,8 @@ def _take(
     tensor.subnormal.append(row.histogram.at_most(fmt.min_normal).low / alive if alive else 0.0)
     below = row.histogram[: round(math.log2(fmt.min_normal))]
     tensor.faint.append(magnitude(below) / magnitude(row.histogram) if alive else 0.0)
+    if fmt is FP16 and alive:
+        tensor.bits.append(mean_bits(row))
     found.steps.add(row.step)
     if row.amax:
         found.headroom = min(found.headroom, fmt.headroom(row.amax))

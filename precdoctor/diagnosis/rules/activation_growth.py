@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import History, forward_histories
-from precdoctor.diagnosis.rows import Key, known_format, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.rows import Key, TensorRow, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
-from precdoctor.numerics.formats import FP32
+from precdoctor.diagnosis.widening import widening
 
 PAGE = RulePage(
     finds="""
@@ -180,18 +179,20 @@ def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Tr
         message=message,
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
         evidence=evidence,
-        prescriptions=(_prescribe(view, key, history, trend, expected),),
+        prescriptions=(_prescribe(view, key, history, trend, expected, rows),),
     )
 
 
-def _prescribe(view: RunView, key: Key, history: History, trend: Trend, expected: float) -> Prescription:
-    place = key[1] or key[0]
-    later = trend.steps_to(FP32.max)[1]
+def _prescribe(
+    view: RunView, key: Key, history: History, trend: Trend, expected: float, rows: Sequence[TensorRow]
+) -> Prescription:
+    change = widening(rows, key, history.dtype, view.device)
+    later = trend.steps_to(change.to.max)[1]
     return Prescription(
-        title=f"run `{place}` in FP32 for now: steps to overflow {expected:,.0f} -> {later:,.0f} at the same rate",
-        change={"module": key[1], "dtype": {"from": history.dtype, "to": "float32"}},
+        title=f"{change.title} for now: steps to overflow {expected:,.0f} -> {later:,.0f} at the same rate",
+        change=change.change,
         predicted={"steps_to_overflow": {"from": round(expected), "to": round(later)}},
-        snippet=snippets.run_in_float32(key[1], view.device),
+        snippet=change.snippet,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.overflows import Culprits, culprits
-from precdoctor.diagnosis.rows import known_format, number, path_evidence, range_evidence
+from precdoctor.diagnosis.rows import known_format, number
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
@@ -149,7 +149,7 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse) -> Finding:
     found = culprits(view, course.process, steps)
     shown = found.shown
     message = f"On rank {course.process.rank}, {collapse.measured} at steps {collapse.first} to {collapse.last}: "
-    message += f"{plural(len(skipped), 'step')} skipped. {found.words()}"
+    message += f"{plural(len(skipped), 'step')} skipped. {found.words(view)}"
     evidence = {
         "first_overflow_step": skipped[0] if skipped else collapse.first,
         "last_bad_step": collapse.last,
@@ -161,8 +161,8 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse) -> Finding:
         "confidence_reason": "the overflowing layer is recorded" if shown is not None else "no overflow was sampled",
     }
     if shown is not None:
-        evidence |= {"range": range_evidence(shown.row), "path": path_evidence(shown.path)}
-    because = f" because of `{shown.module or shown.root}`" if shown is not None else ""
+        evidence |= shown.as_evidence()
+    because = f" because of {found.name(view)}" if shown is not None else ""
     return Finding(
         code="PD301",
         name="loss-scale-collapse",
@@ -192,11 +192,13 @@ def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]
 
 def _prescribe(view: RunView, course: _Course, collapse: _Collapse, found: Culprits) -> Prescription:
     shown, examined, hits = found.shown, len(found.overflows), found.hits
-    fmt = known_format(shown.row.dtype) if shown is not None else None
-    if shown is not None and fmt is not None and shown.module and 2 * hits >= examined:
+    fmt = known_format(shown.dtype) if shown is not None else None
+    # A gradient that overflows is passed on: one module in FP32 mends the forward pass only.
+    forward = shown is not None and shown.phase is Phase.FORWARD
+    if shown is not None and fmt is not None and forward and shown.module and 2 * hits >= examined:
         return Prescription(
             title=f"run `{shown.module}` in FP32: it overflows {fmt.name} ({fmt.max:g}) in {hits} of {examined} steps",
-            change={"module": shown.module, "dtype": {"from": shown.row.dtype, "to": "float32"}},
+            change={"module": shown.module, "dtype": {"from": shown.dtype, "to": "float32"}},
             predicted={
                 "loss_scale": {"from": collapse.end, "to": collapse.start},
                 "overflows_in_examined_steps": {"from": examined, "to": examined - hits},

@@ -16,7 +16,6 @@ from precdoctor.diagnosis.loss_scale import (
     scaled_steps,
 )
 from precdoctor.diagnosis.overflows import culprits
-from precdoctor.diagnosis.rows import path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
@@ -104,7 +103,7 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
         f"{plural(len(thrash.probes), 'step')} of {steps:,} ({percent(thrash.share)}, limit "
         f"{percent(options['wasted_share'])}) were skipped only because the scaler had just doubled its scale to "
         f"{thrash.ceiling:g} or more, which overflows, after {level:g} had been clean: {interval} is too short. "
-        f"{found.words()}"
+        f"{found.words(view)}"
     )
     shown = found.shown
     evidence = {
@@ -118,7 +117,7 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
         "confidence_reason": "scale and skips are recorded on every step",
     }
     if shown is not None:
-        evidence |= {"range": range_evidence(shown.row), "path": path_evidence(shown.path)}
+        evidence |= shown.as_evidence()
     return Finding(
         code="PD302",
         name="loss-scale-thrash",

@@ -208,7 +208,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
             row.step if row is not None else first.step,
         ),
         evidence=evidence,
-        prescriptions=(_prescribe(spike, row),),
+        prescriptions=(_prescribe(spike, moved),),
     )
 
 
@@ -247,7 +247,16 @@ def _message(spike: _Spike, moved: _Moved | None, known: int, resized: float, op
     )
 
 
-def _prescribe(spike: _Spike, row: TensorRow | None) -> Prescription:
+def _prescribe(spike: _Spike, moved: _Moved | None) -> Prescription:
+    row = moved.row if moved is not None else None
+    if moved is not None and moved.row.kind == "batch":
+        return Prescription(
+            title=f"clip the input at {moved.usual:.3g}, or leave such batches out: amax {moved.row.amax:.3g} -> "
+            f"{moved.usual:.3g}",
+            change={"input_limit": moved.usual},
+            predicted={"batch_amax": {"from": moved.row.amax, "to": moved.usual}},
+            snippet=f"x = x.clamp(-{moved.usual:.4g}, {moved.usual:.4g})  # before model(x)\n",
+        )
     until = spike.steps[max(0, spike.at - 1)].step if row is None else max(0, row.step - 1)
     return Prescription(
         title=f"resume from a checkpoint at or before step {until} with the rate at a tenth around step "

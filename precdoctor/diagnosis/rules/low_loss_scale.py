@@ -11,7 +11,7 @@ from precdoctor.diagnosis.loss_scale import growth_interval, is_dynamic, scaled_
 from precdoctor.diagnosis.rows import Key, TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.underflow import GradientSeries, mean_bits, out_of_subnormals, subnormal_share, survey
+from precdoctor.diagnosis.underflow import GradientSeries, out_of_subnormals, subnormal_share, survey
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
 from precdoctor.numerics.formats import FP16
 
@@ -21,8 +21,8 @@ A loss scale in force, by a `GradScaler` or by hand, at which FP16 gradients sti
 2^-14, where each binade down costs one of the 11 significant bits), although it could be at least `room` binades larger
 without an overflow on any recorded step. It got there by a small start value, by one bad batch that halved it several
 times, or is a constant; a stock scaler needs 2000 clean steps for each doubling. Counted are gradients of which a
-share of the magnitude is subnormal, not those that a few elements carry. A warning when the worst gradient keeps fewer
-than `enough_bits` significant bits on average, information before.
+share of the magnitude is subnormal, not those that a few elements carry, and only with fewer than `fine_bits`
+significant bits on average: BF16 has no more. A warning below `enough_bits`, information before.
 """,
     matters="""
 The scaler is at work and gradients lose bits all the same, and then elements. Nothing tells: the loss is finite, no
@@ -81,7 +81,9 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = {
         k: t
         for k, t in half.items()
-        if t.subnormal_share >= options["subnormal_share"] and t.faint_share >= options["faint_share"]
+        if t.subnormal_share >= options["subnormal_share"]
+        and t.faint_share >= options["faint_share"]
+        and t.mean_bits < options["fine_bits"]
     }
     if not guilty:
         worst = max(t.subnormal_share for t in half.values())
@@ -95,17 +97,17 @@ def check(view: RunView, options: Options) -> Checked:
 def _finding(
     view: RunView, course: _Course, guilty: Mapping[Key, GradientSeries], room: float, options: Options
 ) -> Finding:
-    key, tensor = max(guilty.items(), key=lambda item: item[1].subnormal_share)
+    key, tensor = min(guilty.items(), key=lambda item: item[1].mean_bits)
     process, step = tensor.worst
     rows = view.rows(process, step)
     row = next(r for r in rows if r.key == key)
-    bits = mean_bits(row)
+    bits = tensor.mean_bits
     binades, after = out_of_subnormals(row, room, target=options["subnormal_share"] / 10.0)
     message = (
         f"{percent(tensor.subnormal_share)} of the gradient of the output of `{row.place}` (float16) is subnormal in "
         f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['subnormal_share'])}): its "
-        f"elements keep {bits:.1f} of 11 significant bits on average. {course.words()} It could be 2^{int(room)} times "
-        f"larger without an overflow on any recorded step. {plural(len(guilty), 'gradient')} above the limit."
+        f"elements keep {bits:.1f} of 11 significant bits on average (limit {options['fine_bits']:g}). "
+        f"{course.words()} It could be 2^{int(room)} times larger without an overflow on any recorded step. {plural(len(guilty), 'gradient')} above the limit."
     )
     few = len(tensor.shares) < 4
     return Finding(
@@ -178,6 +180,14 @@ RULE = Rule(
             "binades",
             "By so much the scale could be larger, the margin left free.",
             "Precdoctor's own: a dynamic scale is commonly one doubling below its ceiling, and two are no fault.",
+        ),
+        RuleOption(
+            "fine_bits",
+            8.0,
+            "significant bits",
+            "With so many on average nothing is said: a gradient in BF16 has no more.",
+            "BF16 has 8 significant bits, and training in it needs no loss scale.",
+            maximum=11.0,
         ),
         RuleOption(
             "enough_bits",

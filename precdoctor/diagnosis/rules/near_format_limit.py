@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import History, forward_histories
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
-from precdoctor.numerics.formats import FP32
+from precdoctor.diagnosis.widening import widening
 
 PAGE = RulePage(
     finds="""
@@ -114,7 +113,7 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
         message=message,
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
         evidence=evidence,
-        prescriptions=(widen(view, key, history, amax),),
+        prescriptions=(_widen(view, key, history, amax, rows),),
     )
 
 
@@ -128,15 +127,15 @@ def _row(view: RunView, key: Key, step: int) -> tuple[TensorRow | None, tuple[Te
     return None, ()
 
 
-def widen(view: RunView, key: Key, history: History, amax: float) -> Prescription:
-    """FP32 for the module, with the headroom that brings."""
-    place = key[1] or key[0]
-    before, after = history.headroom(amax), FP32.headroom(amax)
+def _widen(view: RunView, key: Key, history: History, amax: float, rows: Sequence[TensorRow]) -> Prescription:
+    """A wider format, with the headroom that brings."""
+    change = widening(rows, key, history.dtype, view.device)
+    before, after = history.headroom(amax), change.to.headroom(amax)
     return Prescription(
-        title=f"run `{place}` in FP32: headroom {before:.1f} -> {after:.0f} binades",
-        change={"module": key[1], "dtype": {"from": history.dtype, "to": "float32"}},
+        title=f"{change.title}: headroom {before:.1f} -> {after:.0f} binades",
+        change=change.change,
         predicted={"headroom_binades": {"from": round(before, 2), "to": round(after, 1)}},
-        snippet=snippets.run_in_float32(key[1], view.device),
+        snippet=change.snippet,
     )
 
 

@@ -9,7 +9,7 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.rows import Key, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.underflow import GradientSeries, Survey, mean_bits, out_of_subnormals, subnormal_share, survey
+from precdoctor.diagnosis.underflow import GradientSeries, Survey, out_of_subnormals, subnormal_share, survey
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import FP16
 
@@ -17,9 +17,9 @@ PAGE = RulePage(
     finds="""
 A run whose backward pass is in FP16 while no loss scale is in force (no `GradScaler`, none written by hand), and whose
 gradients therefore lie among FP16's subnormals: below 2^-14 = 6.1e-5, where each binade down costs one more of the 11
-significant bits, until 2^-25 is zero. It is a warning when the elements of the worst gradient keep fewer than
-`enough_bits` significant bits on average, information before. When elements are lost altogether, PD201 or PD202 says
-so and this finding is told inside it.
+significant bits, until 2^-25 is zero. Told when the elements of a gradient keep fewer than `fine_bits` significant bits
+on average, for BF16 has no more than 8; a warning below `enough_bits`, information before. When elements are lost
+altogether, PD201 or PD202 says so and this finding is told inside it.
 """,
     matters="""
 Activation gradients of common networks lie between 1e-9 and 1e-4. Without a scale most of FP16's range above stays
@@ -57,12 +57,14 @@ def check(view: RunView, options: Options) -> Checked:
     half = {k: t for k, t in every.items() if t.faint_share >= options["faint_share"]}
     if not half:
         return Checked((), f"{plural(len(every), 'FP16 gradient')}: what is subnormal carries no weight")
-    key, worst = max(half.items(), key=lambda item: item[1].subnormal_share)
-    seen = f"{plural(len(half), 'FP16 gradient')} without a loss scale: {percent(worst.subnormal_share)} subnormal"
     limit = options["subnormal_share"]
-    if worst.subnormal_share < limit:
-        return Checked((), f"{seen} in the worst (limit {percent(limit)})")
-    guilty = {k: t for k, t in half.items() if t.subnormal_share >= limit}
+    guilty = {k: t for k, t in half.items() if t.subnormal_share >= limit and t.mean_bits < options["fine_bits"]}
+    if not guilty:
+        worst = max(half.values(), key=lambda t: t.subnormal_share)
+        words = f"{percent(worst.subnormal_share)} subnormal (limit {percent(limit)}), {worst.mean_bits:.1f} bits kept"
+        return Checked((), f"{plural(len(half), 'FP16 gradient')} without a loss scale: {words} in the worst")
+    key, worst = min(guilty.items(), key=lambda item: item[1].mean_bits)
+    seen = f"{plural(len(half), 'FP16 gradient')} without a loss scale: {worst.mean_bits:.1f} bits kept in the worst"
     return Checked([_finding(view, found, key, guilty, options)], seen, Status.FAILED)
 
 
@@ -74,12 +76,12 @@ def _finding(view: RunView, found: Survey, key: Key, guilty: Mapping[Key, Gradie
     exponent, after = out_of_subnormals(
         row, found.headroom - options["margin_binades"], target=options["subnormal_share"] / 10.0
     )
-    bits = mean_bits(row)
+    bits = tensor.mean_bits
     message = (
         f"No loss scale is in force, and {percent(tensor.subnormal_share)} of the gradient of the output of "
         f"`{row.place}` (float16) is subnormal in the median of {plural(len(tensor.shares), 'step')} (limit "
         f"{percent(options['subnormal_share'])}): its non-zero elements keep {bits:.1f} of 11 significant bits on "
-        f"average (limit {options['enough_bits']:g}). Its largest element is {row.amax or 0.0:.3g}; "
+        f"average (limit {options['fine_bits']:g}). Its largest element is {row.amax or 0.0:.3g}; "
         f"{found.headroom:.1f} binades above the largest gradient of the run are unused. "
         f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limit."
     )
@@ -143,6 +145,14 @@ RULE = Rule(
             "Share of the sum of magnitudes that must be subnormal: spares gradients that a few elements carry.",
             "Precdoctor's own.",
             maximum=1.0,
+        ),
+        RuleOption(
+            "fine_bits",
+            8.0,
+            "significant bits",
+            "With so many on average nothing is said: a gradient in BF16 has no more.",
+            "BF16 has 8 significant bits, and training in it needs no loss scale.",
+            maximum=11.0,
         ),
         RuleOption(
             "enough_bits",

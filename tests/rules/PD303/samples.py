@@ -22,17 +22,17 @@ def of_order_one() -> Training:
 
 def no_scale() -> Training:
     """PD305's business; here with enough bits for information."""
-    return gradients(1e-5, scale=None)
+    return gradients(4e-6, scale=None)
 
 
 def no_room_above() -> Training:
     """One gradient reaches 30,000 at the same scale."""
-    run = gradients(1e-5)
+    run = gradients(4e-6)
     return run.change(lambda r: r.update(normal(8000.0, "float16")), kind="grad_output", module="head")
 
 
 def constant() -> Training:
-    run = gradients(1e-5)
+    run = gradients(4e-6)
     for row in run.step_rows.values():
         row["growth_tracker"] = None
     return run
@@ -42,7 +42,7 @@ FIRING = {
     "few_bits": Sample(
         lambda: gradients(8e-7), kind="grad_output", severity="warning", says=("stuck at 4", "limit 25 %", "of 11"),
     ),
-    "enough_bits": Sample(lambda: gradients(1e-5), severity="info", says=("doubles every",)),
+    "enough_bits": Sample(lambda: gradients(4e-6), severity="info", says=("doubles every",)),
     "constant": Sample(constant, severity="info", says=("is a constant",)),
 }  # fmt: skip
 HEALTHY = {f.__name__: f for f in (in_bf16, of_order_one, no_scale, no_room_above)}

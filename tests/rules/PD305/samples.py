@@ -23,6 +23,6 @@ def in_bf16() -> Training:
 
 FIRING = {
     "few_bits": Sample(lambda: gradients(8e-7), kind="grad_output", severity="warning", says=("limit 25 %", "of 11")),
-    "enough_bits": Sample(lambda: gradients(1e-5), kind="grad_output", severity="info"),
+    "enough_bits": Sample(lambda: gradients(4e-6), kind="grad_output", severity="info"),
 }
 HEALTHY = {f.__name__: f for f in (of_order_one, scaled, in_bf16)}

@@ -14,7 +14,7 @@ model = nn.Sequential(
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for step in range(STEPS):
-    images = torch.randn(4, 3, 24, 24)
+    images = torch.randn(4, 3, 64, 64)
     with torch.autocast("cpu", dtype=torch.float16):
         restored = model(images + 0.3 * torch.randn_like(images))
     loss = F.mse_loss(restored.float(), images)
