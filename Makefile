@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit gpu bench faults docs samples clean predictions prescriptions
+.PHONY: help demo test lint unit gpu bench faults docs samples clean predictions prescriptions gating
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ faults: $(VENV)/.installed-dev  ## score the fault corpus and its peers; a table
 	mkdir -p benchmarks/results
 	$(BIN)/python -m benchmarks.faults.oracle $(ARGS)
 	$(BIN)/python -m benchmarks.faults.score --tools all $(ARGS) | tee benchmarks/results/faults.md
+
+gating: $(VENV)/.installed-dev  ## how often the gate is wrong, on recorded runs; benchmarks/results/gate.md
+	mkdir -p benchmarks/results
+	$(BIN)/python -m benchmarks.gating.rates precdoctor-runs/gating > benchmarks/results/gate.md
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
 	$(BIN)/python docs/generate.py

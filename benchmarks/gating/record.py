@@ -7,6 +7,7 @@ number of threads or another matrix library, ``regression3-7`` with the third re
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -53,11 +54,9 @@ def record_all(directory: Path) -> None:
     torch.set_num_threads(1)
     for number, run in enumerate(runs := wanted()):
         record(directory, *run)
-        print(f"\rrecorded {number + 1} of {len(runs)} runs", end="", flush=True)
-    print()
+        print(f"\rrecorded {number + 1} of {len(runs)} runs", end="", flush=True, file=sys.stderr)
+    print(file=sys.stderr)
 
 
 if __name__ == "__main__":
-    import sys
-
     record_all(Path(sys.argv[1]))

@@ -12,7 +12,7 @@ from precdoctor.comparison.allowances import Allowance, expired_lines, unused_no
 from precdoctor.comparison.baseline import Baseline, learn, learn_alike
 from precdoctor.comparison.fail_if import Limit
 from precdoctor.comparison.judge import Judged, accept, judge
-from precdoctor.comparison.lines import Line, findings_of, told
+from precdoctor.comparison.lines import Line, findings_of, suspects, told
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.comparison.steps import sampled_by_all, step_mismatch, usable_steps
 from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options, view_of
@@ -57,6 +57,7 @@ class GateReport:
         diagnoses: per run, regressions among the findings (PD8xx) and rules.
         untrustworthy: per reason one sentence; not empty where a verdict cannot be trusted.
         notes: worth knowing, without weight.
+        suspects: modules that failed comparisons point at, the likeliest first; ``""`` is the root.
     """
 
     runs: tuple[str, ...]
@@ -67,6 +68,7 @@ class GateReport:
     exit_code: int
     untrustworthy: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -161,6 +163,7 @@ def gate(
         exit_code=int(code),
         untrustworthy=tuple(r for c in closed for r in c.reasons) + tuple(distrust),
         notes=(*notes, *yardstick.differences(views), *unused_notes(allowances, day, used)),
+        suspects=tuple(suspects([line for j in judged for line in j.lines])),
     )
 
 

@@ -56,6 +56,17 @@ class Line:
         """FQN of the module it is about; empty for the root and for the whole run."""
         return (self.location.module if self.location is not None else None) or ""
 
+    @property
+    def module_named(self) -> bool:
+        """Whether it is about a module at all."""
+        return self.location is not None and self.location.module is not None
+
+    @property
+    def suspect(self) -> str:
+        """The module whose code made the tensor."""
+        made_around = self.location is not None and self.location.kind == "input"
+        return self.module.rpartition(".")[0] if made_around else self.module
+
     def accept(self, reason: str) -> Line:
         """The same as information."""
         return replace(self, allowed=reason, severity=Severity.INFO)
@@ -65,6 +76,21 @@ def told(lines: Sequence[Line]) -> list[Line]:
     """The failed lines, worst first; without any, the one that came nearest to its limit."""
     ranked = sorted(lines, key=lambda line: (-line.excess, line.position))
     return [line for line in ranked if not line.passed] or ranked[:1]
+
+
+#: Which checks name a place best: the first step from equal values, then what a tensor is stored in.
+_SHARPEST = ("PD813", "PD808")
+
+
+def suspects(lines: Sequence[Line]) -> list[str]:
+    """Modules that failed checks point at, the likeliest first; ``""`` is the root.
+
+    An input is recorded where no module's output covers it: functional code of the module around it made it.
+    """
+    failed = [line for line in lines if not line.passed and line.severity is Severity.ERROR and line.module_named]
+    rank = {code: at for at, code in enumerate(_SHARPEST)}
+    failed.sort(key=lambda line: (rank.get(line.code, len(rank)), -line.excess, line.position))
+    return list(dict.fromkeys(line.suspect for line in failed))
 
 
 def location_of(key: Key, step: int | None = None, module_class: str | None = None) -> Location:

@@ -10,7 +10,7 @@ from precdoctor.comparison.baseline import Expected, Learned
 from precdoctor.comparison.lines import Line, location_of
 from precdoctor.comparison.pairing import Pairing, subject
 from precdoctor.comparison.rounding import deviations, same_start
-from precdoctor.comparison.spread import limit_factor
+from precdoctor.comparison.spread import OTHER_SEED_FACTOR, SINGLE_RUN_FACTOR, limit_factor
 from precdoctor.comparison.steps import loss_window
 from precdoctor.comparison.summary import METRICS, Metric, Summary
 from precdoctor.diagnosis.finding import Location, Phase, Severity
@@ -98,9 +98,16 @@ class _Grown:
         )
 
 
-def significance(pairing: Pairing) -> float:
-    """How many spreads a figure may lie from the baseline's."""
-    comparisons = sum(len(e.metrics) for _, _, e in pairing.common)
+def significance(pairing: Pairing, comparisons: int | None = None) -> float:
+    """How many spreads a figure may lie from the baseline's; one run from another seed says next to nothing.
+
+    Args:
+        comparisons: made at once; None: every metric of every tensor.
+    """
+    if pairing.baseline.repeats < 2:
+        return SINGLE_RUN_FACTOR if same_start(pairing) is not None else OTHER_SEED_FACTOR
+    if comparisons is None:
+        comparisons = sum(len(e.metrics) for _, _, e in pairing.common)
     return limit_factor(pairing.baseline.repeats, comparisons, FALSE_ALARMS)
 
 
@@ -147,7 +154,7 @@ def _loss(regression: Regression, pairing: Pairing, options: Options) -> list[Li
         return []
     window = loss_window(pairing.steps)
     least = max(options["nats"], options["relative"] * abs(learned.center))
-    allowed = max(least, limit_factor(pairing.baseline.repeats, 1, FALSE_ALARMS) * learned.spread)
+    allowed = max(least, significance(pairing, 1) * learned.spread)
     excess = (loss - learned.center) / allowed
     return [
         Line(
@@ -240,7 +247,7 @@ def _narrower(new: str, old: str) -> bool:
 def _skipped(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
     """Steps that a loss scaler skipped."""
     learned = pairing.baseline.skipped
-    limit = max(options["skipped_share"], limit_factor(pairing.baseline.repeats, 1, FALSE_ALARMS) * learned.spread)
+    limit = max(options["skipped_share"], significance(pairing, 1) * learned.spread)
     excess = (pairing.skipped - learned.center) / limit
     place = Location(phase=Phase.OPTIMIZER)
     return [
