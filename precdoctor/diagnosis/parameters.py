@@ -48,3 +48,15 @@ def beta2_of(group: Mapping[str, Any]) -> float | None:
     """The second moment's decay; None when it is not on record."""
     betas = group.get("betas")
     return number(betas[1]) if isinstance(betas, Sequence) and len(betas) == 2 and not isinstance(betas, str) else None
+
+
+def states_per_parameter(view: RunView) -> int:
+    """Optimizer tensors of the weight's size, from the optimizer's class and settings."""
+    most = 0
+    for optimizer in view.optimizers:
+        groups = optimizer.get("groups") or ()
+        if "adam" in text(optimizer.get("class")).lower():
+            most = max(most, 3 if any(g.get("amsgrad") for g in groups) else 2)
+        elif any(number(g.get("momentum")) for g in groups):
+            most = max(most, 1)
+    return most

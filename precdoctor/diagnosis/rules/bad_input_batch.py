@@ -209,8 +209,14 @@ def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) 
     harmed = sorted(s for steps in incident_steps(view).values() for s in steps if e.step <= s <= until)
     row = next((r for r in view.rows(e.process, e.step) if r.key == e.key), None)
     clamp = 2.0 ** math.ceil(math.log2(e.before))
-    follow = f" The run became non-finite at step {harmed[0]}." if harmed else " Nothing became non-finite so far."
     last = max((s for s in (f.step for f in view.timeline.get(e.process, ())) if s < e.step), default=None)
+    skipped = bool(harmed) and all((f := view.step_facts(e.process, s)) is not None and f.skipped for s in harmed)
+    if skipped:
+        follow = "The loss scaler skipped the step: the weights were not touched."
+    elif harmed:
+        follow = f"The run became non-finite at step {harmed[0]}. Resume from a checkpoint at or before step {last}."
+    else:
+        follow = "Nothing became non-finite so far."
     evidence = {
         "amax": e.amax,
         "largest_before": e.before,
@@ -219,7 +225,7 @@ def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) 
         "history_steps": e.steps_before,
         "steps": [x.step for x in extremes[:16]],
         "explains_until": until if harmed else e.step,
-        "last_finite_step": last,
+        "last_finite_step": None if skipped else last,
         "confidence_reason": "an incident followed" if harmed else "no incident followed",
     }
     if row is not None:
@@ -227,12 +233,12 @@ def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) 
     return Finding(
         code="PD104",
         name="bad-input-batch",
-        severity=Severity.ERROR if harmed else Severity.WARNING,
+        severity=Severity.ERROR if harmed and not skipped else Severity.WARNING,
         confidence=0.9 if harmed else 0.6,
         title=f"the batch of step {e.step} is {e.binades:.1f} binades larger than any before it",
         message=f"At step {e.step}, argument `{e.key[3] or '0'}` of {e.key[0]} reaches {e.amax:.4g}; the "
         f"{e.steps_before} batches before it reached {e.before:.4g} at most ({e.binades:.1f} binades less, limit "
-        f"{options['extreme_binades']:g}).{follow} Resume from a checkpoint at or before step {last}.",
+        f"{options['extreme_binades']:g}). {follow}",
         location=Location(e.key[0], e.key[1], None, "batch", Phase.DATA, e.process.rank, e.step),
         cause="extreme-input-batch",
         evidence=evidence,

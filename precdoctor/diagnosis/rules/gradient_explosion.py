@@ -162,6 +162,9 @@ def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options
     if explosion.loss is not None:
         message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "
     message += f"Clipping at {first.clip_norm:g} was on." if first.clip_norm else "Gradients are not clipped."
+    raised = _raised(explosion)
+    if raised is not None:
+        message += f" The learning rate had been raised from {raised[0]:.3g} to {raised[1]:.3g}."
     if explosion.sudden:
         message += " Norm and loss jumped in the same step, behind an ordinary update: was the loss changed there?"
     if row is not None:
@@ -169,7 +172,26 @@ def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options
     return message
 
 
+def _raised(explosion: _Explosion) -> tuple[float, float] | None:
+    """The usual learning rate before and the one in force, where it has just been at least doubled."""
+    rates = [s.lr for s in explosion.steps[max(0, explosion.at - _WINDOW) : explosion.at + 1] if s.lr]
+    if len(rates) < 2 * _AFTER:
+        return None
+    usual, present = median(rates[:-_AFTER]), max(rates[-_AFTER:])
+    return (usual, present) if present >= 2.0 * usual else None
+
+
 def _prescribe(explosion: _Explosion) -> Prescription:
+    raised = _raised(explosion)
+    if raised is not None:
+        usual, present = raised
+        return Prescription(
+            title=f"learning rate back to {usual:.3g}, at which the norm was {explosion.baseline:.3g}, or warm it up: "
+            f"{present:.3g} -> {usual:.3g}",
+            change={"lr": {"from": present, "to": usual}},
+            predicted={"grad_norm": {"from": explosion.peak, "to": explosion.baseline}},
+            snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {usual!r}\n",
+        )
     clip = 2.0 * explosion.baseline
     before = [s.grad_norm or 0.0 for s in explosion.steps[: explosion.at]]
     touched = sum(n > clip for n in before) / len(before)

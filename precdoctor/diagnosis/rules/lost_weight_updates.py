@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.rows import Key, integer, known_format, number, range_evidence, text
+from precdoctor.diagnosis.parameters import states_per_parameter
+from precdoctor.diagnosis.rows import Key, integer, known_format, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, records
@@ -233,23 +234,11 @@ def _confidence(view: RunView, worst: _Parameter) -> tuple[float, str]:
     return confidence, why
 
 
-def _states_per_parameter(view: RunView) -> int:
-    """Optimizer tensors of the weight's size, from the optimizer's class and settings."""
-    most = 0
-    for optimizer in view.optimizers:
-        groups = optimizer.get("groups") or ()
-        if "adam" in text(optimizer.get("class")).lower():
-            most = max(most, 3 if any(g.get("amsgrad") for g in groups) else 2)
-        elif any(number(g.get("momentum")) for g in groups):
-            most = max(most, 1)
-    return most
-
-
 def _prescribe(view: RunView, narrow: Mapping[Key, _Parameter], share: float, dtype: str) -> Prescription:
     elements = sum(p.numel for p in narrow.values())
     fmt = known_format(dtype)
     narrow_bytes = 2 if fmt is None or (fmt.max > 1e4 and fmt.exponent_bits + fmt.mantissa_bits > 7) else 1
-    tensors = 2 + _states_per_parameter(view)  # weight, gradient and the optimizer's state follow the weight's dtype
+    tensors = 2 + states_per_parameter(view)  # weight, gradient and the optimizer's state follow the weight's dtype
     extra = elements * tensors * (4 - narrow_bytes)
     kept = sum(p.intended for p in narrow.values())
     fp32_lost = sum(_lost_in_fp32(p) for p in narrow.values())

@@ -107,8 +107,8 @@ def _finding(
         f"{percent(tensor.subnormal_share)} of the gradient of the output of `{row.place}` (float16) is subnormal in "
         f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['subnormal_share'])}): its "
         f"elements keep {bits:.1f} of 11 significant bits on average (limit {options['fine_bits']:g}). "
-        f"{course.words()} It could be 2^{int(room)} times larger without an overflow on any "
-        f"recorded step. {plural(len(guilty), 'gradient')} above the limit."
+        f"{course.words()} It could be 2^{int(room)} times larger without an overflow on any recorded step. "
+        f"{plural(len(guilty), 'gradient')} above the limit."
     )
     few = len(tensor.shares) < 4
     return Finding(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.parameters import HALF, stepped
+from precdoctor.diagnosis.parameters import HALF, states_per_parameter, stepped
 from precdoctor.diagnosis.rows import integer, known_format, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -116,7 +116,7 @@ def _finding(
         f"{percent(now)} of their intended updates were lost, over {plural(len(updates.steps), 'step')}; at "
         f"{options['decay']:g} of it {percent(later)} would be (limit {percent(options['lost_later'])})."
     )
-    extra = 2 * elements
+    extra = 2 * elements * (2 + states_per_parameter(view))  # weight, gradient and state follow the weight's format
     few = len(updates.steps) < 4
     return Finding(
         code="PD502",
@@ -140,7 +140,8 @@ def _finding(
         },
         prescriptions=(
             Prescription(
-                title=f"FP32 master weights: lost at the end {percent(later)} -> 0 %, +{extra / 2**20:,.2g} MiB",
+                title=f"FP32 weights, BF16 autocast: lost at the end {percent(later)} -> 0 %, "
+                f"+{extra / 2**20:,.2g} MiB",
                 change={"weight_dtype": {"from": dtype, "to": "float32"}},
                 predicted={"lost_share": {"from": later, "to": 0.0}, "extra_bytes": extra},
                 snippet=(
