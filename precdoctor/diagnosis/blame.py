@@ -52,8 +52,10 @@ def _of_op(examined: Examined, op: Op) -> Blame | None:
 
 def _of_external(examined: Examined, op: Op, external: tuple[str, str]) -> Blame | None:
     kinds = [b for b, maker in zip(op.bad_in, op.makers, strict=False) if maker == external]
-    if external[0] == "argument" and kinds and all(k == NEG_INF for k in kinds) and op.bad_out & NAN:
-        return Blame(op, mask=external)
+    if external[0] == "argument" and kinds and all(k == NEG_INF for k in kinds):
+        behind = (examined.ops[i] for i in examined.path if i >= op.index)
+        turned = next((o for o in behind if o.bad_out & NAN), None)  # +Inf would be -(-Inf): the model's own doing
+        return Blame(turned, mask=external) if turned is not None else Blame(op, external=external)
     if external[0] != "argument" and kinds and all(k == NEG_INF for k in kinds) and not _computes_with(op):
         turned = op if op.bad_out & (NAN | POS_INF) else _turning_point(examined, op.index)
         return Blame(turned, mask=external) if turned is not None else None

@@ -139,6 +139,8 @@ class Examined:
     finite_before: bool | None = None
     #: Root, module and name of the first parameter an optimizer step spoilt.
     weight: tuple[str, str, str] | None = None
+    #: Steps a loss scaler had skipped by then without a break, this one included.
+    skips: int = 1
     #: Seen in the training itself as it was traced, not in a replay.
     live: bool = False
 
@@ -218,6 +220,7 @@ def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ex
         changed_attributes=tuple(map(text, _list(data.get("changed_attributes")))),
         target=text(data.get("target")),
         weight=_weight(text(data.get("weight"))),
+        skips=integer(data.get("skips_in_a_row")) or 1,
         live=data.get("live") is True,
         poisoned=tuple(_poisoned(p) for p in _list(data.get("poisoned")) if isinstance(p, Mapping)),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,

@@ -123,7 +123,7 @@ def _with_course(
     """Add what came before and after."""
     facts = [view.step_facts(incident.process, s) for s in episode]
     skipped = all(f is not None and f.skipped for f in facts)
-    followed = any(s > episode[-1] and s not in bad_steps for s in order)
+    followed = any(s > episode[-1] and s not in bad_steps and not _was_skipped(view, incident, s) for s in order)
     clean = [
         s
         for s in order
@@ -140,6 +140,11 @@ def _with_course(
         ranks=(incident.process.rank,),
         occurrences=(incident.step,),
     )
+
+
+def _was_skipped(view: RunView, incident: Incident, step: int) -> bool:
+    facts = view.step_facts(incident.process, step)
+    return facts is not None and facts.skipped
 
 
 def _last_finite(view: RunView, incident: Incident, clean: Sequence[int], order: Sequence[int]) -> int | None:

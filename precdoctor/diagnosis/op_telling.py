@@ -122,6 +122,7 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
         "op_path": [_step_of_path(examined.ops[i]) for i in _around(culprit)],
         "reproduced": examined.reproduced,
         "micro_step": examined.micro_step,
+        "skips_in_a_row": examined.skips,
         "batch": [_told(o) for o in examined.batch],
         "changed_arguments": list(examined.changed_arguments),
         "changed_attributes": list(examined.changed_attributes),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from precdoctor.recording.microscope.facts import NAN, NEG_INF, badness, describe
+from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.replay import Replay, replay
@@ -16,7 +16,7 @@ from precdoctor.recording.microscope.restore import Attributes, RandomState
 from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.tracer import External, OpRecord
 from precdoctor.recording.naming import Names, unwrap
-from precdoctor.recording.scene import Scene
+from precdoctor.recording.scene import RootCall, Scene
 
 #: Arguments of a root call told of.
 _MAX_ARGUMENTS = 8
@@ -92,7 +92,7 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
 
 def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
     masked: tuple[Replay, Callable[..., Replay]] | None = None
-    for call in scene.calls:
+    for call in _that_count(scene.calls):
         again = functools.partial(replay, call, names, values=values)
         done = again()
         if done.bad_outputs and not _given_bad_argument(done):
@@ -109,11 +109,18 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
 
 
 def _made_worse(done: Examination) -> bool:
-    """Whether an op turned nothing worse than ``-inf`` into something that is."""
-    if done.found is None or done.slice is None:
-        return False
-    path = [done.found.tracer.records[i] for i in done.slice.path]
-    return any(r.bad_out & NAN and all(b in (0, NEG_INF) for b in r.bad_in) for r in path)
+    """Whether loss code turned nothing worse than ``-inf`` into something that is."""
+    found = done.slice
+    return done.found is not None and found is not None and found.made_worse(done.found.tracer.records)
+
+
+def _that_count(calls: list[RootCall]) -> list[RootCall]:
+    """The calls whose outputs the backward pass went through, and those no gradient was to reach.
+
+    A sampler's or a penalty's calls of the model may overflow without the loss ever seeing that.
+    """
+    found = [c for c in calls if c.gradients or not c.makers]
+    return [*found, *(c for c in calls if not any(c is f for f in found))]
 
 
 def _buffers(scene: Scene, names: Names, *, values: bool) -> Examination:

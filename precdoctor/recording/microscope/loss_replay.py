@@ -56,8 +56,9 @@ def replay_loss(
     done.compared, done.equal = 1, int(torch.equal(torch.nan_to_num(loss.detach()), torch.nan_to_num(graph.value)))
     if bad := badness(loss.detach()):
         done.bad_outputs.append(("loss", bad, tracer.source(loss)))
-        if (found := done.slice()) is None or not found.origins:  # made behind a loss module, whose result was saved
-            done.bad_outputs.clear()
+        found = done.slice()
+        if found is None or not (found.origins or found.made_worse(tracer.records)):
+            done.bad_outputs.clear()  # made behind a loss module, whose result was saved
             _judge_parts(done, [x for node in nodes for x in [made[id(node)]] if isinstance(x, Tensor)])
     if backward and loss.requires_grad:
         _backward(done, loss, graph, [(leaf.name, x) for leaf, x in leaves if x.requires_grad])
