@@ -166,12 +166,13 @@ def _unmeasured(name: str) -> float:
 def least_spread(unit: str, summary: Summary, center: float) -> float:
     """What rounding and chance alone make of a figure: no measured spread counts as smaller.
 
-    In binades, four unit roundoffs of the dtype (the first limit of a relative L2 error); as a fraction, the standard
-    deviation of a count of independent elements, and one element.
+    In binades, four unit roundoffs of the dtype (the first limit of a relative L2 error), and the standard deviation of
+    log2 of the RMS of independent Gaussian elements, ``1 / (ln 2 sqrt(2 n))``; as a fraction, the standard deviation of
+    a count of independent elements, and one element.
     """
-    if unit == "binades":
-        return 4.0 * unit_roundoff(summary.dtype) / math.log(2.0)
     elements = max(1, summary.numel_per_step)
+    if unit == "binades":
+        return (4.0 * unit_roundoff(summary.dtype) + 1.0 / math.sqrt(2.0 * elements)) / math.log(2.0)
     share = min(1.0, max(0.0, center))
     return math.sqrt(share * (1.0 - share) / elements) + 1.0 / elements
 

@@ -88,7 +88,7 @@ class _Grown:
             subject(key),
             _expected_words(metric, learned, repeats),
             _words(metric, value),
-            sign + _words(metric, limit),
+            sign + (percent(limit) if metric.unit == "fraction" else f"{limit:.3g} binades"),
             excess <= 1.0,
             regression.severity,
             location_of(key, module_class=expected.module_class),
