@@ -18,6 +18,8 @@ from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.text import clean, number, percent, plural, power
 
 _STYLES = {Phase.STARTING: "pd.near", Phase.RUNNING: "pd.good", Phase.SILENT: "pd.near", Phase.ENDED: "pd.strong"}
+#: Of the sentence on it: what is lost is red, what is strange yellow, the rest quiet.
+_TOLD = {Phase.STARTING: "pd.quiet", Phase.ENDED: "pd.quiet", Phase.DIED: "pd.bad", Phase.GONE: "pd.bad"}
 _SERIES = (
     ("loss", "loss", False),
     ("grad_norm", "gradient norm", True),
@@ -72,7 +74,8 @@ _ROOMY = 20
 
 def name_of(path: Path) -> str:
     """A run directory as people call it."""
-    return clean(path.resolve().name, 60)
+    path = path.resolve()
+    return clean(path.parent.name if path.name == "run" else path.name, 60)
 
 
 def command_of(info: Mapping[str, Any]) -> str:
@@ -102,7 +105,7 @@ def _head(watcher: Watcher, size: Size) -> list[Text]:
     joint = " | " if size.ascii_only else " · "
     lines = [Text.assemble(title, "  ", mark), Text(joint.join(facts), "pd.quiet")]
     if watcher.words:
-        lines.append(Text(watcher.words, _STYLES.get(phase, "pd.error") if phase is not Phase.RUNNING else "pd.near"))
+        lines.append(Text(watcher.words, _TOLD.get(phase, "pd.near")))
     return lines
 
 

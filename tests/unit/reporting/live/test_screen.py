@@ -146,6 +146,32 @@ def test_damage_is_told_and_what_was_read_stays(tmp_path):
     assert "is damaged" in screen(watcher, check, Size(120, 24)).plain and "step 3" in progress(watcher)
 
 
+def test_what_goes_away_between_two_looks_is_told(tmp_path, monkeypatch):
+    from precdoctor.reporting.live import watcher as module
+
+    watcher, _ = watched(write_run(tmp_path / "run", steps=steps(), end=False))
+
+    def gone(_directory):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(module, "is_locked", gone)
+    watcher.poll()
+    assert "No such file or directory" in watcher.problem and watcher.picture.last_step == 3
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ({"type": "cpu", "name": "x86_64"}, "1 rank, cpu"),
+        ({"type": "cuda", "name": "NVIDIA H100"}, "1 rank, NVIDIA H100"),
+        ("mps", "1 rank, mps"),
+    ],
+)
+def test_the_device_is_named(tmp_path, device, words):
+    watcher, check = watched(write_run(tmp_path / "run", steps=steps(), facts={"device": device}))
+    assert words in screen(watcher, check, Size(100, 24)).plain
+
+
 # -- diagnoses now and then ------------------------------------------------------------------------------------------
 
 
