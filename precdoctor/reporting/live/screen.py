@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
+from precdoctor.diagnosis.rows import FORWARD_KINDS
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.live.check import Check
 from precdoctor.reporting.live.picture import Picture, Tensor
@@ -47,8 +48,9 @@ def screen(watcher: Watcher, check: Check, size: Size) -> Text:
     foot = _foot(watcher, check)
     findings = _findings(check)
     room = size.height - len(head) - len(foot)
-    blocks: list[list[Text]] = [series] if series else []
     shown = findings[: max(2, min(len(findings), room // 3))]
+    series = series[: max(0, room - len(shown))]
+    blocks: list[list[Text]] = [series] if series else []
     left = room - sum(map(len, blocks)) - len(shown) - (len(blocks) + 2)  # a blank line above each block
     tables = _tables(watcher.picture, size, left)
     blocks += [*tables, shown]
@@ -183,8 +185,12 @@ def _room(tensor: Tensor) -> str:
 
 
 def label_of(tensor: Tensor) -> str:
-    """``blocks.3.attn gradient``."""
-    words = [tensor.module or tensor.root, _SHORT.get(tensor.kind, tensor.kind), tensor.name]
+    """``blocks.3.attn gradient`` for what goes through a module, ``blocks.3.attn.weight`` for what it owns."""
+    module, kind = tensor.module or tensor.root, _SHORT.get(tensor.kind, tensor.kind)
+    if tensor.kind in (*FORWARD_KINDS, "grad_output"):
+        words = [module, kind, tensor.name]
+    else:
+        words = [f"{module}.{tensor.name}".rstrip("."), "" if tensor.kind == "weight" else kind]
     return clean(" ".join(w for w in words if w), 400)
 
 
@@ -198,9 +204,9 @@ def _findings(check: Check) -> list[Text]:
         said = check.problem or "not judged yet"
         return [Text.assemble(("Findings", "pd.strong"), (f"  {clean(said, 200)}", "pd.quiet"))]
     at = f"  as of step {check.step}" if check.step is not None else ""
-    lines = [
-        Text.assemble(("Findings", "pd.strong"), ("" if check.findings else "  none", "pd.good"), (at, "pd.quiet"))
-    ]
+    count = number(len(check.findings)) if check.findings else "none"
+    title = Text.assemble(("Findings", "pd.strong"), (f"  {count}", "" if check.findings else "pd.good"))
+    lines = [title.append(at, "pd.quiet")]
     return [*lines, *map(finding_line, check.findings)]
 
 

@@ -7,7 +7,8 @@ from rich.cells import cell_len
 
 from precdoctor.reporting.live.check import PAUSE_SECONDS, PAUSE_TIMES, Check
 from precdoctor.reporting.live.loop import progress
-from precdoctor.reporting.live.screen import Size, screen
+from precdoctor.reporting.live.picture import Tensor
+from precdoctor.reporting.live.screen import Size, label_of, screen
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.runlog import RankWriter, create_rank_directory, create_run
 from tests.support.hostile import NAMES
@@ -46,6 +47,27 @@ def test_everything_there_is_at_80_by_24(tmp_path):
     parts = "mine|● ended|step 3|recorder 1 %|loss scale|2^16|1 skipped step|Least headroom|blocks.0.attn output|0.1"
     for part in f"{parts}|Most subnormal|WARNING PD601|as of step 3|q quits".split("|"):
         assert part in shown, part
+
+
+def test_a_low_terminal_keeps_the_first_finding(tmp_path):
+    watcher, check = watched(write_run(tmp_path / "run", rows(), steps()))
+    check.findings = [{"code": "PD101", "severity": "error", "title": "t"}, {"code": "PD102", "severity": "error"}]
+    shown = screen(watcher, check, Size(80, 9)).plain
+    assert "Findings  2" in shown and "ERROR PD101" in shown and "loss" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "label"),
+    [
+        ("output", "", "a.b output"),
+        ("input", "0", "a.b input 0"),
+        ("grad_output", "", "a.b gradient"),
+        ("weight", "bias", "a.b.bias"),
+        ("weight_grad", "weight", "a.b.weight w. gradient"),
+    ],
+)
+def test_tensors_are_called_as_people_call_them(kind, name, label):
+    assert label_of(Tensor("Net#0", "a.b", kind, name, "float32")) == label
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
