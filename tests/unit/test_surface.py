@@ -23,7 +23,7 @@ FLAGS = {
         "-m", "--module", "-o", "--output", "--force", "--every", "--steps", "--include", "--exclude", "--first-step",
         "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names", "--strict", "--no-strict",
         "--budget", "--ranks", "--on-nonfinite",
-        "--apply", "--halt-on", "--on-finding",
+        "--apply", "--halt-on", "--on-finding", "--reference",
         "-h", "--help",
     },
     "diagnose": {
