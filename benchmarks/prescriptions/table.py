@@ -40,15 +40,18 @@ would go through, and edits nothing:
 `fix.toml` holds the predictions; they are computed by replaying the log of the run *before* with the change: loss
 scalers update by update, flushed gradients and lost updates from exponent histograms, an overflowing op from its own
 result in FP64. The run *after* is measured by the same reading of its log. A prediction came true when it is within
-20 % of what was measured or, for shares and for steps among all steps, within half a percentage point.
+20 % of what was measured or, for shares and for steps among all steps, within half a percentage point. *Left* are the
+errors and warnings that `diagnose` has about the run after.
 
-| script | finding | applied | effect | before | predicted | measured | |
-|---|---|---|---|---:|---:|---:|---|
+| script | finding | applied | effect | before | predicted | measured | | left |
+|---|---|---|---|---:|---:|---:|---|---|
 """
 
 FOOT = """
-What a replay cannot know: a changed run trains differently, so its later gradients are others, and a module that
-overflowed once may overflow in the wider format too if its inputs keep growing. Gradients flushed to zero are not in
+What a replay cannot know: a changed run trains differently, so its later gradients are others; a module that overflowed
+once may overflow in the wider format too if its inputs keep growing; and where one module is mended another may be the
+next to fail, so steps gone wrong are predicted of the module, not of the run (the learning rate of `gpt_chars` is 2).
+Gradients flushed to zero are not in
 the log; their number is estimated from how the histogram runs into the format's limit, before and after alike.
 """
 
@@ -75,9 +78,10 @@ def loop(script: Path, runs: Path) -> list[dict[str, Any]]:
         return []
     run(*record, after, "--apply", fix, "--", sys.executable, script.name)
     applied = json.loads(run("compare", before, after, "--output-format", "json"))["compare"]["applied"]
+    left = json.loads(run("diagnose", after, "--output-format", "json"))["findings"]
+    codes = ", ".join(dict.fromkeys(f["code"] for f in left if f["severity"] != "info")) or "nothing"
     changes = "; ".join(_change(c) for c in applied["changes"])
-    titles = {f["code"]: f["title"] for f in findings}
-    return [{**e, "changes": changes, "title": titles.get(e["code"], "")} for e in applied["effects"]]
+    return [{**e, "changes": changes, "left": codes} for e in applied["effects"]]
 
 
 def _change(change: dict[str, Any]) -> str:
@@ -103,7 +107,8 @@ def _row(script: Path, effect: dict[str, Any], *, first: bool) -> str:
     verdict = {True: "came true", False: "**missed**", None: "not measured"}[effect["came_true"]]
     values = [_value(effect, effect[key]) for key in ("from", "to", "measured")]
     about = [script.stem, effect["code"], effect["changes"]] if first else ["", "", ""]
-    return f"| {' | '.join([*about, name, *values, verdict])} |"
+    left = effect["left"] if first else ""
+    return f"| {' | '.join([*about, name, *values, verdict, left])} |"
 
 
 def _about(script: Path) -> str:

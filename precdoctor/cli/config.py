@@ -35,6 +35,7 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "apply": values.parse_path,
         "halt-on": values.parse_list,
         "on-finding": values.parse_text,
+        "reference": values.parse_path,
         "redact-names": values.parse_switch,
         "strict": values.parse_switch,
     },
@@ -109,7 +110,7 @@ class Settings:
                     near = values.did_you_mean(key, SETTINGS[section])
                     raise UsageError(f"{file}: no key {written!r} in [{_title(file, section)}]{near}")
                 self._values[section, key] = _parse(SETTINGS[section][key], value, f"{file}: {written}")
-                if key in ("output", "allow", "apply"):  # paths in a file are meant from where the file lies
+                if SETTINGS[section][key] is values.parse_path:  # paths in a file are meant from where the file lies
                     self._values[section, key] = file.parent / self._values[section, key]
                 elif key == "baseline":
                     self._values[section, key] = tuple(file.parent / path for path in self._values[section, key])

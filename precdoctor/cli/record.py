@@ -121,6 +121,10 @@ def record(
             metavar="CODES|error",
         ),
     ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="A healthy run of this training, for --halt-on and --on-finding to lean on.", metavar="RUN"),
+    ] = None,
     on_finding: Annotated[
         str | None,
         typer.Option(help="Run this shell command for each new finding, with it as JSON on stdin.", metavar="CMD"),
@@ -159,7 +163,8 @@ def record(
     }
     changes, applied = _changes(settings.get("record", "apply", apply))
     halting = _comma_separated(halt_on) or settings.get("record", "halt-on") or ()
-    online = _online(settings, halting, settings.get("record", "on-finding", on_finding))
+    healthy = settings.get("record", "reference", reference)
+    online = _online(settings, halting, settings.get("record", "on-finding", on_finding), healthy)
     options = RecordOptions(**settings.chosen("record", flags), apply=changes, may_halt=bool(halting))
     arguments = list(command or [])
     if module is None and arguments[:1] == ["-m"]:  # behind the dashes it means the same
@@ -198,15 +203,25 @@ def _comma_separated(given: list[str] | None) -> list[str]:
     return [name for text in given or () for name in parse_list(text)]
 
 
-def _online(settings: Settings, halt_on: Sequence[str], command: str | None) -> Online | None:
+def _online(settings: Settings, halt_on: Sequence[str], command: str | None, reference: Path | None) -> Online | None:
     """What looks at the run while it goes on; nothing of it is loaded when nobody asked."""
     if not halt_on and command is None:
+        if reference is not None:
+            raise UsageError("--reference is for the rules that run meanwhile; add --halt-on CODES or --on-finding CMD")
         return None
     from precdoctor.diagnosis.engine import resolve_options
     from precdoctor.diagnosis.online import OnlineRules, as_json
     from precdoctor.recording.supervise import Online
 
-    rules = OnlineRules(resolve_options(rule_options(settings)), halt_on)
+    more: dict[str, Any] = {}
+    if reference is not None:
+        from precdoctor.comparison.leading import CODES, leading_findings
+        from precdoctor.diagnosis.engine import view_of
+        from precdoctor.runlog import open_run
+
+        healthy = view_of(open_run(reference))
+        more = {"more": lambda view: leading_findings(healthy, view), "more_codes": CODES}
+    rules = OnlineRules(resolve_options(rule_options(settings)), halt_on, **more)
     return Online(
         look=lambda run, last: rules.look(run, last=last),
         halts=rules.halts,

@@ -195,7 +195,12 @@ def _notes(a: RunView, b: RunView) -> list[str]:
     first, second = _first_bad(a), _first_bad(b)
     notes = []
     if first is not None and second is not None:
-        if first == second:
+        if "applied" in b.run.info:
+            notes.append(
+                f"the first run becomes non-finite at step {first}, the second, changed, at step {second}: "
+                "diagnose that one for what is left"
+            )
+        elif first == second:
             notes.append(f"both runs become non-finite at step {first}: structural, a restart will not help")
         else:
             notes.append(

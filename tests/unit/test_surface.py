@@ -22,8 +22,8 @@ FLAGS = {
     "record": {
         "-m", "--module", "-o", "--output", "--force", "--budget", "--every", "--steps", "--include", "--exclude",
         "--ranks", "--first-step", "--on-nonfinite", "--autopsy", "--no-autopsy", "--arm-next", "--halt-on",
-        "--on-finding", "--apply", "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names", "--strict",
-        "--no-strict", "-h", "--help",
+        "--on-finding", "--reference", "--apply", "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names",
+        "--strict", "--no-strict", "-h", "--help",
     },
     "diagnose": {
         "--prescription",

@@ -178,7 +178,8 @@ def _nonfinite(view: RunView, finding: Finding, fmt: Format) -> list[Effect]:
     reach = exact_reach(view, finding)
     if reach is None or reach > fmt.max:
         return []
-    return _effect(view, "nonfinite_steps", 0.0)
+    scope = Scope(place.root or "", place.module) if place.root and place.module else Scope()
+    return _effect(view, "nonfinite_steps", 0.0, scope)
 
 
 def exact_reach(view: RunView, finding: Finding) -> float | None:
