@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit gpu bench faults docs samples clean predictions prescriptions
+.PHONY: help demo test lint unit gpu bench faults docs samples clean predictions prescriptions gating site
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,8 +57,16 @@ faults: $(VENV)/.installed-dev  ## score the fault corpus and its peers; a table
 	$(BIN)/python -m benchmarks.faults.oracle $(ARGS)
 	$(BIN)/python -m benchmarks.faults.score --tools all $(ARGS) | tee benchmarks/results/faults.md
 
+gating: $(VENV)/.installed-dev  ## how often the gate is wrong, on recorded runs; benchmarks/results/gate.md
+	mkdir -p benchmarks/results
+	$(BIN)/python -m benchmarks.gating.rates precdoctor-runs/gating > benchmarks/results/gate.md
+
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
 	$(BIN)/python docs/generate.py
+
+site: $(VENV)/.installed  ## build the documentation site into build/site, strictly (requirements/docs.txt)
+	$(PIP) install --requirement requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 predictions: $(VENV)/.installed-dev  ## hold predictions against real casts in a recorded run; docs/predictions.md
 	$(BIN)/python benchmarks/predictions.py

@@ -8,6 +8,7 @@ import typer
 
 import precdoctor
 from precdoctor.cli import (
+    autopsy,
     compare,
     demo,
     diagnose,
@@ -56,6 +57,7 @@ diagnose.register(app)
 gate.register(app)
 compare.register(app)
 whatif.register(app)
+autopsy.register(app)
 report.register(app)
 watch.register(app)
 show.register(app)

@@ -28,13 +28,16 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "exclude": values.parse_list,
         "first-step": values.parse_count,
         "on-nonfinite": values.choice("examine", "stop", "skip", "observe"),
+        "autopsy": values.parse_switch,
+        "arm-next": values.parse_count,
         "scene-memory": values.parse_size,
         "max-disk": values.parse_size,
-        "redact-names": values.parse_switch,
-        "strict": values.parse_switch,
         "apply": values.parse_path,
         "halt-on": values.parse_list,
         "on-finding": values.parse_text,
+        "reference": values.parse_path,
+        "redact-names": values.parse_switch,
+        "strict": values.parse_switch,
     },
     "diagnose": {
         "output-format": values.choice(*values.OUTPUT_FORMATS),
@@ -44,7 +47,10 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "fail-on": values.choice("error", "warning"),
     },
     "gate": {
-        "baseline": values.parse_path,
+        "baseline": values.parse_paths,
+        "aggregate": values.choice("median", "best", "worst"),
+        "fail-if": values.parse_list,
+        "allow": values.parse_path,
         "output-format": values.choice(*values.OUTPUT_FORMATS),
         "also": values.parse_list,
         "select": values.parse_list,
@@ -104,8 +110,10 @@ class Settings:
                     near = values.did_you_mean(key, SETTINGS[section])
                     raise UsageError(f"{file}: no key {written!r} in [{_title(file, section)}]{near}")
                 self._values[section, key] = _parse(SETTINGS[section][key], value, f"{file}: {written}")
-                if key in ("output", "baseline", "apply"):  # paths in a file are meant from where the file lies
+                if SETTINGS[section][key] is values.parse_path:  # paths in a file are meant from where the file lies
                     self._values[section, key] = file.parent / self._values[section, key]
+                elif key == "baseline":
+                    self._values[section, key] = tuple(file.parent / path for path in self._values[section, key])
 
     def _take_rules(self, file: Path, entries: Mapping[str, Any]) -> None:
         for code, options in entries.items():

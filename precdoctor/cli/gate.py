@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from precdoctor.cli.common import destination, say
 from precdoctor.cli.config import Settings
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
+from precdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from precdoctor.comparison.baseline import Baseline
+    from precdoctor.comparison.gate import GateReport
+    from precdoctor.runlog import Run
 
 _EXAMPLES = """\b
 Examples:
   precdoctor gate runs/pull-request
-  precdoctor gate runs/pull-request --baseline runs/main
-  precdoctor gate runs/a --output-format github --also junit=gate.xml"""
+  precdoctor gate runs/main-1 runs/main-2 runs/main-3 --write-baseline numerics.toml
+  precdoctor gate runs/pull-request --baseline numerics.toml --output-format github --also junit=gate.xml
+  precdoctor gate runs/a --fail-if 'flushed.grad_output:blocks.*:2%' --fail-if 'headroom:*:4'"""
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +33,35 @@ def register(app: typer.Typer) -> None:
 
 def gate(
     runs: Annotated[list[Path], typer.Argument(help="Run directories to judge.", metavar="RUN...")],
-    baseline: Annotated[Path | None, typer.Option(help="A healthy run to hold them against.", metavar="RUN")] = None,
+    baseline: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="What to hold them against: a file of --write-baseline, or a healthy run (may be repeated).",
+            metavar="FILE|RUN",
+        ),
+    ] = None,
+    write_baseline: Annotated[
+        Path | None,
+        typer.Option(help="Learn from these runs, healthy repeats, and write FILE if they pass.", metavar="FILE"),
+    ] = None,
+    aggregate: Annotated[
+        str | None,
+        typer.Option(
+            help="Several runs are repeats: each check is decided by the median, best or worst one; default: worst.",
+            metavar="HOW",
+        ),
+    ] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-if",
+            help="A limit of your own, such as flushed:blocks.*:2%; may be repeated.",
+            metavar="METRIC:MODULES:LIMIT",
+        ),
+    ] = None,
+    allow: Annotated[
+        Path | None, typer.Option(help="TOML file of findings accepted for now, with reasons.", metavar="FILE")
+    ] = None,
     output_format: Annotated[str | None, typer.Option(help=FORMAT_HELP, metavar="FORMAT")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
@@ -48,21 +85,72 @@ def gate(
     0 passed, 1 failed, 2 used wrongly, 3 no trustworthy verdict. The rules of diagnose as pass or fail and, with
     --baseline, what got worse since then: expected, found and limit.
     """
-    from precdoctor.comparison.gate import gate as judge
     from precdoctor.reporting.outputs import Report
     from precdoctor.runlog import open_run
 
     settings = Settings()
-    base = settings.get("gate", "baseline", baseline)
+    opened = [open_run(run) for run in runs]
+    # writing a baseline asks whether the runs are healthy, and an older baseline has no say in that
+    bases = () if write_baseline is not None else settings.get("gate", "baseline", baseline) or ()
     shape = settings.get("gate", "output-format", output_format) or "full"
-    verdict = judge(
-        [open_run(run) for run in runs],
-        baseline=open_run(base) if base is not None else None,
-        fail_on=settings.get("gate", "fail-on", fail_on) or "error",
-        select=settings.get("gate", "select", select) or (),
-        ignore=settings.get("gate", "ignore", ignore) or (),
+    flags = {"select": select, "ignore": ignore, "fail-on": fail_on, "aggregate": aggregate}
+    report = _judged(opened, bases, settings, flags, settings.get("gate", "fail-if", fail_if) or (), allow)
+    if write_baseline is not None and report.exit_code == 0:
+        _write(opened, write_baseline, force=force)
+        return 0
+    if write_baseline is not None:
+        say(f"{write_baseline} is not written: only runs that pass the gate can be a baseline")
+    whole = Report(report.diagnosis, report.exit_code, report.fail_on, report)
+    deliver(whole, shape, output, settings.get("gate", "also", also) or (), force=force)
+    return report.exit_code
+
+
+def _judged(
+    runs: Sequence[Run],
+    bases: Sequence[Path],
+    settings: Settings,
+    flags: dict[str, Any],
+    limits: Iterable[str],
+    allow: Path | None,
+) -> GateReport:
+    from precdoctor.comparison.allowances import read_allowances
+    from precdoctor.comparison.fail_if import parse_limit
+    from precdoctor.comparison.gate import gate as judge
+    from precdoctor.comparison.regressions import REGRESSIONS
+    from precdoctor.diagnosis.registry import RULES
+
+    allowed = settings.get("gate", "allow", allow)
+    return judge(
+        runs,
+        baseline=_baseline(bases),
         options=settings.rules,
+        limits=[parse_limit(text) for text in limits],
+        allowances=read_allowances(allowed, (*RULES, *REGRESSIONS)) if allowed is not None else (),
+        **{"fail_on": "error", **settings.chosen("gate", flags)},
     )
-    report = Report(verdict.diagnosis, verdict.exit_code, verdict.fail_on, verdict)
-    deliver(report, shape, output, settings.get("gate", "also", also) or (), force=force)
-    return verdict.exit_code
+
+
+def _baseline(bases: Sequence[Path]) -> Baseline | list[Run] | None:
+    """A file, or runs to learn from."""
+    from precdoctor.comparison.baseline_file import read_baseline
+    from precdoctor.runlog import open_run
+
+    files = [base for base in bases if base.is_file()]
+    if files and len(bases) > 1:
+        raise UsageError(f"--baseline takes one file, or runs; got the file {files[0]} and {len(bases) - 1} more")
+    if files:
+        return read_baseline(files[0])
+    return [open_run(base) for base in bases] or None
+
+
+def _write(runs: Sequence[Run], file: Path, *, force: bool) -> None:
+    from precdoctor.comparison.baseline import learn_from
+    from precdoctor.comparison.baseline_file import text_of
+
+    baseline = learn_from(runs)
+    text = text_of(baseline)
+    with destination(file, force=force) as stream:
+        stream.write(text)
+    say(f"{len(baseline.tensors):,} tensors, {len(baseline.sampled):,} sampled steps, {len(runs):,} runs")
+    if len(runs) == 1:
+        say("one run has no spread: limits come from rounding alone and are wide; give three runs or more")

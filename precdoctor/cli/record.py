@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from precdoctor.cli.values import parse_list
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from precdoctor.recording.supervise import Online
 
@@ -92,6 +93,16 @@ def record(
             metavar="examine|stop|skip|observe",
         ),
     ] = None,
+    autopsy: Annotated[
+        bool | None,
+        typer.Option("--autopsy/--no-autopsy", help="If the run becomes non-finite, run it again afterwards, traced."),
+    ] = None,
+    arm_next: Annotated[
+        str | None,
+        typer.Option(
+            help="After an incident no replay explains, trace every op of the next K steps; default: 0.", metavar="K"
+        ),
+    ] = None,
     scene_memory: Annotated[
         str | None,
         typer.Option(help="Memory for a replay and for weights before the step; default: 256MiB.", metavar="SIZE"),
@@ -109,6 +120,10 @@ def record(
             help="Stop the run (exit code 66) on a finding of these rules, or error for any error; default: never.",
             metavar="CODES|error",
         ),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="A healthy run of this training, for --halt-on and --on-finding to lean on.", metavar="RUN"),
     ] = None,
     on_finding: Annotated[
         str | None,
@@ -140,6 +155,7 @@ def record(
         "exclude": exclude,
         "first-step": first_step,
         "on-nonfinite": on_nonfinite,
+        "arm-next": arm_next,
         "scene-memory": scene_memory,
         "max-disk": max_disk,
         "redact-names": redact_names,
@@ -147,7 +163,8 @@ def record(
     }
     changes, applied = _changes(settings.get("record", "apply", apply))
     halting = _comma_separated(halt_on) or settings.get("record", "halt-on") or ()
-    online = _online(settings, halting, settings.get("record", "on-finding", on_finding))
+    healthy = settings.get("record", "reference", reference)
+    online = _online(settings, halting, settings.get("record", "on-finding", on_finding), healthy)
     options = RecordOptions(**settings.chosen("record", flags), apply=changes, may_halt=bool(halting))
     arguments = list(command or [])
     if module is None and arguments[:1] == ["-m"]:  # behind the dashes it means the same
@@ -155,7 +172,30 @@ def record(
             raise UsageError("-m needs the name of a module, as in: precdoctor record -m project.train")
         module, arguments = arguments[1], arguments[2:]
     directory = settings.get("record", "output", output)
-    return launch(command_line(arguments, module), directory, options, force=force, applied=applied, online=online)
+    words = command_line(arguments, module)
+    start = functools.partial(launch, words, options=options, force=force, applied=applied, online=online)
+    if not settings.get("record", "autopsy", autopsy):
+        return start(directory)
+    return _with_autopsy(words, directory, start)
+
+
+def _with_autopsy(command: list[str], directory: Path | None, start: Callable[[Path], int]) -> int:
+    """Record, and when something became non-finite make a second, traced run; the first run's status."""
+    import datetime as dt
+
+    from precdoctor.cli.autopsy import second_run
+    from precdoctor.cli.common import say
+    from precdoctor.errors import PrecdoctorError
+    from precdoctor.recording.launch import default_run_directory
+    from precdoctor.runlog import open_run
+
+    place = (directory or default_run_directory(command, dt.datetime.now(dt.timezone.utc))).absolute()
+    status = start(place)
+    try:
+        second_run(open_run(place))
+    except PrecdoctorError as error:  # the run itself is recorded, and its status is what counts
+        say(f"precdoctor: no autopsy: {error}")
+    return status
 
 
 def _comma_separated(given: list[str] | None) -> list[str]:
@@ -163,15 +203,25 @@ def _comma_separated(given: list[str] | None) -> list[str]:
     return [name for text in given or () for name in parse_list(text)]
 
 
-def _online(settings: Settings, halt_on: Sequence[str], command: str | None) -> Online | None:
+def _online(settings: Settings, halt_on: Sequence[str], command: str | None, reference: Path | None) -> Online | None:
     """What looks at the run while it goes on; nothing of it is loaded when nobody asked."""
     if not halt_on and command is None:
+        if reference is not None:
+            raise UsageError("--reference is for the rules that run meanwhile; add --halt-on CODES or --on-finding CMD")
         return None
     from precdoctor.diagnosis.engine import resolve_options
     from precdoctor.diagnosis.online import OnlineRules, as_json
     from precdoctor.recording.supervise import Online
 
-    rules = OnlineRules(resolve_options(rule_options(settings)), halt_on)
+    more: dict[str, Any] = {}
+    if reference is not None:
+        from precdoctor.comparison.leading import CODES, leading_findings
+        from precdoctor.diagnosis.engine import view_of
+        from precdoctor.runlog import open_run
+
+        healthy = view_of(open_run(reference))
+        more = {"more": lambda view: leading_findings(healthy, view), "more_codes": CODES}
+    rules = OnlineRules(resolve_options(rule_options(settings)), halt_on, **more)
     return Online(
         look=lambda run, last: rules.look(run, last=last),
         halts=rules.halts,

@@ -109,6 +109,11 @@ def parse_text(raw: Any) -> str:
     return raw
 
 
+def parse_paths(raw: Any) -> tuple[Path, ...]:
+    """One path or a list of them."""
+    return tuple(parse_path(entry) for entry in (raw if isinstance(raw, (list, tuple)) else [raw]))
+
+
 def choice(*options: str) -> Parser:
     """A parser that takes one of ``options``."""
 

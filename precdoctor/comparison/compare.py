@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from precdoctor.comparison.divergence import BitComparison, Divergence, compare_bits
 from precdoctor.comparison.drift import Drift, drifts
-from precdoctor.comparison.gate import outcome_of
+from precdoctor.comparison.gate import outcome_of, told_of_all
+from precdoctor.comparison.lines import Line, findings_of
 from precdoctor.comparison.pairing import Pairing, pair, subject
 from precdoctor.comparison.predictions import Applied, applied_to
-from precdoctor.comparison.regressions import REGRESSIONS, Line, findings_of
+from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis.engine import RuleOptions, describe, describe_recorder, resolve_options, view_of
 from precdoctor.diagnosis.finding import Diagnosis, Finding, Location, RuleOutcome, Severity, Status
 from precdoctor.diagnosis.telling import plural
@@ -94,11 +95,12 @@ def compare(
         raise IncomparableRunsError(f"{b.path} cannot be compared with {a.path}: {pairing}")
     bits = compare_bits(first, second, pairing.sampled, pairing.names)
     moved = drifts(first, second, pairing.sampled, pairing.names)
-    lines = {r.code: r.compare(r, pairing, settings[r.code]) for r in REGRESSIONS}
+    regressions = [r for r in REGRESSIONS if not r.of_gate]
+    lines = told_of_all([x for r in regressions for x in r.compare(r, pairing, settings[r.code])], regressions)
     where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
-    outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in REGRESSIONS]
+    outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in regressions]
     flat = [line for group in lines.values() for line in group]
-    findings = [*findings_of(flat), *_first_difference(bits.first)]
+    findings = [*findings_of(flat, 1), *_first_difference(bits.first)]
     last = pairing.losses[-1] if pairing.losses else None
     return Comparison(
         a=str(a.path),
@@ -193,7 +195,12 @@ def _notes(a: RunView, b: RunView) -> list[str]:
     first, second = _first_bad(a), _first_bad(b)
     notes = []
     if first is not None and second is not None:
-        if first == second:
+        if "applied" in b.run.info:
+            notes.append(
+                f"the first run becomes non-finite at step {first}, the second, changed, at step {second}: "
+                "diagnose that one for what is left"
+            )
+        elif first == second:
             notes.append(f"both runs become non-finite at step {first}: structural, a restart will not help")
         else:
             notes.append(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from precdoctor.comparison.pairing import Pairing, pair
-from precdoctor.comparison.regressions import REGRESSIONS, Line, Regression, findings_of
+from precdoctor.comparison.aggregate import agreed
+from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
+from precdoctor.comparison.baseline import Baseline, learn, learn_alike
+from precdoctor.comparison.fail_if import Limit
+from precdoctor.comparison.judge import Judged, accept, judge
+from precdoctor.comparison.lines import Line, findings_of, suspects, told
+from precdoctor.comparison.regressions import REGRESSIONS, Regression
+from precdoctor.comparison.steps import sampled_by_all, step_mismatch, usable_steps
 from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options, view_of
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.registry import RULES, select
 from precdoctor.diagnosis.rule import Options, Rule
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.verdict import ExitCode, at_or_above, exit_code, untrustworthy, worst
 from precdoctor.diagnosis.view import RunView
 
@@ -51,6 +57,7 @@ class GateReport:
         diagnoses: per run, regressions among the findings (PD8xx) and rules.
         untrustworthy: per reason one sentence; not empty where a verdict cannot be trusted.
         notes: worth knowing, without weight.
+        suspects: modules that failed comparisons point at, the likeliest first; ``""`` is the root.
     """
 
     runs: tuple[str, ...]
@@ -61,6 +68,7 @@ class GateReport:
     exit_code: int
     untrustworthy: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -101,47 +109,61 @@ _STATUS_ORDER = (Status.FAILED, Status.INDETERMINATE, Status.PASSED, Status.NOT_
 
 def gate(
     runs: Sequence[Run],
-    baseline: Run | None = None,
+    baseline: Run | Sequence[Run] | Baseline | None = None,
     *,
     fail_on: str = "error",
+    aggregate: str = "worst",
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     options: RuleOptions | None = None,
+    limits: Sequence[Limit] = (),
+    allowances: Sequence[Allowance] = (),
+    today: dt.date | None = None,
 ) -> GateReport:
     """Judge ``runs`` for CI.
 
     Args:
-        baseline: a healthy run to hold them against.
+        baseline: one or several healthy runs, or what was learned from some, to hold them against.
         fail_on: ``error`` or ``warning``.
+        aggregate: several runs are repeats of one candidate, and each check is decided by the ``worst``, the
+            ``median`` or the ``best`` of them.
         select: rules and regressions to use (codes, names, prefixes such as ``PD8``); none means all.
         ignore: those to leave out.
         options: per rule or regression the thresholds to change.
+        limits: of the team's own, see :func:`~precdoctor.comparison.fail_if.parse_limit`.
+        allowances: what is accepted for now, see :func:`~precdoctor.comparison.allowances.read_allowances`.
+        today: for the allowances' dates; by default the day in UTC.
 
     Raises:
-        UsageError: an unknown rule, option or level.
+        UsageError: an unknown rule, option, level or aggregate, or a limit that speaks of no tensor.
         NothingRecordedError: a run or the baseline holds no training step.
+        IncomparableRunsError: several baseline runs have different steps.
     """
     at_or_above((), fail_on)
+    day = today or dt.datetime.now(dt.timezone.utc).date()
     rules, regressions = _chosen(list(select), list(ignore))
     settings = resolve_options(options or {}, (*RULES, *REGRESSIONS))
-    base = view_of(baseline) if baseline is not None else None
-    judged = [_judge(view_of(run), base, rules, regressions, settings, fail_on) for run in runs]
-    code = worst(j.code for j in judged)
-    notes: list[str] = []
-    if base is not None:
-        distrust, notes = _baseline_notes(base, rules, settings)
-        code = worst([code, *([ExitCode.UNTRUSTWORTHY] if distrust else [])])
-    else:
-        distrust = []
+    views = [view_of(run) for run in runs]
+    yardstick = _Yardstick.of(baseline)
+    judged = [judge(view, yardstick.against(view), rules, regressions, settings, limits) for view in views]
+    used: set[Allowance] = set()
+    judged = [accept(j, allowances, day, used) for j in agreed(judged, aggregate)]
+    if judged:
+        judged[0].lines.extend(expired_lines(allowances, day))
+    repeats = yardstick.repeats
+    closed = [_closed(view, j, regressions, fail_on, repeats) for view, j in zip(views, judged, strict=True)]
+    distrust, notes = yardstick.judged(rules, settings)
+    code = worst([*(c.code for c in closed), *([ExitCode.UNTRUSTWORTHY] if distrust else [])])
     return GateReport(
         runs=tuple(str(run.path) for run in runs),
-        baseline=str(baseline.path) if baseline is not None else None,
+        baseline=yardstick.name,
         fail_on=fail_on,
-        checks=tuple(c for j in judged for c in j.checks),
-        diagnoses=tuple(j.diagnosis for j in judged),
+        checks=tuple(check for c in closed for check in c.checks),
+        diagnoses=tuple(c.diagnosis for c in closed),
         exit_code=int(code),
-        untrustworthy=tuple(r for j in judged for r in j.reasons) + tuple(distrust),
-        notes=tuple(notes),
+        untrustworthy=tuple(r for c in closed for r in c.reasons) + tuple(distrust),
+        notes=(*notes, *yardstick.differences(views), *unused_notes(allowances, day, used)),
+        suspects=tuple(suspects([line for j in judged for line in j.lines])),
     )
 
 
@@ -152,41 +174,92 @@ def _chosen(wanted: list[str], ignored: list[str]) -> tuple[tuple[Rule, ...], tu
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _Yardstick:
+    """What runs are held against: a learned baseline, or runs to learn from on the steps a candidate sampled too."""
+
+    views: tuple[RunView, ...] = ()
+    learned: Baseline | None = None
+
+    @classmethod
+    def of(cls, baseline: Run | Sequence[Run] | Baseline | None) -> _Yardstick:
+        if baseline is None or isinstance(baseline, Baseline):
+            return cls(learned=baseline)
+        several = baseline if isinstance(baseline, Sequence) else [baseline]
+        return cls(views=tuple(view_of(run) for run in several))
+
+    @property
+    def name(self) -> str | None:
+        """How reports call it."""
+        return self.learned.source if self.learned else ", ".join(str(v.run.path) for v in self.views) or None
+
+    @property
+    def repeats(self) -> int:
+        """Healthy runs it was learned from."""
+        return self.learned.repeats if self.learned is not None else len(self.views)
+
+    def against(self, view: RunView) -> Baseline | str | None:
+        """The baseline for one run; a sentence when the run covers other steps; None without a baseline."""
+        if self.learned is None and not self.views:
+            return None
+        ours = usable_steps(view)
+        different = step_mismatch(ours, self.learned.steps if self.learned else usable_steps(self.views[0]))
+        if different is not None:
+            return different
+        if self.learned is not None:
+            return self.learned
+        sampled = sampled_by_all([ours, *map(usable_steps, self.views)])
+        if not sampled:
+            return "no common step was sampled in both runs; record both with the same --every"
+        name = self.name or ""
+        if len(self.views) == 1:
+            return learn(self.views, sorted(ours), sampled, name)
+        return learn_alike(self.views, sampled, name)
+
+    def judged(self, rules: Sequence[Rule], settings: Mapping[str, Options]) -> tuple[list[str], list[str]]:
+        """Reasons not to trust it, and remarks."""
+        pairs = [_baseline_notes(view, rules, settings) for view in self.views]
+        return [r for distrust, _ in pairs for r in distrust], [n for _, notes in pairs for n in notes]
+
+    def differences(self, views: Sequence[RunView]) -> list[str]:
+        """What else differs between the two sides: versions and device explain much."""
+        if self.learned is None:
+            return []
+        then, now = self.learned.provenance.get("versions") or {}, views[0].any_facts.get("versions") or {}
+        return [
+            f"the baseline was recorded with {name} {then[name]}, the run with {now[name]}"
+            for name in ("torch", "cuda")
+            if then.get(name) and now.get(name) and str(then[name]) != str(now[name])
+        ]
+
+
+@dataclass(frozen=True)
+class _Closed:
     diagnosis: Diagnosis
     checks: list[GateCheck]
     code: ExitCode
     reasons: list[str]
 
 
-def _judge(
-    view: RunView,
-    base: RunView | None,
-    rules: Sequence[Rule],
-    regressions: Sequence[Regression],
-    settings: Mapping[str, Options],
-    fail_on: str,
-) -> _Judged:
-    diagnosis = diagnose_view(view, rules, settings)
+def _closed(view: RunView, judged: Judged, regressions: Sequence[Regression], fail_on: str, repeats: int) -> _Closed:
+    """One run's part of the verdict."""
     path = str(view.run.path)
+    diagnosis, lines = judged.diagnosis, told_of_all(judged.lines, regressions)
     checks = [_rule_check(path, o, diagnosis, fail_on) for o in diagnosis.rules]
-    reasons = []
-    incomparable = False
-    if base is not None and regressions:
-        pairing = pair(view, base)
-        if isinstance(pairing, str):
-            reasons.append(f"{path} cannot be held against the baseline: {pairing}")
-            incomparable = True
-        else:
-            lines = {r.code: r.compare(r, pairing, settings[r.code]) for r in regressions}
-            diagnosis = _with_regressions(diagnosis, regressions, lines, pairing)
-            checks += [_line_check(path, line, fail_on) for group in lines.values() for line in group]
+    reasons = [f"{path} cannot be held against the baseline: {judged.incomparable}"] if judged.incomparable else []
+    if judged.compared or judged.lines:
+        diagnosis = _with_regressions(diagnosis, regressions, lines, judged.compared, repeats)
+        checks += [_line_check(path, line, fail_on) for group in lines.values() for line in group]
     code = exit_code(diagnosis, fail_on)
     if code is ExitCode.UNTRUSTWORTHY:
         reasons.insert(0, f"{path}: {untrustworthy(diagnosis)}")
-    if incomparable:
+    if judged.incomparable:
         code = worst([code, ExitCode.UNTRUSTWORTHY])
-    return _Judged(diagnosis, checks, code, reasons)
+    return _Closed(diagnosis, checks, code, reasons)
+
+
+def told_of_all(lines: Sequence[Line], regressions: Sequence[Regression]) -> dict[str, list[Line]]:
+    """Per regression the lines worth telling; see :func:`~precdoctor.comparison.lines.told`."""
+    return {r.code: told([line for line in lines if line.code == r.code]) for r in regressions}
 
 
 def _rule_check(path: str, outcome: RuleOutcome, diagnosis: Diagnosis, fail_on: str) -> GateCheck:
@@ -228,11 +301,14 @@ def _line_check(path: str, line: Line, fail_on: str) -> GateCheck:
 
 
 def _with_regressions(
-    diagnosis: Diagnosis, regressions: Sequence[Regression], lines: Mapping[str, Sequence[Line]], pairing: Pairing
+    diagnosis: Diagnosis,
+    regressions: Sequence[Regression],
+    lines: Mapping[str, Sequence[Line]],
+    where: str,
+    repeats: int,
 ) -> Diagnosis:
-    new = findings_of([line for group in lines.values() for line in group])
-    where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
-    outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in regressions]
+    new = findings_of([line for group in lines.values() for line in group], repeats)
+    outcomes = [outcome_of(r.code, r.name, lines[r.code], where) for r in regressions if where or lines[r.code]]
     findings = sorted([*diagnosis.findings, *new], key=lambda f: -f.severity.weight)
     return replace(diagnosis, findings=tuple(findings), rules=(*diagnosis.rules, *outcomes))
 

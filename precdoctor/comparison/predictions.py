@@ -87,7 +87,8 @@ def _done(after: RunView) -> Sequence[str]:
         data = event["data"]
         where = data.get("what") or event.get("module") or ""
         if data.get("done"):
-            lines.append(f"{data.get('setting')} {data.get('was')} -> {data.get('to')} ({where})")
+            before = "" if data.get("was") is None else f"{data['was']} -> "
+            lines.append(f"{data.get('setting')} {before}{data.get('to')} ({where})")
         else:
             lines.append(f"not applied: {data.get('setting')} {data.get('to')}, because {data.get('why')}")
     return tuple(dict.fromkeys(lines))

@@ -1,39 +1,31 @@
-"""What got worse against a baseline run, tensor by tensor. One baseline run, fixed limits; nothing statistical yet."""
+"""What got worse against a baseline, tensor by tensor. Two keys open: an effect that matters, beyond healthy spread."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
-from typing import Any
+from dataclasses import dataclass, replace
 
-from precdoctor.comparison.pairing import Pairing, Summary, subject
-from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
-from precdoctor.diagnosis.rows import Key
+from precdoctor.comparison.baseline import Expected, Learned
+from precdoctor.comparison.lines import Line, location_of
+from precdoctor.comparison.pairing import Pairing, subject
+from precdoctor.comparison.rounding import deviations, same_start
+from precdoctor.comparison.spread import OTHER_SEED_FACTOR, SINGLE_RUN_FACTOR, limit_factor
+from precdoctor.comparison.steps import loss_window
+from precdoctor.comparison.summary import METRICS, Metric, Summary
+from precdoctor.diagnosis.finding import Location, Phase, Severity
+from precdoctor.diagnosis.rows import Key, known_format
 from precdoctor.diagnosis.rule import Options, RuleOption
 from precdoctor.diagnosis.telling import percent, plural
 
-
-@dataclass(frozen=True)
-class Line:
-    """One comparison: what was expected (the baseline), what was found, and how far apart the two may be."""
-
-    check: str
-    subject: str
-    expected: str
-    found: str
-    limit: str
-    passed: bool
-    severity: Severity
-    #: For the finding, when it did not pass.
-    location: Location | None = None
-    numbers: tuple[float | None, float | None] = (None, None)
+#: Accepted chance that chance alone fails a healthy run, over all learned spreads together.
+FALSE_ALARMS = 0.001
+_METRIC = {metric.name: metric for metric in METRICS}
 
 
 @dataclass(frozen=True)
 class Regression:
-    """One way of getting worse. ``compare`` gives a line per offending tensor, or one passing line for the worst."""
+    """One way of getting worse. ``compare`` gives a line per subject, passed or failed."""
 
     code: str
     name: str
@@ -41,111 +33,141 @@ class Regression:
     doc: str
     options: tuple[RuleOption, ...]
     compare: Callable[[Regression, Pairing, Options], list[Line]]
+    #: Told by the gate itself, which has more to go by than two runs.
+    of_gate: bool = False
+
+    @property
+    def check(self) -> str:
+        """How lines call it: code and name."""
+        return f"{self.code} {self.name}"
 
 
 @dataclass(frozen=True)
-class _Share:
-    """A share of elements that may not grow beyond a limit."""
+class _Grown:
+    """A metric that may not move by more than a limit and the healthy spread: upward, downward or either way."""
 
-    of: Callable[[Summary], float]
-    kinds: tuple[str, ...]
+    metrics: tuple[str, ...]
     option: str
+    direction: int = 1
+    same_dtype: bool = False
 
     def __call__(self, regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-        limit = options[self.option]
-        return _compared(
-            regression,
-            [(k, self.of(a), self.of(b)) for k, a, b in pairing.common if k[2] in self.kinds],
-            lambda found, expected: found - expected - limit,
-            percent,
-            f"+{percent(limit)}",
+        factor, repeats = significance(pairing), pairing.baseline.repeats
+        lines = []
+        for key, found, expected in pairing.common:
+            if self.same_dtype and found.dtype != expected.dtype:
+                continue  # its range is another one; the change of dtype is told on its own
+            judged = [
+                line
+                for metric in (_METRIC[name] for name in self.metrics)
+                if (line := self._line(regression, metric, key, found, expected, options[self.option], factor, repeats))
+            ]
+            lines += [max(judged, key=lambda line: line.excess)] if judged else []
+        return lines
+
+    def _line(
+        self,
+        regression: Regression,
+        metric: Metric,
+        key: Key,
+        found: Summary,
+        expected: Expected,
+        least: float,
+        factor: float,
+        repeats: int,
+    ) -> Line | None:
+        learned, value = expected.metrics.get(metric.name), metric.of(found)
+        if learned is None or value is None:
+            return None
+        limit = max(least, factor * learned.spread)
+        moved = value - learned.center
+        excess = (abs(moved) if self.direction == 0 else moved * self.direction) / limit
+        sign = {1: "+", -1: "-", 0: "±"}[self.direction]
+        return Line(
+            regression.check,
+            subject(key),
+            _expected_words(metric, learned, repeats),
+            _words(metric, value),
+            sign + (percent(limit) if metric.unit == "fraction" else f"{limit:.3g} binades"),
+            excess <= 1.0,
+            regression.severity,
+            location_of(key, module_class=expected.module_class),
+            (value, learned.center),
+            excess,
+            math.inf if expected.order is None else expected.order,
         )
+
+
+def significance(pairing: Pairing, comparisons: int | None = None) -> float:
+    """How many spreads a figure may lie from the baseline's; one run from another seed says next to nothing.
+
+    Args:
+        comparisons: made at once; None: every metric of every tensor.
+    """
+    if pairing.baseline.repeats < 2:
+        return SINGLE_RUN_FACTOR if same_start(pairing) is not None else OTHER_SEED_FACTOR
+    if comparisons is None:
+        comparisons = sum(len(e.metrics) for _, _, e in pairing.common)
+    return limit_factor(pairing.baseline.repeats, comparisons, FALSE_ALARMS)
+
+
+def _words(metric: Metric, value: float) -> str:
+    if metric.name.startswith("rms"):
+        return f"{value:.4g} binades"
+    return f"{value:.1f} binades" if metric.unit == "binades" else percent(value)
+
+
+def _expected_words(metric: Metric, learned: Learned, repeats: int) -> str:
+    """The centre, with the spread where it was measured."""
+    center = _words(metric, learned.center)
+    if repeats < 2:
+        return center
+    if metric.unit == "fraction":
+        return f"{center} ± {percent(learned.spread)}"
+    return f"{center.removesuffix(' binades')} ± {learned.spread:.2g} binades"
 
 
 def _headroom(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    limit = options["binades"]
-    pairs = [(k, a.headroom, b.headroom) for k, a, b in pairing.common if a.dtype == b.dtype and k[2] != "loss"]
-    known = [(k, a, b) for k, a, b in pairs if a is not None and b is not None]
-    lines = _compared(
-        regression, known, lambda found, expected: expected - found - limit, _binades, f"-{limit:g} binades"
-    )
-    return [_by_distance(line, options["near"]) for line in lines]
-
-
-def _by_distance(line: Line, near: float) -> Line:
     """Growth far from the limit is a warning; what has come near it is an error."""
-    found = line.numbers[0]
-    severe = found is not None and found < near
-    return Line(**{**line.__dict__, "severity": Severity.ERROR if severe else Severity.WARNING})
-
-
-def _compared(
-    regression: Regression,
-    pairs: Sequence[tuple[Key, float, float]],
-    excess: Callable[[float, float], float],
-    words: Callable[[float], str],
-    limit: str,
-) -> list[Line]:
-    """A line per pair above its limit, worst first; or one line for the pair that came nearest to it."""
-    if not pairs:
-        return []
-    ranked = sorted(pairs, key=lambda p: -excess(p[1], p[2]))
-    failed = [p for p in ranked if excess(p[1], p[2]) > 0]
+    lines = _Grown(("headroom",), "binades", -1, same_dtype=True)(regression, pairing, options)
+    near = options["near"]
     return [
-        Line(
-            f"{regression.code} {regression.name}",
-            subject(key),
-            words(expected),
-            words(found),
-            limit,
-            not failed,
-            regression.severity,
-            _location(key),
-            (found, expected),
-        )
-        for key, found, expected in (failed or ranked[:1])
+        replace(line, severity=Severity.ERROR)
+        if not line.passed and line.numbers[0] is not None and line.numbers[0] < near
+        else line
+        for line in lines
     ]
-
-
-def _location(key: Key, step: int | None = None) -> Location:
-    phases = {"batch": Phase.DATA, "loss": Phase.LOSS, "grad_output": Phase.BACKWARD, "weight_grad": Phase.BACKWARD}
-    phase = phases.get(key[2], Phase.OPTIMIZER if key[2] in ("weight", "update", "weight_grad_step") else Phase.FORWARD)
-    return Location(root=key[0], module=key[1], kind=key[2], phase=phase, step=step)
-
-
-def _binades(value: float) -> str:
-    return f"{value:.1f} binades"
 
 
 def _loss(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
     """The median over the last quarter of the common steps; a single non-finite loss is enough."""
-    if not pairing.losses:
-        return []
-    check, limit = f"{regression.code} {regression.name}", options
     place = Location(phase=Phase.LOSS, kind="loss")
-    broken = [(s, a) for s, a, b in pairing.losses if math.isfinite(b) and not math.isfinite(a)]
+    broken = sorted(pairing.bad_losses)
     if broken:
-        step = broken[0][0]
-        found = f"not finite on {plural(len(broken), 'step')}, first {step}"
-        return [Line(check, "loss", "finite", found, "0 steps", False, regression.severity, place)]
-    last = pairing.losses[-max(1, len(pairing.losses) // 4) :]
-    finite = [(a, b) for _, a, b in last if math.isfinite(a) and math.isfinite(b)]
-    if not finite:
+        found = f"not finite on {plural(len(broken), 'step')}, first {broken[0]}"
+        return [
+            Line(regression.check, "loss", "finite", found, "0 steps", False, regression.severity, place,
+                 excess=math.inf, position=0.0)
+        ]  # fmt: skip
+    learned, loss = pairing.baseline.loss, pairing.loss
+    if learned is None or loss is None:
         return []
-    found_loss, expected_loss = median(a for a, _ in finite), median(b for _, b in finite)
-    allowed = max(limit["nats"], limit["relative"] * abs(expected_loss))
-    passed = found_loss - expected_loss <= allowed
+    window = loss_window(pairing.steps)
+    least = max(options["nats"], options["relative"] * abs(learned.center))
+    allowed = max(least, significance(pairing, 1) * learned.spread)
+    excess = (loss - learned.center) / allowed
     return [
         Line(
-            check,
-            f"loss, median of steps {last[0][0]} to {last[-1][0]}",
-            f"{expected_loss:.4g}",
-            f"{found_loss:.4g}",
+            regression.check,
+            f"loss, median of steps {window[0]} to {window[-1]}",
+            f"{learned.center:.4g}",
+            f"{loss:.4g}",
             f"+{allowed:.2g}",
-            passed,
+            excess <= 1.0,
             regression.severity,
             place,
-            (found_loss, expected_loss),
+            (loss, learned.center),
+            excess,
         )
     ]
 
@@ -153,79 +175,149 @@ def _loss(regression: Regression, pairing: Pairing, options: Options) -> list[Li
 def _nonfinite(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
     """Tensors that are non-finite in a way they are not in the baseline; one line, for the first of them."""
     del options  # the limit is zero
-    check = f"{regression.code} {regression.name}"
     new = [(a.first_bad_step or 0, k, a) for k, a, b in pairing.common if a.badness - b.badness]
     if not new:
-        return [Line(check, "all tensors", "0 new", "0 new", "0", True, regression.severity)]
+        return [Line(regression.check, "all tensors", "0 new", "0 new", "0", True, regression.severity)]
     step, key, _ = min(new, key=lambda n: n[0])
     found = f"{plural(len(new), 'tensor')}, first at step {step}"
-    return [Line(check, subject(key), "finite", found, "0", False, regression.severity, _location(key, step))]
+    place = location_of(key, step)
+    return [
+        Line(regression.check, subject(key), "finite", found, "0", False, regression.severity, place, excess=math.inf)
+    ]
 
 
-def _tensors(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """Tensors of one run only. A changed model is worth a word, and part of it was not compared."""
-    missing, new = pairing.expected.keys() - pairing.found.keys(), pairing.found.keys() - pairing.expected.keys()
-    share = len(missing) / max(1, len(pairing.expected))
-    passed = share <= options["missing_share"]
-    named = sorted(missing or new)
-    example = f", such as {subject(named[0])}" if named else ""
+def _missing(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
+    """Tensors of the baseline that the run lacks: part of it was not compared."""
+    missing = sorted(pairing.expected.keys() - pairing.found.keys())
+    return [_one_sided(regression, pairing, missing, "missing", options["missing_share"])]
+
+
+def _new(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
+    """Tensors of the run that the baseline lacks: nobody knows what to expect of them."""
+    new = sorted(pairing.found.keys() - pairing.expected.keys())
+    return [_one_sided(regression, pairing, new, "new", options["new_share"])]
+
+
+def _one_sided(regression: Regression, pairing: Pairing, keys: Sequence[Key], word: str, allowed: float) -> Line:
+    share = len(keys) / max(1, len(pairing.expected))
+    example = f", such as {subject(keys[0])}" if keys else ""
+    return Line(
+        regression.check,
+        f"tensors{example}",
+        f"{len(pairing.expected):,}",
+        f"{len(pairing.found):,} ({len(keys):,} {word})",
+        f"{percent(allowed)} {word}",
+        share <= allowed,
+        regression.severity,
+        location_of(keys[0]) if keys else Location(),
+        (float(len(keys)), 0.0),
+        share / allowed if allowed else (math.inf if keys else 0.0),
+    )
+
+
+def _dtypes(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
+    """Tensors in another dtype, one line per change; the first in execution order stands for the others."""
+    del options  # any change counts
+    changes: dict[tuple[str, str], list[tuple[float, Key, Expected]]] = {}
+    for key, found, expected in pairing.common:
+        if found.dtype != expected.dtype:
+            position = math.inf if expected.order is None else float(expected.order)
+            changes.setdefault((expected.dtype, found.dtype), []).append((position, key, expected))
+    if not changes:
+        return [Line(regression.check, "all tensors", "0 changed", "0 changed", "0", True, regression.severity)]
+    lines = []
+    for (old, new), tensors in changes.items():
+        position, key, expected = min(tensors, key=lambda t: t[0])
+        more = f" and {plural(len(tensors) - 1, 'more tensor')}" if len(tensors) > 1 else ""
+        place = location_of(key, module_class=expected.module_class)
+        severity = Severity.ERROR if _narrower(new, old) else Severity.WARNING
+        lines.append(
+            Line(regression.check, f"{subject(key)}{more}", old, new, "no change", False, severity, place,
+                 excess=math.inf if severity is Severity.ERROR else 1.5, position=position)
+        )  # fmt: skip
+    return lines
+
+
+def _narrower(new: str, old: str) -> bool:
+    """Whether a dtype has less precision or a smaller range."""
+    a, b = known_format(new), known_format(old)
+    return a is not None and b is not None and (a.mantissa_bits < b.mantissa_bits or a.max < b.max)
+
+
+def _skipped(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
+    """Steps that a loss scaler skipped."""
+    learned = pairing.baseline.skipped
+    limit = max(options["skipped_share"], significance(pairing, 1) * learned.spread)
+    excess = (pairing.skipped - learned.center) / limit
+    place = Location(phase=Phase.OPTIMIZER)
     return [
         Line(
-            f"{regression.code} {regression.name}",
-            f"tensors{example}",
-            f"{len(pairing.expected):,}",
-            f"{len(pairing.found):,} ({len(missing):,} missing, {len(new):,} new)",
-            f"{percent(options['missing_share'])} missing",
-            passed,
+            regression.check, f"steps skipped by the loss scaler, of {len(pairing.steps):,}", percent(learned.center),
+            percent(pairing.skipped), f"+{percent(limit)}", excess <= 1.0, regression.severity, place,
+            (pairing.skipped, learned.center), excess,
+        )
+    ]  # fmt: skip
+
+
+def _rounding(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
+    """The first step of a run from the same weights and data; one line, for the first tensor beyond rounding."""
+    at = same_start(pairing)
+    if at is None:
+        return []
+    found = list(deviations(pairing, at, options["growth"]))
+    beyond = [d for d in found if d.excess > 1.0]
+    shown = beyond[0] if beyond else max(found, key=lambda d: d.excess, default=None)
+    if shown is None:
+        return []
+    more = f" and {plural(len(beyond) - 1, 'tensor')} after it" if len(beyond) > 1 else ""
+    step = pairing.sampled[0]
+    expected = pairing.expected[shown.key]
+    return [
+        Line(
+            regression.check,
+            f"{subject(shown.key)}, {shown.figure} at step {step}{more}",
+            "equal but for rounding",
+            f"{shown.error:.1e} apart (relative)",
+            f"{shown.limit:.1e}",
+            not beyond,
             regression.severity,
-            Location(),
-            (float(len(missing)), 0.0),
+            location_of(shown.key, step, expected.module_class),
+            (shown.error, 0.0),
+            shown.excess if not beyond else math.inf,
+            0.0,
         )
     ]
 
 
-def _dtypes(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """Tensors in another dtype, one line per change; its first tensor stands for the others."""
-    del options  # any change counts
-    check = f"{regression.code} {regression.name}"
-    changes: dict[tuple[str, str], list[Key]] = {}
-    for key, found, expected in pairing.common:
-        if found.dtype != expected.dtype:
-            changes.setdefault((expected.dtype, found.dtype), []).append(key)
-    if not changes:
-        return [Line(check, "all tensors", "0 changed", "0 changed", "0", True, regression.severity)]
-    lines = []
-    for (old, new), keys in changes.items():
-        more = f" and {plural(len(keys) - 1, 'more tensor')}" if len(keys) > 1 else ""
-        what = f"{subject(keys[0])}{more}"
-        lines.append(Line(check, what, old, new, "no change", False, regression.severity, _location(keys[0])))
-    return lines
+def _told_by_gate(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
+    del regression, pairing, options
+    return []
 
 
 def _option(name: str, default: float, unit: str, doc: str, source: str, maximum: float = math.inf) -> RuleOption:
     return RuleOption(name, default, unit, doc, source, maximum=maximum)
 
 
-_OWN = "Precdoctor's own; a measured run-to-run spread will replace it."
+_OWN = "Precdoctor's own; the measured run-to-run spread counts where it is larger."
 
 REGRESSIONS: tuple[Regression, ...] = (
     Regression(
         "PD801", "underflow-increased", Severity.ERROR,
         "More of a tensor's intended non-zero elements are rounded to zero than in the baseline.",
-        (_option("flushed_share", 0.02, "fraction", "Largest increase.", f"Half of PD201's own limit. {_OWN}", 1.0),),
-        _Share(lambda s: s.flushed_share, ("output", "input", "grad_output", "weight_grad"), "flushed_share"),
+        (_option("flushed_share", 0.02, "fraction", "Least increase.", f"Half of PD201's own limit. {_OWN}", 1.0),),
+        _Grown(("flushed",), "flushed_share"),
     ),
     Regression(
         "PD802", "saturation-increased", Severity.ERROR,
         "More of a tensor's elements sit at the dtype's largest value than in the baseline.",
-        (_option("at_max_share", 0.01, "fraction", "Largest increase.", f"Half of PD401's own limit. {_OWN}", 1.0),),
-        _Share(lambda s: s.at_max_share, ("output", "input", "grad_output", "weight", "weight_grad"), "at_max_share"),
+        (_option("at_max_share", 0.01, "fraction", "Least increase.", f"Half of PD401's own limit. {_OWN}", 1.0),),
+        _Grown(("saturated",), "at_max_share"),
     ),
     Regression(
         "PD803", "headroom-lost", Severity.WARNING,
         "A tensor's largest element came nearer to the dtype's limit; an error when it is close to it.",
         (
-            _option("binades", 3.0, "binades", "Largest loss of headroom.", f"A factor of 8. {_OWN}"),
+            _option("binades", 3.0, "binades", "Least loss of headroom.", f"A factor of 8. {_OWN}"),
             _option("near", 3.0, "binades", "With less headroom than this the loss is an error.", _OWN),
         ),
         _headroom,
@@ -234,8 +326,8 @@ REGRESSIONS: tuple[Regression, ...] = (
         "PD804", "loss-increased", Severity.ERROR,
         "The loss of the last quarter of the common steps is higher, or non-finite where the baseline's was not.",
         (
-            _option("nats", 0.01, "nats", "Largest increase, whatever the loss.", "The usual leading indicator."),
-            _option("relative", 0.05, "fraction", "Largest increase relative to the baseline's loss.", _OWN),
+            _option("nats", 0.01, "nats", "Least increase, whatever the loss.", "The usual leading indicator."),
+            _option("relative", 0.05, "fraction", "Least increase relative to the baseline's loss.", _OWN),
         ),
         _loss,
     ),
@@ -247,49 +339,61 @@ REGRESSIONS: tuple[Regression, ...] = (
     Regression(
         "PD806", "lost-updates-increased", Severity.ERROR,
         "More of a weight's intended updates leave it unchanged than in the baseline.",
-        (_option("lost_share", 0.1, "fraction", "Largest increase.", _OWN, 1.0),),
-        _Share(lambda s: s.lost_share, ("update",), "lost_share"),
+        (_option("lost_share", 0.1, "fraction", "Least increase.", _OWN, 1.0),),
+        _Grown(("lost",), "lost_share"),
     ),
     Regression(
         "PD807", "tensors-missing", Severity.WARNING,
         "Tensors of the baseline do not occur in the run, so nothing was compared there.",
         (_option("missing_share", 0.05, "fraction", "Largest share of the baseline's tensors.", _OWN, 1.0),),
-        _tensors,
+        _missing,
     ),
     Regression(
-        "PD808", "dtype-changed", Severity.WARNING,
-        "A tensor is stored in another dtype than in the baseline.",
+        "PD808", "dtype-changed", Severity.ERROR,
+        "A tensor is stored in another dtype than in the baseline; a warning if nothing is lost by it.",
         (), _dtypes,
     ),
+    Regression(
+        "PD809", "tensors-new", Severity.WARNING,
+        "Tensors occur in the run that the baseline does not have, so nothing is known of them.",
+        (_option("new_share", 0.05, "fraction", "Largest number, as a share of the baseline's tensors.", _OWN, 1.0),),
+        _new,
+    ),
+    Regression(
+        "PD811", "magnitude-changed", Severity.ERROR,
+        "A tensor's RMS lies outside the spread of the healthy repeats, over the run or on its first step.",
+        (_option("binades", 0.1, "binades", "Least change, either way.", f"7 %. {_OWN}"),),
+        _Grown(("rms", "rms_first"), "binades", 0),
+    ),
+    Regression(
+        "PD812", "zeros-increased", Severity.ERROR,
+        "More of a gradient's elements are zero than in the healthy repeats.",
+        (_option("zero_share", 0.05, "fraction", "Least increase.", _OWN, 1.0),),
+        _Grown(("zeros",), "zero_share"),
+    ),
+    Regression(
+        "PD813", "rounding-increased", Severity.ERROR,
+        "From the same weights and data, a tensor of the first step differs by more than rounding explains.",
+        (
+            _option("growth", 4.0, "factor", "By how much rounding errors may grow between modules.",
+                    "Measured: threads and matrix libraries changed, the largest growth was below 2."),
+        ),
+        _rounding,
+    ),
+    Regression(
+        "PD814", "skipped-steps-increased", Severity.ERROR,
+        "The loss scaler skips more steps than in the baseline.",
+        (_option("skipped_share", 0.1, "fraction", "Least increase.", _OWN, 1.0),),
+        _skipped,
+    ),
+    Regression(
+        "PD815", "limit-exceeded", Severity.ERROR,
+        "A figure of a tensor is beyond a limit given with --fail-if.",
+        (), _told_by_gate, of_gate=True,
+    ),
+    Regression(
+        "PD816", "allowance-expired", Severity.ERROR,
+        "An entry of the allow-list is past its date: renew it with a reason, or remove what it allowed.",
+        (), _told_by_gate, of_gate=True,
+    ),
 )  # fmt: skip
-
-
-def findings_of(lines: Sequence[Line]) -> list[Finding]:
-    """One finding per regression: its worst line, the others as evidence."""
-    failed: dict[str, list[Line]] = {}
-    for line in lines:
-        if not line.passed:
-            failed.setdefault(line.check, []).append(line)
-    return [_finding(group) for group in failed.values()]
-
-
-def _finding(lines: Sequence[Line]) -> Finding:
-    line = max(lines, key=lambda candidate: candidate.severity.weight)
-    code, _, name = line.check.partition(" ")
-    more = f" {plural(len(lines) - 1, 'more subject')} above the limit." if len(lines) > 1 else ""
-    evidence: dict[str, Any] = {
-        "expected": line.numbers[1] if line.numbers[1] is not None else line.expected,
-        "found": line.numbers[0] if line.numbers[0] is not None else line.found,
-        "limit": line.limit,
-        "subjects": [{"subject": x.subject, "expected": x.expected, "found": x.found} for x in lines[:16]],
-    }
-    return Finding(
-        code=code,
-        name=name,
-        severity=line.severity,
-        confidence=0.8,
-        title=f"{name.replace('-', ' ')}: {line.subject}",
-        message=f"{line.subject}: expected {line.expected}, found {line.found}, limit {line.limit}.{more}",
-        location=line.location or Location(),
-        evidence={**evidence, "confidence_reason": "one baseline run, no measured run-to-run spread"},
-    )

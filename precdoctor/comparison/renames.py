@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from precdoctor.diagnosis.rows import Key
 
 if TYPE_CHECKING:
-    from precdoctor.comparison.pairing import Summary
+    from precdoctor.comparison.baseline import Expected
+    from precdoctor.comparison.summary import Summary
 
 #: Root and FQN of a module.
 Module = tuple[str, str]
@@ -17,7 +18,7 @@ Module = tuple[str, str]
 _Signature = tuple[str, tuple[tuple[str, str, tuple[int, ...]], ...]]
 
 
-def renamed(found: Mapping[Key, Summary], expected: Mapping[Key, Summary]) -> dict[Module, Module]:
+def renamed(found: Mapping[Key, Summary], expected: Mapping[Key, Expected]) -> dict[Module, Module]:
     """Modules of ``found`` that go by another name in ``expected``.
 
     Modules that only one of the two has are aligned in the order in which they were first recorded; a pair must have
@@ -58,7 +59,7 @@ def overridden(keys: Iterable[Key], rules: Iterable[tuple[str, str]]) -> dict[Mo
     return names
 
 
-def _signatures(table: Mapping[Key, Summary]) -> dict[Module, _Signature]:
+def _signatures(table: Mapping[Key, Summary] | Mapping[Key, Expected]) -> dict[Module, _Signature]:
     tensors: dict[Module, list[tuple[str, str, tuple[int, ...]]]] = {}
     classes: dict[Module, str] = {}
     for (root, module, kind, name, _), summary in table.items():

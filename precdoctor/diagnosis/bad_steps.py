@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from precdoctor.diagnosis.examined import poisoned_steps
+from precdoctor.diagnosis.examination import culprit_at
+from precdoctor.diagnosis.examined import poisoned_steps, traced_steps
 from precdoctor.diagnosis.origin import Reference, Sighting, suspicious
 from precdoctor.diagnosis.rows import (
     BACKWARD_KINDS,
@@ -39,9 +40,12 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
             if facts.step not in mine and not is_well(view, process, facts):
                 mine[facts.step] = _announced_kinds(view, process, facts)
         for step in [s for s, k in mine.items() if _handled(view.step_facts(process, s), k)]:
-            del mine[step]
+            if not _scaler_cannot_help(view, process, step):
+                del mine[step]
         for step in poisoned_steps(view, process):
             mine.setdefault(step, frozenset({"buffer"}))
+        for step in traced_steps(view, process):
+            mine.setdefault(step, frozenset({"weight"}))
         if steps and not steps[-1].complete and steps[-1].step not in mine and _died_of_it(view, process, steps[-1]):
             mine[steps[-1].step] = frozenset({"output"})
     return {p: {s: frozenset(k) for s, k in sorted(m.items())} for p, m in kinds.items()}
@@ -93,6 +97,12 @@ def _announced_kinds(view: RunView, process: Process, facts: StepFacts) -> froze
 def _handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
     """A gradient overflow for which the scaler skipped the step is the scaler doing its work."""
     return facts is not None and facts.skipped and kinds <= GRADIENTS
+
+
+def _scaler_cannot_help(view: RunView, process: Process, step: int) -> bool:
+    """Whether a closer look at a skipped step found something no smaller scale would mend."""
+    culprit = culprit_at(view, process, step)
+    return culprit is not None and culprit.cause.name not in (None, "loss-scale-overflow", "other")
 
 
 def _died_of_it(view: RunView, process: Process, facts: StepFacts) -> bool:

@@ -15,6 +15,13 @@ def _names(spaced: str) -> frozenset[str]:
 _FILLS = _names("masked_fill full full_like new_full fill scalar_tensor where masked_scatter lift_fresh_copy triu tril")
 
 
+#: Products and normalisations of features; what a person means as a mask does not go in here.
+_ARITHMETIC = _names(
+    "mm addmm bmm mv addmv dot linear mkldnn_linear convolution _convolution mkldnn_convolution cudnn_convolution "
+    "native_layer_norm native_batch_norm native_group_norm _native_batch_norm_legit mul div exp log sqrt square pow"
+)
+
+
 @dataclass(frozen=True)
 class Blame:
     """The op that made the first bad value, or the tensor from before the step that brought it."""
@@ -45,10 +52,19 @@ def _of_op(examined: Examined, op: Op) -> Blame | None:
 
 def _of_external(examined: Examined, op: Op, external: tuple[str, str]) -> Blame | None:
     kinds = [b for b, maker in zip(op.bad_in, op.makers, strict=False) if maker == external]
-    if external[0] != "argument" and kinds and all(k == NEG_INF for k in kinds):
+    if external[0] == "argument" and kinds and all(k == NEG_INF for k in kinds):
+        behind = (examined.ops[i] for i in examined.path if i >= op.index)
+        turned = next((o for o in behind if o.bad_out & NAN), None)  # +Inf would be -(-Inf): the model's own doing
+        return Blame(turned, mask=external) if turned is not None else Blame(op, external=external)
+    if external[0] != "argument" and kinds and all(k == NEG_INF for k in kinds) and not _computes_with(op):
         turned = op if op.bad_out & (NAN | POS_INF) else _turning_point(examined, op.index)
         return Blame(turned, mask=external) if turned is not None else None
     return Blame(op, external=external)
+
+
+def _computes_with(op: Op) -> bool:
+    """Whether an op takes what it reads for numbers, not for a mask: masks are added, compared and normalised."""
+    return bool(op.bad_out & (NAN | POS_INF)) and op.short in _ARITHMETIC
 
 
 def _turning_point(examined: Examined, after: int) -> Op | None:

@@ -154,7 +154,15 @@ def describe(view: RunView) -> dict[str, Any]:
         "device": facts.get("device"),
         "versions": facts.get("versions"),
         "roots": [r.get("name") for r in facts.get("roots") or ()],
+        **_applied(view),
     }
+
+
+def _applied(view: RunView) -> dict[str, Any]:
+    """How many prescriptions the training was changed by; there only where it was."""
+    applied = view.run.info.get("applied")
+    listed = applied.get("prescriptions") if isinstance(applied, Mapping) else None
+    return {"applied": len(listed)} if isinstance(listed, list) else {}
 
 
 def describe_recorder(view: RunView) -> dict[str, Any]:

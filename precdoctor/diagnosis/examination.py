@@ -65,8 +65,8 @@ def _phase(view: RunView, examined: Examined, blamed: Blame) -> Phase:
         return {"batch": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}.get(
             blamed.external[0], Phase.LOSS if is_loss_module(examined.root, "", "") else Phase.FORWARD
         )
-    if examined.phase == "backward":
-        return Phase.BACKWARD
+    if examined.phase == "backward" and blamed.mask is None:
+        return Phase.BACKWARD  # a mask's victim is a forward op, whose result the loss did not use
     if not examined.root:
         return Phase.LOSS
     module_class = class_of(view.module_classes, examined.root, blamed.op.module or "")

@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from precdoctor.diagnosis.finding import Source
 from precdoctor.diagnosis.rows import integer, text
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.errors import PrecdoctorError
+from precdoctor.runlog import open_run
+from precdoctor.runlog.schema import AUTOPSY_DIR
 
 #: Bits of ``bad_in`` and ``bad_out``.
 NAN, POS_INF, NEG_INF = 1, 2, 4
@@ -133,6 +137,12 @@ class Examined:
     poisoned: tuple[Poisoned, ...] = ()
     #: Weights, optimizer state and buffers were looked at, and were finite as the step began; null: nobody looked.
     finite_before: bool | None = None
+    #: Root, module and name of the first parameter an optimizer step spoilt.
+    weight: tuple[str, str, str] | None = None
+    #: Steps a loss scaler had skipped by then without a break, this one included.
+    skips: int = 1
+    #: Seen in the training itself as it was traced, not in a replay.
+    live: bool = False
 
 
 def examined_at(view: RunView, process: Process, step: int) -> Examined | None:
@@ -147,6 +157,32 @@ def poisoned_steps(view: RunView, process: Process) -> tuple[int, ...]:
 
 
 def _all(view: RunView) -> dict[tuple[int, int], Examined]:
+    found = _own(view)
+    if (again := second_run_of(view)) is not None:  # what was traced live knows more than what was run again
+        found |= {at: e for at, e in _own(again).items() if e.outcome == "origin"}
+    return found
+
+
+def second_run_of(view: RunView) -> RunView | None:
+    """The traced run that ``precdoctor autopsy`` left in this one, as long as it can be read."""
+    path = Path(view.run.path) / AUTOPSY_DIR
+    if not path.is_dir():
+        return None
+    try:
+        again = type(view)(open_run(path))
+        return again if again.processes else None
+    except PrecdoctorError:
+        return None
+
+
+def traced_steps(view: RunView, process: Process) -> tuple[int, ...]:
+    """Steps at which the second run saw an optimizer make a weight non-finite."""
+    seen = view.remember("examined", lambda: _all(view))
+    mine = ((s, e) for (rank, s), e in seen.items() if rank == process.rank)
+    return tuple(sorted(s for s, e in mine if e.live and e.phase == "optimizer"))
+
+
+def _own(view: RunView) -> dict[tuple[int, int], Examined]:
     events = view.events_of("incident", "op")
     ops: dict[str, list[Mapping[str, Any]]] = {}
     for event in events:
@@ -183,9 +219,18 @@ def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ex
         changed_arguments=tuple(map(text, _list(data.get("changed_arguments")))),
         changed_attributes=tuple(map(text, _list(data.get("changed_attributes")))),
         target=text(data.get("target")),
+        weight=_weight(text(data.get("weight"))),
+        skips=integer(data.get("skips_in_a_row")) or 1,
+        live=data.get("live") is True,
         poisoned=tuple(_poisoned(p) for p in _list(data.get("poisoned")) if isinstance(p, Mapping)),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
     )
+
+
+def _weight(name: str) -> tuple[str, str, str] | None:
+    root, _, rest = name.partition("/")
+    module, _, own = rest.partition("/")
+    return (root, module, own) if own else None
 
 
 def _poisoned(data: Mapping[str, Any]) -> Poisoned:

@@ -11,6 +11,7 @@ from precdoctor.diagnosis.finding import Finding
 _EXPLAINS = {
     "PD104": ("PD101", "PD102", "PD103", "PD105", "PD106", "PD301", "PD302", "PD603", "PD605"),
     "PD101": ("PD301",),
+    "PD102": ("PD301",),
     "PD103": ("PD301",),
 }
 #: What leads to a non-finite value, or is the same fault seen from another side: told with it, whatever the steps.
@@ -38,7 +39,8 @@ def covered_steps(finding: Finding) -> tuple[int, int] | None:
     if first is None:
         return None
     last = finding.evidence.get("explains_until", finding.evidence.get("last_bad_step", first))
-    return first, max(first, int(last if last is not None else first))
+    skipped = int(finding.evidence.get("skips_in_a_row", 1)) - 1  # a loss scaler had seen it before anybody looked
+    return first - skipped, max(first, int(last if last is not None else first))
 
 
 def explains(cause: Finding, effect: Finding) -> bool:

@@ -123,7 +123,7 @@ def _with_course(
     """Add what came before and after."""
     facts = [view.step_facts(incident.process, s) for s in episode]
     skipped = all(f is not None and f.skipped for f in facts)
-    followed = any(s > episode[-1] and s not in bad_steps for s in order)
+    followed = any(s > episode[-1] and s not in bad_steps and not _was_skipped(view, incident, s) for s in order)
     clean = [
         s
         for s in order
@@ -140,6 +140,11 @@ def _with_course(
         ranks=(incident.process.rank,),
         occurrences=(incident.step,),
     )
+
+
+def _was_skipped(view: RunView, incident: Incident, step: int) -> bool:
+    facts = view.step_facts(incident.process, step)
+    return facts is not None and facts.skipped
 
 
 def _last_finite(view: RunView, incident: Incident, clean: Sequence[int], order: Sequence[int]) -> int | None:
@@ -163,7 +168,9 @@ def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[in
         return poison_at(view, process, step)
     seen = _from_tensors(view, process, step, bad_steps)
     culprit = culprit_at(view, process, step)
-    if culprit is None or (seen is not None and seen.how in ("between", "start")):
+    if culprit is None or (seen is not None and seen.how == "start"):
+        return seen
+    if seen is not None and seen.how == "between" and culprit.examined.phase != "optimizer":
         return seen
     if culprit.cause.name is None and seen is not None and seen.origin is not None:
         return seen  # made by code that no replay reaches: the tensors on both sides of it say more
@@ -171,7 +178,8 @@ def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[in
     if seen is None:
         how = ("optimizer" if culprit.examined.phase == "optimizer" else "between") if code == "PD105" else ""
         return Incident(code, process, step, culprit.phase, None, culprit.cause, culprit=culprit, how=how)
-    return replace(seen, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
+    how = "optimizer" if code == "PD105" and culprit.examined.phase == "optimizer" else seen.how
+    return replace(seen, how=how, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
 
 
 def _from_tensors(

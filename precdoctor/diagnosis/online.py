@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 
 from precdoctor.diagnosis.engine import diagnose_view
 from precdoctor.diagnosis.finding import Finding, Severity, jsonable
-from precdoctor.diagnosis.registry import RULES, select_rules
+from precdoctor.diagnosis.registry import RULES, Named, select
 from precdoctor.diagnosis.rule import Options, Rule
 from precdoctor.diagnosis.view import RunView
 from precdoctor.errors import RunUnreadableError
@@ -27,6 +28,14 @@ FROM_THE_START = frozenset({"PD503", "PD605"})
 _Identity = tuple[str, str | None, str | None, str | None]
 
 
+@dataclass(frozen=True)
+class _Further:
+    """A finding that is of no rule, for the names ``--halt-on`` takes."""
+
+    code: str
+    name: str
+
+
 class OnlineRules:
     """Looks at a run that is being recorded, and tells what is new.
 
@@ -34,18 +43,29 @@ class OnlineRules:
     look, at the closed log, is believed at once.
     """
 
-    def __init__(self, settings: Mapping[str, Options], halt_on: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Options],
+        halt_on: Iterable[str] = (),
+        *,
+        more: Callable[[RunView], Sequence[Finding]] | None = None,
+        more_codes: Mapping[str, str] | None = None,
+    ) -> None:
         """Args:
             settings: every rule's options, by code.
             halt_on: codes, names, families such as ``PD2``, or ``error`` for any finding of that level.
+            more: further findings of the window, such as those against a reference.
+            more_codes: code and name of those.
 
         Raises:
             UsageError: an unknown rule.
         """
         names = list(halt_on)
         codes = [name for name in names if name.lower() != "error"]
-        self._halt_codes = frozenset(rule.code for rule in select_rules(codes)) if codes else frozenset()
+        known: list[Named] = [*RULES, *(_Further(code, name) for code, name in (more_codes or {}).items())]
+        self._halt_codes = frozenset(rule.code for rule in select(known, codes)) if codes else frozenset()
         self._halt_errors = len(codes) < len(names)
+        self._more = more or (lambda _view: ())
         self._settings = settings
         self._seen: frozenset[_Identity] = frozenset()
         self._told: set[_Identity] = set()
@@ -66,7 +86,8 @@ class OnlineRules:
         first, self._steps = span
         from_here = max(first, self._steps - WINDOW + 1)
         view = RunView(Window(run, from_here) if from_here > first else run)
-        found = diagnose_view(view, self._rules(whole=from_here == first), self._settings).findings
+        rules = self._rules(whole=from_here == first)
+        found = [*diagnose_view(view, rules, self._settings).findings, *self._more(view)]
         now = {_identity(f): f for f in found}
         before, self._seen = self._seen, frozenset(now)
         new = [f for key, f in now.items() if key not in self._told and (last or key in before)]

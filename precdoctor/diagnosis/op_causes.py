@@ -37,6 +37,9 @@ _REDUCTIONS = _names(
 _CASTS = _names("_to_copy to copy type_as convert_element_type")
 _DOMAINS = _names("acos asin atanh acosh erfinv logit lgamma digamma polygamma mvlgamma _ctc_loss fmod")
 _SOFTMAXES = _names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp logcumsumexp")
+_OVERFLOWS = frozenset(
+    ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
+)
 _QUOTIENTS = _names("div reciprocal true_divide addcdiv remainder floor_divide")
 
 
@@ -44,7 +47,9 @@ def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cau
     """The cause of an examined incident in the vocabulary of findings; ``other`` when none fits."""
     op = blamed.op
     if examined.phase == "optimizer":
-        return optimizer_cause(op)
+        return (
+            optimizer_cause(op) if op.name.startswith("optim.") else _of_optimizer(_arithmetic_cause(examined, op), op)
+        )
     if blamed.external is not None:
         return _external_cause(blamed.external)
     if blamed.mask is not None:
@@ -54,6 +59,21 @@ def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cau
         return Cause("where-gradient-trap", 0.9, why)
     found = _backward_cause(examined, op, loss_scale) if op.phase == "backward" else None
     return found or _arithmetic_cause(examined, op) or Cause("other", 0.5, f"{op.name} made it of finite operands")
+
+
+def _of_optimizer(cause: Cause | None, op: Op) -> Cause:
+    """An operation of an optimizer's step, by the names optimizers' faults have."""
+    if cause is None or cause.name in _OVERFLOWS or (cause.name == "division-by-zero" and not _divides_by_zero(op)):
+        reach = op.reference.amax if op.reference is not None else None
+        exact = f": in FP64 the result reaches {_number(reach)}" if reach is not None else ""
+        return Cause("optimizer-overflow", 0.9, f"{op.short} left the range of its format{exact}")
+    if cause.name == "division-by-zero":
+        return Cause("optimizer-division-by-zero", cause.confidence, cause.why)
+    return cause
+
+
+def _divides_by_zero(op: Op) -> bool:
+    return op.settings.get("other") == 0 or any(o.zero for o in op.operands)
 
 
 def _external_cause(external: tuple[str, str]) -> Cause:
@@ -94,16 +114,30 @@ def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
         return _pow_cause(op)
     if name in _QUOTIENTS:
         return _quotient_cause(examined, op)
-    if name in _EXPS and first is not None:
-        fmt = known_format(first.dtype)
-        limit = f", {first.dtype} ends at ln(max) {math.log(fmt.max):.2f}" if fmt is not None else ""
-        return Cause("exp-overflow", 0.95, f"its operand reaches {_number(first.max)}{limit}")
+    if name in _EXPS:
+        return _exp_cause(op)
     if name in _DOMAINS and first is not None:
-        why = f"its operand runs from {_number(first.min)} to {_number(first.max)}, past where it is defined"
-        return Cause("domain-error", 0.9, why)
+        return _domain_cause(op, first)
     if name in _SOFTMAXES and any(o.pos_inf for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "a softmax of +Inf subtracts Inf from Inf")
     return _range_cause(op)
+
+
+def _exp_cause(op: Op) -> Cause | None:
+    operand = op.operands[0] if op.operands else None
+    if operand is None:  # only its result is known
+        why = "it returned infinities; its operand is not in the log"
+        return Cause("exp-overflow", 0.85, why) if op.bad_out & POS_INF else None
+    fmt = known_format(operand.dtype)
+    limit = f", {operand.dtype} ends at ln(max) {math.log(fmt.max):.2f}" if fmt is not None else ""
+    return Cause("exp-overflow", 0.95, f"its operand reaches {_number(operand.max)}{limit}")
+
+
+def _domain_cause(op: Op, operand: Operand) -> Cause:
+    if op.short == "_ctc_loss":
+        return Cause("other", 0.9, "no alignment of the target fits into the input: its probability is 0")
+    why = f"its operand runs from {_number(operand.min)} to {_number(operand.max)}, past where it is defined"
+    return Cause("domain-error", 0.9, why)
 
 
 def _log_cause(op: Op) -> Cause:

@@ -40,6 +40,8 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
         title = f"{op.short} in {place} makes the first non-finite value{cause}"
     message = f"{where_words(view, incident).capitalize()}, {op.name}{line} "
     message += f"read {_external(external)}{_batch_words(culprit)}. " if external is not None else f"{_made(op)}. "
+    if (weight := culprit.examined.weight) is not None:
+        message += f"It ends up in `{'.'.join(filter(None, weight[1:]))}`. "
     message += _operand_words(op)
     if culprit.cause.name:
         message += f" Cause: {culprit.cause.name}: {culprit.cause.why}."
@@ -80,14 +82,17 @@ def tell_poison(view: RunView, incident: Incident, examined: Examined) -> Told:
 def locate_culprit(view: RunView, incident: Incident, culprit: Culprit, known: Location) -> Location:
     """The module-level location, narrowed to the op and its line."""
     module, op = culprit.module, _forward_op(culprit)
-    if culprit.examined.phase != "optimizer" and not culprit.examined.root:
+    root, weight = culprit.examined.root or culprit.op.root or known.root, culprit.examined.weight
+    if weight is not None:
+        root, module = weight[0], weight[1]
+    elif culprit.examined.phase != "optimizer" and not culprit.examined.root:
         module = None
     if (external := culprit.blamed.external) is not None:
         module, op = (external[1].rpartition(".")[0] if external[0] in {"weight", "buffer"} else ""), None
     return Location(
-        root=culprit.examined.root or culprit.op.root or known.root,
+        root=root,
         module=module,
-        module_class=class_of(view.module_classes, culprit.examined.root, module or "") or known.module_class,
+        module_class=class_of(view.module_classes, root or "", module or "") or known.module_class,
         kind=_kind(culprit) or known.kind,
         phase=culprit.phase,
         rank=incident.process.rank,
@@ -117,6 +122,7 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
         "op_path": [_step_of_path(examined.ops[i]) for i in _around(culprit)],
         "reproduced": examined.reproduced,
         "micro_step": examined.micro_step,
+        "skips_in_a_row": examined.skips,
         "batch": [_told(o) for o in examined.batch],
         "changed_arguments": list(examined.changed_arguments),
         "changed_attributes": list(examined.changed_attributes),
@@ -165,6 +171,8 @@ def _told(operand: Operand) -> dict[str, Any]:
 
 
 def _place(view: RunView, culprit: Culprit) -> str:
+    if culprit.examined.phase == "optimizer":
+        return "the optimizer step"
     if not culprit.examined.root:
         return "the loss code"
     root, module = culprit.examined.root, culprit.module or ""

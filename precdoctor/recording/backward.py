@@ -61,6 +61,8 @@ class Backward:
         recorder.in_backward = True
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
         facts = recorder.current
+        if recorder.trace is not None:
+            recorder.trace.look_at("loss", [("loss", x) for x in roots if isinstance(x, Tensor)])
         if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
             facts.backward_file, facts.backward_line = where
         for index, root in enumerate(roots):

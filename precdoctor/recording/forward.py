@@ -163,6 +163,8 @@ class Forward:
             self._note_autocast()  # at every call: frameworks enter autocast inside the root's forward
         if inside is None:
             self._loss_code.close()
+        if inside is None and not recompute and recorder.trace is not None:
+            recorder.trace.root_called(module, place.root, {**dict(enumerate(args)), **_keyword_arguments()})
         if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
             frame.kept = self._scene.enter(module, place.root, args, _keyword_arguments())
         if frame.recorded and not recompute:

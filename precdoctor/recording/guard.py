@@ -20,6 +20,9 @@ from precdoctor.recording.batch import Deferred, read
 from precdoctor.recording.launch import STOPPED_BY_US
 from precdoctor.recording.microscope import examination, optimizer_facts
 from precdoctor.recording.microscope.facts import describe
+from precdoctor.recording.microscope.frames import innermost_user_line
+from precdoctor.recording.microscope.live import LiveTrace
+from precdoctor.recording.microscope.optimizer_replay import replay_step
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
 from precdoctor.recording.sentinel import Look, amax, gradient_amax
@@ -29,6 +32,8 @@ from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch, P
 MAX_EXAMINED = 4
 #: Poisoned tensors named per incident.
 _MAX_POISONED = 8
+#: In a row: half the scale did not help, so that it is worth a look whether the scale is to blame at all.
+SUSPICIOUS_SKIPS = 2
 #: Steps a loss scaler may skip in a row, after it has let one through, before that is an incident.
 MAX_SKIPS = 6
 #: A scale that has come down to this and still overflows does not suffer from the scale.
@@ -77,7 +82,8 @@ class Guard:
         drain = self._recorder.drain
         if drain is not None and drain.halt is not None:
             self._stop(f"{drain.halt}; stopped at step {self._recorder.step}")
-        if self._policy == "observe":
+        tracing = self._recorder.trace is not None and self._recorder.trace.running
+        if self._policy == "observe" or tracing:
             return False
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if self._policy == "skip" and any(map(_is_sharded, parameters)):
@@ -94,6 +100,8 @@ class Guard:
         self._skips += 1
         if scaler is not None and not loss_bad and not self._is_stuck(scaler):
             self._examine_buffers(poisoned)
+            if self._let_through and self._skips == SUSPICIOUS_SKIPS and not poisoned:
+                self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[])
             return False  # the scaler takes care of it
         follows, self._last_bad = self._last_bad == step - 1, step
         if not (follows and self._policy == "examine"):  # weights that are bad already explain the steps after them
@@ -113,6 +121,8 @@ class Guard:
             SystemExit: the run is to stop here.
         """
         recorder = self._recorder
+        if recorder.trace is not None and recorder.trace.running:
+            return
         if self._policy == "observe" or self._last_bad == recorder.step or self._examined >= MAX_EXAMINED:
             return
         gradient, self._gradient = self._gradient, None
@@ -134,16 +144,26 @@ class Guard:
         recorder = self._recorder
         values = not recorder.options.redact_names
         bad = optimizer_facts.bad_parameters(optimizer)
-        rows = optimizer_facts.parameter_events(
-            optimizer, bad, before, self._named, with_gradient=with_gradient, values=values
-        )
         self._examined += 1
         number = self._number()
-        data = {"policy": self._policy, "outcome": "origin", "phase": "optimizer", "bad_parameters": len(bad)}
-        recorder.event("incident", id=number, data={**data, "origins": list(range(len(rows)))})
+        data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad)}
+        first = bad[0][0]
+        line = innermost_user_line(past_own=True)
+        done = replay_step(optimizer, first, before.get(id(first)), line, values=values)
+        if done is not None:
+            incident = examination.incident_event(done, number, {**data, "weight": self.full_name(first)})
+            rows = examination.op_events(done, number)
+            recorder.event("incident", **incident)
+        else:
+            facts = optimizer_facts.parameter_events(
+                optimizer, bad, before, self._named, with_gradient=with_gradient, values=values
+            )
+            rows = [{**row, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
+            data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
+            recorder.event("incident", id=number, data=data)
         for row in rows:
-            recorder.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
-        name = f"{rows[0]['module']}.{rows[0]['data']['parameter']}".lstrip(".") if rows else "a weight"
+            recorder.event("op", **row)
+        name = self.full_name(first).partition("/")[2].strip("/").replace("/", ".")
         attach.say(f"step {recorder.step}: the optimizer made {name} non-finite; training goes on")
 
     def _report_state(self, optimizer: torch.optim.Optimizer, poisoned: list[Poisoned]) -> None:
@@ -162,6 +182,10 @@ class Guard:
             recorder.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
         first = poisoned[0]
         attach.say(f"step {recorder.step}: state {first.name} of the optimizer has become non-finite; training goes on")
+
+    def full_name(self, parameter: Tensor) -> str:
+        """``root/module/name`` of a parameter."""
+        return "/".join(self._named(parameter))
 
     def _named(self, parameter: Tensor) -> tuple[str, str, str]:
         found = self._recorder.names.parameter(parameter)
@@ -233,6 +257,9 @@ class Guard:
         recorder.event("incident", **examination.incident_event(done, number, data))
         for row in examination.op_events(done, number):
             recorder.event("op", **row)
+        if done.outcome != "origin" and recorder.options.arm_next and recorder.trace is None:
+            first = recorder.step + 1
+            recorder.trace = LiveTrace(recorder, (first, first + recorder.options.arm_next), lambda: None)
         attach.say(f"step {recorder.step}: {what} is not finite{_told(done)}{self._then()}")
 
     def _then(self) -> str:

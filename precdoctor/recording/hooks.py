@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING
 from precdoctor.recording.backward import Backward
 from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
 from precdoctor.recording.guard import Guard
+from precdoctor.recording.launch import STOPPED_BY_US
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
+from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.optimizers import Optimizers
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.recorder import Recorder
@@ -56,6 +59,12 @@ def begin(run: Path, options: RecordOptions) -> Recorder:
     return _installed
 
 
+def _stop_traced(recorder: Recorder) -> None:
+    """The step that was looked for has been seen: nothing more is to be learned from running on."""
+    recorder.close(reason="stopped", message=f"traced step {recorder.step}")
+    raise SystemExit(STOPPED_BY_US)
+
+
 def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
     recorder = Recorder(run, options)
@@ -73,6 +82,8 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         recorder.end_open_step = manual.end_step_if_updated
         if applier is not None:
             applier.install_after()
+        if options.trace_steps is not None:
+            recorder.trace = LiveTrace(recorder, options.trace_steps, functools.partial(_stop_traced, recorder))
     except Exception:
         recorder.state = "off"  # half of the hooks are worse than none
         raise

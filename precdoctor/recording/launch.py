@@ -91,6 +91,7 @@ def launch(
     force: bool = False,
     applied: Mapping[str, Any] | None = None,
     online: Online | None = None,
+    quiet: bool = False,
 ) -> int:
     """Record a command.
 
@@ -101,6 +102,7 @@ def launch(
         force: replace an existing run directory.
         applied: where ``options.apply`` came from and what was predicted of it, for run.json.
         online: what to look for while the command runs.
+        quiet: the caller says what was recorded.
 
     Returns:
         The child's exit status; 128 + n when signal n ended it; 66 when the recorder stopped the run.
@@ -127,7 +129,7 @@ def launch(
         raise UsageError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
     if supervisor is not None:
         supervisor.finish()
-    return _close(directory, status)
+    return _close(directory, status, quiet=quiet)
 
 
 def _remove_unused(directory: Path) -> None:
@@ -248,7 +250,7 @@ def _run_child_with_handlers(
 # --- afterwards ------------------------------------------------------------------------------------------------------
 
 
-def _close(directory: Path, status: int) -> int:
+def _close(directory: Path, status: int, *, quiet: bool) -> int:
     """Seal what the child left open, say what was recorded and what to type next; the status to exit with."""
     from precdoctor.recording.attach import say
     from precdoctor.runlog.layout import rank_directories
@@ -265,6 +267,8 @@ def _close(directory: Path, status: int) -> int:
             say(f"the run directory {shown} is gone, and with it what was recorded{_ended_with(status)}")
             return status
         say(f"the log in {shown} could not be closed ({error.strerror or error}); what was flushed is still readable")
+        return status
+    if ranks and quiet:
         return status
     if not ranks:
         say(f"nothing was recorded: {why_nothing_armed(directory)}{_ended_with(status)}")

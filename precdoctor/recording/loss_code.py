@@ -96,9 +96,14 @@ class LossCode:
 
     def open(self) -> None:
         """A top-level module in training has returned: what follows may be loss code."""
-        if not torch.is_anomaly_enabled():
+        if not torch.is_anomaly_enabled() and not self._traced:
             torch.set_anomaly_enabled(True, False)
             self._open = True
+
+    @property
+    def _traced(self) -> bool:
+        """Every op of the step is: nothing has to be noted."""
+        return self._recorder.trace is not None and self._recorder.trace.running
 
     def close(self) -> None:
         """A top-level module or ``backward`` begins, or the step ends."""
@@ -107,6 +112,8 @@ class LossCode:
             self._open = False
 
     def _began(self, tensors: Any, gradients: Any) -> None:
+        if self._traced:
+            return
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
         given = [gradients] if isinstance(gradients, Tensor) else list(gradients or ())
         if len(roots) != 1 or not isinstance(roots[0], Tensor) or roots[0].grad_fn is None:

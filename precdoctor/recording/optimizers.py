@@ -139,6 +139,8 @@ class Optimizers:
             facts.grad_norm_scaled = self.scalers.still_scaled() is True
 
     def _close(self, attempt: Attempt) -> None:
+        if self._recorder.trace is not None:
+            self._recorder.trace.end()
         self._attempt = self._look = None
         self._recorder.current.not_reached = not attempt.reached
         self._recorder.end_step()
@@ -163,6 +165,7 @@ class Optimizers:
         if not attempt.by_scaler and not attempt.closure:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._look)
         attempt.reached = not attempt.skipped
+        self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(p for group in optimizer.param_groups for p in group["params"])
             return
@@ -177,6 +180,7 @@ class Optimizers:
             return
         if attempt.closure:
             self._look_at_gradients(_parameters_of(optimizer))
+        self._trace("weights", optimizer)
         if attempt.aside is not None:
             attempt.aside.restore()
         else:
@@ -188,6 +192,14 @@ class Optimizers:
         attempt.before.clear()
         if not attempt.by_scaler:
             self._close(attempt)
+
+    def _trace(self, kind: str, optimizer: torch.optim.Optimizer) -> None:
+        """Have a trace of the step, if there is one, look at gradients or weights."""
+        if (trace := self._recorder.trace) is not None and trace.running:
+            found = (
+                (self._guard.full_name(p), p.grad if kind == "gradients" else p) for p in _parameters_of(optimizer)
+            )
+            trace.look_at(kind, found)
 
     # --- rows --------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,11 @@ class RecordOptions:
     first_step: int = 0
     #: At a non-finite loss or gradient: examine | stop | skip | observe.
     on_nonfinite: str = "examine"
+    #: Steps whose every op is traced as the run makes them, ``[first, last)``; the run ends with the first that goes
+    #: wrong. No flag sets it: ``precdoctor autopsy`` does.
+    trace_steps: tuple[int, int] | None = None
+    #: After an incident that could not be led back to an op, trace this many steps.
+    arm_next: int = 0
     #: Kept per rank and step, for update rows and for what a replay of the step needs.
     scene_memory: int = 256 << 20
     #: Stop writing (training goes on) when a rank directory reaches this size; null: no limit.
@@ -72,6 +77,8 @@ class RecordOptions:
             raise UsageError(
                 f"--on-nonfinite takes {', '.join(POLICIES[:-1])} or {POLICIES[-1]}, got {self.on_nonfinite!r}"
             )
+        if self.arm_next < 0:
+            raise UsageError(f"--arm-next takes a number of steps from 0, got {self.arm_next}")
         if self.first_step < 0:
             raise UsageError(f"--first-step takes a step number from 0, got {self.first_step}")
 

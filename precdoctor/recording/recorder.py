@@ -26,6 +26,7 @@ from precdoctor.recording.slots import Entry, Site, SlotTable
 
 if TYPE_CHECKING:
     from precdoctor.recording.drain import Drain
+    from precdoctor.recording.microscope.live import LiveTrace
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,6 +53,8 @@ class Recorder:
         self.when_closing: list[Callable[[], None]] = []
         #: Events from before there was a log, and of what a forked child inherits.
         self._early: list[dict[str, Any]] = []
+        #: Traces steps op by op as they are made, when asked to.
+        self.trace: LiveTrace | None = None
         #: Called before the log is closed: a step that nobody announces may have ended.
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
@@ -81,8 +84,11 @@ class Recorder:
         with self._lock:
             if self.state != "idle":
                 return self.state == "armed"
-            if attach.in_data_loader_worker() or not self._chosen(rank := attach.global_rank()):
+            rank = attach.global_rank()
+            if (worker := attach.in_data_loader_worker()) or not self._chosen(rank):
                 self.state = "off"
+                for begin in () if worker else self.when_armed:
+                    begin()  # it trains all the same, and like the ranks that are recorded
                 return False
             try:
                 # pyarrow is not for launchers, which import torch but never arm
@@ -135,6 +141,8 @@ class Recorder:
                 try:
                     for end in self.when_closing:
                         end()
+                    if self.trace is not None:
+                        self.trace.end(died=True)
                     self.end_open_step()
                     if self._step_has_begun():
                         self._hand_over(complete=False)
@@ -263,6 +271,8 @@ class Recorder:
         self._note_cost()
         self.step += 1
         self._begin_step()
+        if self.trace is not None:
+            self.trace.begin_if_due()
         if self.facts is not None:
             self.facts.write_if_changed()
 

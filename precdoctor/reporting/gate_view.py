@@ -15,6 +15,8 @@ from precdoctor.diagnosis.verdict import ExitCode
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.text import clean, plural
 
+#: Modules named as the likeliest.
+_SUSPECTS = 3
 _IDLE = Status.NOT_APPLICABLE
 #: Mark, its ASCII form, style; most urgent first.
 _FAILS, _WARNS, _OPEN, _PASSED = (
@@ -32,6 +34,9 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
         console.print(Text(f"  {clean(reason)}", "pd.near"))
     for note in report.notes:
         console.print(Text(f"  Note: {clean(note)}", "pd.quiet"))
+    if report.suspects:
+        named = [clean(module) or "the model itself" for module in report.suspects[:_SUSPECTS]]
+        console.print(Text(f"  Look first at: {', '.join(named)}", "pd.strong"), soft_wrap=True)
     idle = {(d.run.get("path"), f"{r.code} {r.name}") for d in report.diagnoses for r in d.rules if r.status is _IDLE}
     for run in report.runs:
         checks = [c for c in report.checks if c.run == run and (run, c.check) not in idle]

@@ -40,6 +40,7 @@ def gate_document(report: GateReport) -> dict[str, Any]:
         "checks": checks,
         "untrustworthy": list(report.untrustworthy),
         "notes": list(report.notes),
+        "suspects": list(report.suspects),
     }
     return {**document(report.diagnosis, report.exit_code), "gate": gate}
 

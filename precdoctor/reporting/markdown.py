@@ -127,6 +127,9 @@ def _checks(report: Report) -> Iterator[str]:
     """What the gate compared and did not pass; what passed is counted below."""
     gate = report.gate
     failed = [] if gate is None else [c for c in gate.checks if c.passed is False]
+    if gate is not None and gate.suspects:
+        yield f"Look first at: {', '.join(code(m) if m else 'the model itself' for m in gate.suspects[:3])}"
+        yield ""
     if failed:
         yield "| | check | subject | expected | found | limit |"
         yield "|---|---|---|---|---|---|"

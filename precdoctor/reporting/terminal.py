@@ -111,6 +111,8 @@ def run_facts(run: Mapping[str, Any]) -> str:
     if device:
         counts.append(clean(device, 60))
     out += [", ".join(counts)] if counts else []
+    if isinstance(run.get("applied"), int):
+        out.append(f"changed by --apply ({plural(run['applied'], 'prescription')})")
     if run.get("complete") is False:
         out.append("not closed cleanly (killed, or still running)")
     return "; ".join(out)

@@ -27,7 +27,7 @@ from precdoctor.errors import (
     RunUnreadableError,
     UsageError,
 )
-from precdoctor.runlog.schema import ATTACH_FILE, HALT_FILE, RANK_DIR, RUN_FILE, SCHEMA_VERSION
+from precdoctor.runlog.schema import ATTACH_FILE, AUTOPSY_DIR, HALT_FILE, RANK_DIR, RUN_FILE, SCHEMA_VERSION
 
 #: Where ``record`` puts a run when no ``-o`` is given.
 DEFAULT_BASE: Final = Path("precdoctor-runs")
@@ -88,9 +88,8 @@ def _make_room(path: Path, *, force: bool) -> None:
         return
     if not force:
         raise RunExistsError(f"{path} already exists; give another directory with -o, or replace it with --force")
-    foreign = [
-        name for name in entries if name not in {RUN_FILE, ATTACH_FILE, HALT_FILE} and not RANK_DIR.fullmatch(name)
-    ]
+    own = {RUN_FILE, ATTACH_FILE, HALT_FILE} | ({AUTOPSY_DIR} if _is_ours(path / AUTOPSY_DIR / RUN_FILE) else set())
+    foreign = [name for name in entries if name not in own and not RANK_DIR.fullmatch(name)]
     if RUN_FILE not in entries or not _is_ours(path / RUN_FILE):
         raise RunExistsError(f"{path} is not a precdoctor run, so --force does not remove it; give another -o")
     if foreign:

@@ -30,6 +30,8 @@ RANK_FILE: Final = "rank.json"
 HALT_FILE: Final = "halt.json"
 PARTS_FILE: Final = "parts.jsonl"
 END_FILE: Final = "end.json"
+#: The second, traced run of ``precdoctor autopsy``: a run directory in the first.
+AUTOPSY_DIR = "autopsy"
 #: ``rank-00003`` or, for the second process that claimed rank 3, ``rank-00003.1``.
 RANK_DIR: Final = re.compile(r"rank-(\d{5})(?:\.(\d{1,4}))?")
 SEALED_PART: Final = re.compile(r"(tensors|steps|events)-(\d{6})\.parquet")

@@ -6,13 +6,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class CodeBlock:
     language: str
+    #: A file name, or what the block is about; may be empty.
+    title: str
     code: str
     #: The heading it stands under.
     under: str
@@ -27,5 +29,5 @@ def blocks(page: Path) -> list[CodeBlock]:
     found = []
     for fence in fences:
         under = [h.group(1) for h in headings if h.start() < fence.start()]
-        found.append(CodeBlock(fence.group(1), fence.group(2), under[-1] if under else ""))
+        found.append(CodeBlock(fence[1], fence[2] or "", fence[3], under[-1] if under else ""))
     return found

@@ -38,6 +38,16 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_every_page_is_in_the_navigation_of_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1]
+    listed = set(re.findall(r"[\w/.-]+\.md", navigation)) | {
+        str(page.relative_to(DOCS))
+        for folder in re.findall(r": ([\w-]+/)\n", navigation)
+        for page in (DOCS / folder).glob("*.md")
+    }
+    assert listed == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+
 def test_the_run_log_page_names_every_column_kind_and_event():
     text = (DOCS / "run-log.md").read_text()
     names = {field.name for schema in TABLES.values() for field in schema} | set(KINDS) | set(EVENTS)

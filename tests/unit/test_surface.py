@@ -21,16 +21,17 @@ FLAGS = {
     "": {"--version", "--install-completion", "--show-completion", "-h", "--help"},
     "record": {
         "-m", "--module", "-o", "--output", "--force", "--budget", "--every", "--steps", "--include", "--exclude",
-        "--ranks", "--first-step", "--on-nonfinite", "--halt-on", "--on-finding", "--apply", "--scene-memory",
-        "--max-disk", "--redact-names", "--no-redact-names", "--strict", "--no-strict", "-h", "--help",
+        "--ranks", "--first-step", "--on-nonfinite", "--autopsy", "--no-autopsy", "--arm-next", "--halt-on",
+        "--on-finding", "--reference", "--apply", "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names",
+        "--strict", "--no-strict", "-h", "--help",
     },
     "diagnose": {
         "--prescription",
         "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
     },
     "gate": {
-        "--baseline", "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on",
-        "-h", "--help",
+        "--baseline", "--write-baseline", "--aggregate", "--fail-if", "--allow", "--output-format", "-o", "--output",
+        "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
     },
     "compare": {"--rename", "--output-format", "-o", "--output", "--also", "--force", "--fail-on", "-h", "--help"},
     "whatif": {
@@ -39,6 +40,7 @@ FLAGS = {
         "--loss-scaler", "--recipe", "--accumulator",
         "--force", "-h", "--help",
     },
+    "autopsy": {"-h", "--help"},
     "report": {"-o", "--output", "--against", "--force", "-h", "--help"},
     "watch": {"--interval", "-h", "--help"},
     "show": {"--top", "--output-format", "-h", "--help"},

@@ -146,7 +146,7 @@ def _alternatives(view: RunView, finding: Finding, *, has_changes: bool) -> Iter
                 f"run `{place.module}` in FP32: the exact result reaches {reach:.4g}, {FP16.name} ends at {FP16.max:g}",
                 (_change("module.dtype", FP16.dtype, FP32.dtype, place.root or "", place.module),),
             )
-    if not has_changes and finding.code in ("PD101", "PD201", "PD202", "PD305") and autocasts_to_fp16(view):
+    if not has_changes and finding.code in ("PD101", "PD103", "PD201", "PD202", "PD305") and autocasts_to_fp16(view):
         yield Candidate(
             f"use BF16 autocast: it reaches from {BF16.min_normal:.2g} to {BF16.max:.2g}, "
             f"FP16 from {FP16.min_normal:.2g} to {FP16.max:g}",

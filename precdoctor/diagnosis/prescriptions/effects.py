@@ -56,7 +56,7 @@ def effects(view: RunView, finding: Finding, rule: Prescription, changes: Sequen
         "module.dtype": lambda: _of_module(view, finding, rule, changes[0]),
         "autocast.dtype": lambda: [*_nonfinite(view, finding, BF16), *_of_gradient(view, finding, changes)],
         "optimizer.eps": lambda: _of_eps(view, finding, float(changes[0].to)),
-        "optimizer.master_weights": lambda: _of_master_weights(view),
+        "optimizer.master_weights": lambda: _of_master_weights(view, finding),
     }
     return [e for name in names if name in makers for e in makers[name]()]
 
@@ -84,8 +84,9 @@ def _of_scaler(view: RunView, changes: Sequence[Change]) -> list[Effect]:
     if not run.updates:
         return []
     played = simulate(policy, run.gradients)
-    found = _effect(view, "skipped_steps", float(len(played.overflow_steps)))
-    return found + _effect(view, "flushed_share", played.flushed.estimate if played.flushed is not None else None)
+    skipped = _effect(view, "skipped_steps", float(len(played.overflow_steps)))
+    flushed = _effect(view, "flushed_share", played.flushed.estimate if played.flushed is not None else None)
+    return skipped + [e for e in flushed if e.before or e.after]
 
 
 def _changed(policy: ScalerPolicy, settings: Mapping[str, bool | int | float | str]) -> ScalerPolicy:
@@ -177,7 +178,8 @@ def _nonfinite(view: RunView, finding: Finding, fmt: Format) -> list[Effect]:
     reach = exact_reach(view, finding)
     if reach is None or reach > fmt.max:
         return []
-    return _effect(view, "nonfinite_steps", 0.0)
+    scope = Scope(place.root or "", place.module) if place.root and place.module else Scope()
+    return _effect(view, "nonfinite_steps", 0.0, scope)
 
 
 def exact_reach(view: RunView, finding: Finding) -> float | None:
@@ -202,8 +204,12 @@ def _of_eps(view: RunView, finding: Finding, eps: float) -> list[Effect]:
     return found + _effect(view, "step_size_factor", measures.step_size(gradients, eps), scope)
 
 
-def _of_master_weights(view: RunView) -> list[Effect]:
-    """An FP32 master loses half of what lies in its last binade, and nothing above."""
+def _of_master_weights(view: RunView, finding: Finding) -> list[Effect]:
+    """An FP32 master loses half of what lies in its last binade, and nothing above; and FP32 holds the eps."""
+    if finding.code == "PD105":
+        eps = measures.eps_of(view)
+        divides = finding.cause == "optimizer-division-by-zero" and eps is not None and eps > FP32.flush_limit
+        return _effect(view, "nonfinite_steps", 0.0) if divides else []
     found = measures.updates(view)
     at = measures.FP32_BINADES - found.relative.lo
     last = float(found.relative.counts[at]) if 0 <= at < found.relative.counts.size else 0.0

@@ -20,7 +20,7 @@ from precdoctor.runlog.changes import Change
 SCHEMA_VERSION = 1
 MAX_BYTES = 4 << 20
 _KEYS = (
-    *("code", "finding", "confidence", "title", "apply", "why_not", "memory_bytes", "snippet", "evidence"),
+    *("code", "finding", "confidence", "title", "apply", "why_not", "memory_bytes", "snippets", "evidence"),
     *("rule_predicts", "change", "effect"),
 )
 _EFFECT_KEYS = ("measure", "root", "module", "kind", "name", "call", "from", "to", "steps")
@@ -56,8 +56,9 @@ def _prescription(p: Prescribed) -> Iterator[str]:
         if getattr(p, key):
             entries = ", ".join(f"{_key(k)} = {_value(v)}" for k, v in getattr(p, key).items())
             yield f"{key} = {{ {entries} }}"
-    if p.snippet:
-        yield f"snippet = {_text(p.snippet)}"
+    if p.snippets:
+        yield from ("", "  [prescription.snippets]  # the same as an edit of the script")
+        yield from (f"  {_key(framework)} = {_text(text)}" for framework, text in p.snippets.items())
     for change in p.changes:
         yield from ("", "  [[prescription.change]]", *_entries(change.as_dict()))
     for effect in p.effects:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.bad_steps import incident_steps
+from precdoctor.diagnosis.incident import Incident, incidents
 from precdoctor.diagnosis.parameters import adam_groups
 from precdoctor.diagnosis.replay.gradients import run_gradients
 from precdoctor.diagnosis.replay.loss_scale import recorded_flushed
@@ -71,8 +72,17 @@ def _scaled_steps(view: RunView, _scope: Scope) -> float | None:
     return float(max(counts)) if counts else None
 
 
-def _nonfinite_steps(view: RunView, _scope: Scope) -> float | None:
-    return float(max((len(steps) for steps in incident_steps(view).values()), default=0))
+def _nonfinite_steps(view: RunView, scope: Scope) -> float | None:
+    """With a module: those whose first non-finite value was led back to it; another one may fail after it is mended."""
+    if not scope.module:
+        return float(max((len(steps) for steps in incident_steps(view).values()), default=0))
+    return float(sum(i.bad_steps for i in incidents(view) if _origin(i) == (scope.root, scope.module)))
+
+
+def _origin(incident: Incident) -> tuple[str, str | None]:
+    if incident.culprit is not None:
+        return incident.culprit.examined.root, incident.culprit.module
+    return (incident.origin.root, incident.origin.module) if incident.origin is not None else ("", None)
 
 
 def series(view: RunView, scope: Scope) -> GradientSeries | None:
@@ -187,7 +197,7 @@ MEASURES: Mapping[str, Measure] = {
     for m in (
         Measure("skipped_steps", "steps", "steps the loss scaler skipped", _skipped_steps),
         Measure("scaled_steps", "steps", "steps run with a loss scale", _scaled_steps),
-        Measure("nonfinite_steps", "steps", "steps that went wrong, not finite and unhandled", _nonfinite_steps),
+        Measure("nonfinite_steps", "steps", "steps gone wrong: not finite, and nothing handled it", _nonfinite_steps),
         Measure("flushed_share", "share", "gradient elements flushed to zero", _flushed_share),
         Measure("headroom_binades", "binades", "least distance of amax from the format's maximum", _headroom),
         Measure("below_eps_share", "share", "non-zero gradient elements below Adam's eps", _below_eps_share),

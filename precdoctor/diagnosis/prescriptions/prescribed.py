@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precdoctor.diagnosis.finding import Diagnosis, Finding, Prescription, jsonable
 from precdoctor.diagnosis.prescriptions.candidates import Candidate, candidates
 from precdoctor.diagnosis.prescriptions.effects import Effect, effects
+from precdoctor.diagnosis.prescriptions.frameworks import edits
 from precdoctor.diagnosis.rows import text
 from precdoctor.diagnosis.view import RunView
 from precdoctor.runlog.changes import Change
@@ -31,7 +32,7 @@ class Prescribed:
         memory_bytes: what they cost per process; None where the log does not tell.
         evidence: the finding's numbers.
         rule_predicts: the rule's own numbers, for changes that take an edit.
-        snippet: the edit.
+        snippets: the edit, by framework: what makes the change for good.
     """
 
     code: str
@@ -45,7 +46,7 @@ class Prescribed:
     memory_bytes: int | None = None
     evidence: Mapping[str, Any] | None = None
     rule_predicts: Mapping[str, Any] | None = None
-    snippet: str = ""
+    snippets: Mapping[str, str] = field(default_factory=dict)
 
 
 def prescribe(view: RunView, diagnosis: Diagnosis) -> list[Prescribed]:
@@ -77,6 +78,7 @@ def _prescribed(view: RunView, finding: Finding, rule: Prescription, candidate: 
     told = effects(view, finding, rule, candidate.changes) if candidate.changes else []
     flags_only = all(c.setting.startswith("flag.") for c in candidate.changes)
     usable = bool(candidate.changes) and (bool(told) or flags_only)
+    alternative = candidate.title != rule.title  # of the rule's own words nothing is about it
     return Prescribed(
         code=finding.code,
         finding=finding.title,
@@ -88,8 +90,8 @@ def _prescribed(view: RunView, finding: Finding, rule: Prescription, candidate: 
         effects=tuple(told),
         memory_bytes=memory_bytes(view, candidate.changes) if candidate.changes else None,
         evidence={k: v for k, v in jsonable(finding.evidence).items() if _is_number(v)},
-        rule_predicts=_numbers(rule.predicted) if candidate.title == rule.title and not usable else None,
-        snippet=rule.snippet if candidate.title == rule.title else "",
+        rule_predicts=None if alternative or usable else _numbers(rule.predicted),
+        snippets=edits(candidate.changes, view.device) or ({} if alternative else {"torch": rule.snippet}),
     )
 
 
@@ -116,7 +118,7 @@ def memory_bytes(view: RunView, changes: Iterable[Change]) -> int:
 def _memory_of(view: RunView, change: Change) -> int:
     if change.setting == "optimizer.master_weights":
         elements = sum(n for _, n, dtype in _weights(view) if dtype in ("float16", "bfloat16"))
-        return elements * (4 + 2 * 2)  # the master, and two moments of Adam that are FP32 now
+        return elements * (4 + 2 * _moments(view))  # the master, and optimizer states that are FP32 now
     if change.setting != "module.dtype" or change.to != "float32":
         return 0
     below = [n for module, n, dtype in _weights(view) if dtype in ("float16", "bfloat16") and _inside(module, change)]
@@ -130,6 +132,14 @@ def _memory_of(view: RunView, change: Change) -> int:
             if r.kind == "output" and r.dtype in ("float16", "bfloat16") and _inside(r.module, change)
         )
     return outputs + 2 * sum(below)
+
+
+def _moments(view: RunView) -> int:
+    """Optimizer tensors of a weight's size: two of the Adam family, one with momentum."""
+    optimizers = view.optimizers
+    if any("adam" in text(o.get("class")).lower() for o in optimizers):
+        return 2
+    return int(any(g.get("momentum") for o in optimizers for g in o.get("groups") or ()))
 
 
 def _inside(module: str, change: Change) -> bool:

@@ -56,6 +56,7 @@ class _Seen:
 
     largest: float = 0.0
     steps: int = 0
+    last_step: int = -1
 
 
 @dataclass(frozen=True)
@@ -178,23 +179,28 @@ def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
 
 
 def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
-    """Walk all batches in order of step, keeping one range per tensor and process."""
-    seen: dict[tuple[Process, Key], _Seen] = {}
+    """Walk all batches in order of step, keeping one range per tensor and process.
+
+    Later calls in a step are judged by the earlier ones, too: samples a chain draws from the model are no data, and
+    grow from call to call.
+    """
+    seen: dict[tuple[Process, tuple[str, ...]], _Seen] = {}
     needed, factor = options["history_steps"], 2.0 ** options["extreme_binades"]
     columns = ["root", "module", "kind", "name", "call", "amax", "numel", "order"]
     for frame in view.scan(columns, ("batch",)):
-        for r in frame.sort_values("step", kind="stable").to_dict("records"):
+        for r in frame.sort_values(["step", "call"], kind="stable").to_dict("records"):
             amax = number(r["amax"])
             if not amax or int(r["numel"]) < options["min_elements"]:
                 continue
             process = Process(int(r["rank"]), int(r["attempt"]))
             key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            past = seen.setdefault((process, key), _Seen())
+            past = seen.setdefault((process, key[:4]), _Seen())
             if past.steps >= needed and amax > factor * past.largest:
                 yield _Extreme(process, int(r["step"]), key, amax, past.largest, past.steps)
             else:  # an extreme batch must not become the yardstick for the next one
                 past.largest = max(past.largest, amax)
-            past.steps += 1
+            past.steps += int(r["step"]) != past.last_step
+            past.last_step = int(r["step"])
 
 
 def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) -> Finding:

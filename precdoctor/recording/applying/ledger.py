@@ -38,7 +38,8 @@ class Ledger:
         if count > 1 or len(self._noted) > _MAX_NOTED * len(self._changes):
             return
         self._event(change, done=True, what=what, was=was)
-        self._say(f"applied {change.setting} {_words(was)} -> {_words(change.to)} ({what})")
+        before = "" if was is None else f"{_words(was)} -> "
+        self._say(f"applied {change.setting} {before}{_words(change.to)} ({what})")
 
     def refused(self, change: Change, why: str) -> None:
         """A change was not made; ``why`` is a clause that goes on after "because"."""
@@ -79,5 +80,5 @@ _MISSED = {
 }
 
 
-def _words(value: Value | None) -> str:
-    return "?" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def _words(value: Value) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

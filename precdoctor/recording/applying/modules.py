@@ -101,8 +101,9 @@ class ModuleFormats:
 def run_in(dtype: torch.dtype, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """``call(*args, **kwargs)`` with floating-point tensors in ``dtype`` and autocast off, or in that format.
 
-    The result is left in ``dtype`` under an enclosing autocast, which casts where it needs to; without one it goes back
-    to the 16-bit format that came in, because the modules after it hold their weights in that.
+    Under an enclosing autocast the result is FP32: autocast casts that where it needs to, and refuses to mix its own
+    16-bit format with the other one. Without one the result goes back to the 16-bit format that came in, because the
+    modules after it hold their weights in that.
     """
     given = _first_tensor((args, kwargs))
     device = given.device.type if given is not None else "cpu"
@@ -110,8 +111,9 @@ def run_in(dtype: torch.dtype, call: Callable[..., Any], args: Any, kwargs: Any)
     enabled = outer and dtype is torch.bfloat16
     with torch.autocast(device, dtype=dtype if enabled else None, enabled=enabled):
         result = call(*_cast(args, dtype), **_cast(kwargs, dtype))
-    back = given.dtype if given is not None and not outer and given.dtype in _HALF else None
-    return result if back is None else _cast(result, back)
+    if outer:
+        return _cast(result, torch.float32)
+    return _cast(result, given.dtype) if given is not None and given.dtype in _HALF else result
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -81,6 +81,7 @@ class MasterWeights:
         if is_distributed():
             self._ledger.refused(self._change, "it would not be sound under torch.distributed")
             return
+        was = str(half[0].dtype).removeprefix("torch.")
         with torch.no_grad():
             for parameter in half:
                 data, gradient = parameter.data, parameter.grad
@@ -88,7 +89,7 @@ class MasterWeights:
                 parameter.data = self._master(parameter)
                 parameter.grad = gradient.float()
                 self._away.append((parameter, data, gradient))
-        self._ledger.done(self._change, type(optimizer).__name__, str(half[0].dtype).removeprefix("torch."))
+        self._ledger.done(self._change, type(optimizer).__name__, was)
 
     def _master(self, parameter: Tensor) -> Tensor:
         known = self._masters.get(id(parameter))

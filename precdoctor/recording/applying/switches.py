@@ -15,20 +15,23 @@ from precdoctor.runlog.changes import Change, Value
 
 def install_flags(changes: Sequence[Change], ledger: Ledger, recorder: Recorder) -> None:
     """Set them now, and once more when training begins: scripts set such flags on their first lines."""
-    known: dict[Change, Value] = {}
-    for change in changes:
-        known[change] = _set(change)
+    first = {change: _tried(change, ledger) for change in changes}
 
     def again() -> None:
-        for change, first in known.items():
-            try:
-                was = _set(change)
-            except RuntimeError as error:  # torch refuses a mixture of its older and newer spellings
-                ledger.refused(change, f"torch refuses it: {error}")
-                continue
-            ledger.done(change, f"torch {torch.__version__}", was if was != change.to else first)
+        for change, before in first.items():
+            was = _tried(change, ledger)
+            if was is not None:
+                ledger.done(change, f"torch {torch.__version__}", was if was != change.to else before)
 
     recorder.when_armed.insert(0, again)
+
+
+def _tried(change: Change, ledger: Ledger) -> Value | None:
+    try:
+        return _set(change)
+    except RuntimeError as error:  # torch refuses a mixture of its older and newer spellings
+        ledger.refused(change, f"torch refuses it: {error}")
+        return None
 
 
 def _set(change: Change) -> Value:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from precdoctor.recording.microscope.facts import badness, describe
+from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.replay import Replay, replay
@@ -16,7 +16,7 @@ from precdoctor.recording.microscope.restore import Attributes, RandomState
 from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.tracer import External, OpRecord
 from precdoctor.recording.naming import Names, unwrap
-from precdoctor.recording.scene import Scene
+from precdoctor.recording.scene import RootCall, Scene
 
 #: Arguments of a root call told of.
 _MAX_ARGUMENTS = 8
@@ -42,12 +42,16 @@ class Examination:
     #: Facts of the floating-point tensors given to the call the incident is about.
     batch: list[dict[str, Any]] = field(default_factory=list)
     changed_attributes: tuple[str, ...] = ()
+    #: The run itself was traced: nothing had to be reproduced.
+    live: bool = False
 
     @property
     def reproduced(self) -> str | None:
         """``bit-for-bit``, ``in-kind``, ``not-reproduced``; null when nothing was run again."""
         if self.found is None:
             return None
+        if self.live:
+            return "bit-for-bit"
         if self.outcome == "not-reproduced":
             return self.outcome
         return "bit-for-bit" if self.found.compared and self.found.equal == self.found.compared else "in-kind"
@@ -87,15 +91,36 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
 
 
 def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
-    for call in scene.calls:
+    masked: tuple[Replay, Callable[..., Replay]] | None = None
+    for call in _that_count(scene.calls):
         again = functools.partial(replay, call, names, values=values)
         done = again()
         if done.bad_outputs and not _given_bad_argument(done):
-            return _closer("forward", done, again)
+            if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs):
+                return _closer("forward", done, again)
+            masked = masked or (done, again)  # forbidden tokens: what becomes of them is for later code to say
         if done.missing:
             why = f"output {done.missing[0] or 'of the call'} was not finite in the run and is when run again"
             return Examination("not-reproduced", "forward", why=why, found=done)
-    return _loss_code(scene, "forward", "every top-level module's outputs are finite", values=values)
+    done_loss = _loss_code(scene, "forward", "every top-level module's outputs are finite", values=values)
+    if masked is None or _made_worse(done_loss):
+        return done_loss
+    return _closer("forward", *masked)
+
+
+def _made_worse(done: Examination) -> bool:
+    """Whether loss code turned nothing worse than ``-inf`` into something that is."""
+    found = done.slice
+    return done.found is not None and found is not None and found.made_worse(done.found.tracer.records)
+
+
+def _that_count(calls: list[RootCall]) -> list[RootCall]:
+    """The calls whose outputs the backward pass went through, and those no gradient was to reach.
+
+    A sampler's or a penalty's calls of the model may overflow without the loss ever seeing that.
+    """
+    found = [c for c in calls if c.gradients or not c.makers]
+    return [*found, *(c for c in calls if not any(c is f for f in found))]
 
 
 def _buffers(scene: Scene, names: Names, *, values: bool) -> Examination:
@@ -205,7 +230,7 @@ def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any
     row = {
         "id": f"{number}.{record.index}",
         "parent_id": number,
-        "root": call.root if call is not None else "",
+        "root": call.root if call is not None else record.root or "",
         "module": record.module,
     }
     return {**row, "op": record.op, **_line(record.line or (call.line if call is not None else None)), "data": data}

@@ -33,11 +33,14 @@ class Line(NamedTuple):
         return linecache.getline(self.file, self.number).strip() or None
 
 
-def innermost_user_line() -> Line | None:
+def innermost_user_line(*, past_own: bool = False) -> Line | None:
     """The innermost frame that is neither torch's nor ours, from the caller outwards.
 
     Goes no further than to where autograd's engine or a replay of ours was started: the line that did that is not the
     line of any op.
+
+    Args:
+        past_own: nothing was started by us; frames of ours are wrappers around torch's functions.
     """
     frame: FrameType | None = sys._getframe(1)
     left_own = False
@@ -45,7 +48,7 @@ def innermost_user_line() -> Line | None:
         code = frame.f_code
         file = code.co_filename
         if file.startswith(_OWN):
-            if left_own:
+            if left_own and not past_own:
                 return None
         else:
             left_own = True

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
-from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.facts import badness, describe
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.tracer import External, Tracer, storage_key
 
@@ -43,7 +43,10 @@ def replay_loss(
     with torch.autocast("cpu", enabled=False), torch.enable_grad(), tracer:
         for node in nodes:
             tracer.line = node.line
-            made[id(node)] = _run(node, made, saved)
+            made[id(node)], as_saved = _run(node, made, saved)
+            if as_saved:
+                with tracer.aside():
+                    _tell_of(node, made, tracer)
     tracer.line = None
     loss = made.get(id(graph.top))
     if not isinstance(loss, Tensor):
@@ -53,8 +56,9 @@ def replay_loss(
     done.compared, done.equal = 1, int(torch.equal(torch.nan_to_num(loss.detach()), torch.nan_to_num(graph.value)))
     if bad := badness(loss.detach()):
         done.bad_outputs.append(("loss", bad, tracer.source(loss)))
-        if (found := done.slice()) is None or not found.origins:  # made behind a loss module, whose result was saved
-            done.bad_outputs.clear()
+        found = done.slice()
+        if found is None or not (found.origins or found.made_worse(tracer.records)):
+            done.bad_outputs.clear()  # made behind a loss module, whose result was saved
             _judge_parts(done, [x for node in nodes for x in [made[id(node)]] if isinstance(x, Tensor)])
     if backward and loss.requires_grad:
         _backward(done, loss, graph, [(leaf.name, x) for leaf, x in leaves if x.requires_grad])
@@ -119,8 +123,32 @@ def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
     return values
 
 
-def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> Any:
-    """The node's value: computed again, else as it was saved (then gradients pass it by), else unknown (None)."""
+def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
+    """A node whose value could only be taken as it was saved is an op all the same, with what is known of it."""
+    value = made[id(node)].detach()
+    operands = [_value(behind, output, made) for behind, output in node.edges]
+    known = [x.detach() for x in operands if x is not None]
+    packet = _packets().get(_base(node).lower())
+    facts: dict[str, Any] = {
+        "operands": [{"argument": f"{i}", **describe(x)} for i, x in enumerate(known)],
+        "settings": {},
+        "results": [describe(value)],
+        "reference": None,
+    }
+    name = packet.__name__ if packet is not None else _base(node).lower()
+    tracer.note_op(f"aten.{name}.default", node.line, known, value, facts)
+
+
+def _base(node: LossNode) -> str:
+    return node.name.rstrip("0123456789").removesuffix("Backward")
+
+
+def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tuple[Any, bool]:
+    """The node's value: computed again, else as it was saved (then gradients pass it by), else unknown (None).
+
+    Returns:
+        The value, and whether it is as it was saved.
+    """
     operands = [_value(behind, output, made) for behind, output in node.edges]
     for function, args, kwargs in _candidates(node, operands):
         try:
@@ -133,14 +161,14 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> Any:
             and tuple(first.shape) == node.shape
             and first.dtype == (node.dtype or first.dtype)
         ):
-            return result
+            return result, False
     value = saved.get(id(node))
     if value is None:
-        return None
+        return None, False
     through = next((x for x in operands if x is not None and x.shape == value.shape), None)
     if node.name.startswith(("Add", "Sub")) and through is not None and through.requires_grad:
-        return through + (value - through.detach())  # a constant was added: the derivative is 1
-    return value.detach().requires_grad_()
+        return through + (value - through.detach()), False  # a constant was added: the derivative is 1
+    return value.detach().requires_grad_(), True
 
 
 def _fits(node: LossNode, value: Any) -> bool:
@@ -160,7 +188,7 @@ def _value(behind: LossNode | Leaf | None, output: int, made: dict[int, Any]) ->
 
 def _candidates(node: LossNode, operands: list[Tensor | None]) -> Iterator[tuple[Any, list[Any], dict[str, Any]]]:
     """Calls that may have made the node; the first that gives its shape and dtype is taken."""
-    name = node.name.rstrip("0123456789").removesuffix("Backward")
+    name = _base(node)
     first = operands[0] if operands else None
     if name in _RESHAPES and first is not None:
         yield first.reshape, [node.shape], {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from precdoctor.recording.microscope.facts import NAN, NEG_INF
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source
 
 #: Ops told of the way from an origin to the bad value, and of the way that led to its operands.
@@ -31,6 +32,11 @@ class Slice:
     externals: tuple[tuple[External, int], ...]
     path: tuple[int, ...]
     feeding: tuple[int, ...]
+
+    def made_worse(self, records: Sequence[OpRecord]) -> bool:
+        """Whether an op of the path turned nothing worse than a mask's ``-inf`` into NaN."""
+        path = (records[i] for i in self.path)
+        return any(r.bad_out & NAN and any(r.bad_in) and all(b in (0, NEG_INF) for b in r.bad_in) for r in path)
 
     @property
     def wanted(self) -> frozenset[int]:

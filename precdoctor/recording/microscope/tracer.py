@@ -6,13 +6,14 @@ at once of every op that turns finite operands into a non-finite result, because
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from precdoctor.recording import leaves
 from precdoctor.recording.microscope.facts import badness
@@ -67,6 +68,8 @@ class OpRecord:
     node: str | None = None
     forward: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    #: Name of the top-level module the op ran in; null in a replay, which has one.
+    root: str | None = None
 
     @property
     def suspect(self) -> bool:
@@ -93,6 +96,12 @@ class Tracer(TorchDispatchMode):
         self.complete = True
         #: The line ops are put down to, in place of the one that is running.
         self.line: Line | None = None
+        #: The line of ops that no line of the user's runs.
+        self.fallback: Line | None = None
+        #: The training itself is traced, not a replay of it.
+        self.live = False
+        #: Live: the top-level module that runs.
+        self.root: str | None = None
         self._known = dict(known)
         self._wanted = wanted
         self._values = values
@@ -107,7 +116,8 @@ class Tracer(TorchDispatchMode):
         if len(self.records) >= MAX_OPS:
             self.complete = False
             return func(*args, **kwargs)
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
+        self.admit(written)
         operands = [x for x in _tensors((args, kwargs)) if x.is_floating_point() or x.is_complex()]
         before = [x.clone() if any(x is w for w in written) else x for x in operands]
         sources = tuple(self.source(x) for x in operands)
@@ -119,14 +129,17 @@ class Tracer(TorchDispatchMode):
         self._judge(record, func, args, kwargs, before, operands, written, result)
         return result
 
+    def admit(self, written: list[Tensor]) -> None:
+        """Called before an op that writes to these floating-point tensors; raises to refuse it."""
+
     # --- one op ------------------------------------------------------------------------------------------------------
 
     def _record(self, func: Any, sources: tuple[Source, ...]) -> OpRecord:
         index = len(self.records)
         node: Any = torch._C._current_autograd_node()
-        line = self.line or innermost_user_line()
+        line = self.line or innermost_user_line(past_own=self.live) or self.fallback
         module = self.modules[-1] if self.modules else None
-        record = OpRecord(index, str(func), "forward", module, line, sources)
+        record = OpRecord(index, str(func), "forward", module, line, sources, root=self.root)
         if node is not None and module is not None:
             record.phase = "recompute"
         elif node is not None or torch._C._current_graph_task_id() != -1:
@@ -135,7 +148,7 @@ class Tracer(TorchDispatchMode):
             record.forward = self._made_by_sequence.get(node._sequence_nr()) if node is not None else None
             if record.forward is not None:
                 made = self.records[record.forward]
-                record.module = made.module
+                record.module, record.root = made.module, made.root
                 record.line = line or made.line
         self.records.append(record)
         return record
@@ -185,6 +198,26 @@ class Tracer(TorchDispatchMode):
         writers = self._writers.get(key)
         return writers if writers is not None else self._known.get(key, External("constant"))
 
+    def made(self, x: Tensor) -> bool:
+        """Whether the memory was written by an op of the trace, or has come into being in it."""
+        return storage_key(x) in self._writers
+
+    def note_op(self, op: str, line: Line | None, operands: list[Tensor], value: Tensor, facts: dict[str, Any]) -> None:
+        """An op that was not run under the tracer, and what is known of it."""
+        record = OpRecord(len(self.records), op, "forward", None, line, tuple(self.source(x) for x in operands))
+        record.bad_out = badness(value)
+        record.bad_in = tuple(map(badness, operands))
+        record.facts = facts
+        self.records.append(record)
+        if (key := storage_key(value)) is not None:
+            self._writers[key] = (record.index,)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, ops are not recorded."""
+        with _disable_current_modes():
+            yield
+
     def _note_writes(self, index: int, func: Any, operands: list[Tensor], written: list[Tensor], result: Any) -> None:
         mine = {storage_key(w) for w in written}
         for key in mine - {None}:
@@ -217,7 +250,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The floating-point arguments an op changes in place."""
     found: list[Tensor] = []
     for i, argument in enumerate(func._schema.arguments):

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
+from precdoctor.diagnosis.rows import FORWARD_KINDS
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.live.check import Check
 from precdoctor.reporting.live.picture import Picture, Tensor
@@ -18,6 +19,8 @@ from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.text import clean, number, percent, plural, power
 
 _STYLES = {Phase.STARTING: "pd.near", Phase.RUNNING: "pd.good", Phase.SILENT: "pd.near", Phase.ENDED: "pd.strong"}
+#: Of the sentence on it: what is lost is red, what is strange yellow, the rest quiet.
+_TOLD = {Phase.STARTING: "pd.quiet", Phase.ENDED: "pd.quiet", Phase.DIED: "pd.bad", Phase.GONE: "pd.bad"}
 _SERIES = (
     ("loss", "loss", False),
     ("grad_norm", "gradient norm", True),
@@ -45,8 +48,9 @@ def screen(watcher: Watcher, check: Check, size: Size) -> Text:
     foot = _foot(watcher, check)
     findings = _findings(check)
     room = size.height - len(head) - len(foot)
-    blocks: list[list[Text]] = [series] if series else []
     shown = findings[: max(2, min(len(findings), room // 3))]
+    series = series[: max(0, room - len(shown))]
+    blocks: list[list[Text]] = [series] if series else []
     left = room - sum(map(len, blocks)) - len(shown) - (len(blocks) + 2)  # a blank line above each block
     tables = _tables(watcher.picture, size, left)
     blocks += [*tables, shown]
@@ -72,7 +76,8 @@ _ROOMY = 20
 
 def name_of(path: Path) -> str:
     """A run directory as people call it."""
-    return clean(path.resolve().name, 60)
+    path = path.resolve()
+    return clean(path.parent.name if path.name == "run" else path.name, 60)
 
 
 def command_of(info: Mapping[str, Any]) -> str:
@@ -102,7 +107,7 @@ def _head(watcher: Watcher, size: Size) -> list[Text]:
     joint = " | " if size.ascii_only else " · "
     lines = [Text.assemble(title, "  ", mark), Text(joint.join(facts), "pd.quiet")]
     if watcher.words:
-        lines.append(Text(watcher.words, _STYLES.get(phase, "pd.error") if phase is not Phase.RUNNING else "pd.near"))
+        lines.append(Text(watcher.words, _TOLD.get(phase, "pd.near")))
     return lines
 
 
@@ -180,8 +185,12 @@ def _room(tensor: Tensor) -> str:
 
 
 def label_of(tensor: Tensor) -> str:
-    """``blocks.3.attn gradient``."""
-    words = [tensor.module or tensor.root, _SHORT.get(tensor.kind, tensor.kind), tensor.name]
+    """``blocks.3.attn gradient`` for what goes through a module, ``blocks.3.attn.weight`` for what it owns."""
+    module, kind = tensor.module or tensor.root, _SHORT.get(tensor.kind, tensor.kind)
+    if tensor.kind in (*FORWARD_KINDS, "grad_output"):
+        words = [module, kind, tensor.name]
+    else:
+        words = [f"{module}.{tensor.name}".rstrip("."), "" if tensor.kind == "weight" else kind]
     return clean(" ".join(w for w in words if w), 400)
 
 
@@ -195,9 +204,9 @@ def _findings(check: Check) -> list[Text]:
         said = check.problem or "not judged yet"
         return [Text.assemble(("Findings", "pd.strong"), (f"  {clean(said, 200)}", "pd.quiet"))]
     at = f"  as of step {check.step}" if check.step is not None else ""
-    lines = [
-        Text.assemble(("Findings", "pd.strong"), ("" if check.findings else "  none", "pd.good"), (at, "pd.quiet"))
-    ]
+    count = number(len(check.findings)) if check.findings else "none"
+    title = Text.assemble(("Findings", "pd.strong"), (f"  {count}", "" if check.findings else "pd.good"))
+    lines = [title.append(at, "pd.quiet")]
     return [*lines, *map(finding_line, check.findings)]
 
 

@@ -86,6 +86,8 @@ class Watcher:
             self.phase, self.words = Phase.GONE, "the run directory is gone"
         except RunUnreadableError as error:
             self.problem = str(error)
+        except OSError as error:  # a directory went away between two looks
+            self.problem = f"cannot read {self.path}: {error.strerror or error}"
 
     def _read(self) -> None:
         picture = self.picture
@@ -131,4 +133,6 @@ class Watcher:
 
 def _device(facts: dict[str, Any]) -> object:
     device = facts.get("device")
-    return device.get("name") or device.get("type") if isinstance(device, dict) else device
+    if not isinstance(device, dict):
+        return device
+    return device.get("type") if device.get("type") == "cpu" else device.get("name") or device.get("type")

@@ -205,5 +205,6 @@ def test_master_weights_train_as_if_written_by_hand(tmp_path):
     theirs = record(tmp_path, "--", PYTHON, str(path), "by-hand", run=tmp_path / "theirs")
     assert ours.status == theirs.status == 0, ours.err + theirs.err
     assert ours.out == theirs.out and b"torch.float32" in ours.out
+    assert "applied optimizer.master_weights bfloat16 -> float32 (AdamW)" in ours.said
     updates = precdoctor.open_run(ours.run).tensors(filters=[("kind", "==", "update")])
     assert set(updates["dtype"]) == {"float32"} and updates["unchanged"].sum() == 0

@@ -93,4 +93,6 @@ def test_every_recorder_option_is_a_setting():
     import dataclasses
 
     options = {f.name.replace("_", "-") for f in dataclasses.fields(RecordOptions)}
-    assert options | {"output"} == set(SETTINGS["record"])
+    asked_by_others = {"kinds", "trace-steps", "may-halt"}  # the block's argument, autopsy, --halt-on
+    told_to_the_parent = {"output", "autopsy", "halt-on", "on-finding", "reference"}
+    assert options - asked_by_others == set(SETTINGS["record"]) - told_to_the_parent

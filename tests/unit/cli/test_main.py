@@ -230,10 +230,10 @@ def test_a_gate_without_a_verdict_says_why(tmp_path, capsys):
 
 def test_thresholds_of_the_gate_do_not_disturb_diagnose(bad_run, good_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "precdoctor.toml").write_text("[rules.PD803]\nbinades = 1.0\n[gate]\nbaseline = 'good'\n")
+    (tmp_path / "precdoctor.toml").write_text("[rules.PD803]\nbinades = 40.0\n[gate]\nbaseline = 'good'\n")
     assert main(["diagnose", str(bad_run)]) == 0
     assert main(["gate", str(bad_run)]) == 1
-    assert "limit -1 binades" in " ".join(capsys.readouterr().out.split())
+    assert "limit -40 binades" in " ".join(capsys.readouterr().out.split())
 
 
 def test_explain_knows_the_rules_and_what_the_gate_compares(capsys):

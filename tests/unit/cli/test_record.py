@@ -143,3 +143,21 @@ def test_halt_on_takes_codes_names_and_error_and_nothing_else(monkeypatch, capsy
     assert given[1][1]["online"].command == "cat"
     assert record("--halt-on", "PD999", "--", "python") == 2
     assert "PD999" in capsys.readouterr().err
+
+
+def test_a_reference_needs_somebody_to_tell(launched, capsys):
+    assert record("--reference", "runs/healthy", "--", "python") == 2
+    assert "add --halt-on CODES or --on-finding CMD" in capsys.readouterr().err and not launched
+
+
+def test_a_reference_lends_its_codes_to_halt_on(monkeypatch, tmp_path, capsys):
+    from precdoctor.recording import launch as module
+    from tests.support.training import Training
+
+    given = []
+    monkeypatch.setattr(module, "launch", lambda _command, _run, _options, **more: given.append(more) or 0)
+    Training(4).write(tmp_path / "healthy")
+    assert record("--reference", str(tmp_path / "healthy"), "--halt-on", "loss-above-reference", "--", "python") == 0
+    assert given[0]["online"].look(tmp_path / "healthy", True) == []
+    assert record("--halt-on", "loss-above-reference", "--", "python") == 2
+    assert "loss-above-reference" in capsys.readouterr().err

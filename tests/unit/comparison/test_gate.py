@@ -39,7 +39,7 @@ def test_equal_runs_pass_every_regression(make: Make) -> None:
     report = gate([make(Training(dtype="float16"))], make(Training(dtype="float16")))
     assert report.exit_code == 0
     lines = {c.check.split()[0]: c for c in report.checks if c.check.startswith("PD8")}
-    assert lines.keys() == {r.code for r in REGRESSIONS}
+    assert lines.keys() == {r.code for r in REGRESSIONS if not r.of_gate}
     assert all(c.passed and c.expected and c.found and c.limit for c in lines.values())
 
 
@@ -98,11 +98,17 @@ def test_nothing_recorded(tmp_path: Path) -> None:
 # -- regressions ------------------------------------------------------------------------------------------------------
 
 
-def regressed(make: Make, change: Callable[[Training], object], **options: str) -> list[GateCheck]:
+#: Fire with others where values change at all: these rows all come from the same weights and data.
+BROAD = ("PD811", "PD813")
+
+
+def regressed(
+    make: Make, change: Callable[[Training], object], ignore: tuple[str, ...] = BROAD, **options: str
+) -> list[GateCheck]:
     """The failed PD8 lines of a run changed like this, held against an unchanged one."""
     run = Training(**options)  # type: ignore[arg-type]
     change(run)
-    report = gate([make(run)], make(Training(**options)))  # type: ignore[arg-type]
+    report = gate([make(run)], make(Training(**options)), ignore=ignore)  # type: ignore[arg-type]
     lines = [c for c in failed(report) if c.check.startswith("PD8")]
     codes = {f.code for f in report.findings if f.code.startswith("PD8")}
     assert codes == {c.check.split()[0] for c in lines}
@@ -160,10 +166,10 @@ def test_new_nonfinite_tensors(make: Make) -> None:
 
 def test_masks_of_both_runs_and_skipped_steps_are_not_new(make: Make) -> None:
     def masked() -> Training:
-        return Training(dtype="float16").change(lambda r: spoil(r, neg_inf=9), kind="output", module="norm")
+        run = Training(dtype="float16").change(lambda r: spoil(r, neg_inf=9), kind="output", module="norm")
+        return run.scales([1024.0] * 8 + [512.0] * 4)
 
-    run = masked().scales([1024.0] * 8 + [512.0] * 4).skip(7)
-    report = gate([make(run)], make(masked()))
+    report = gate([make(masked().skip(7))], make(masked()), ignore=["PD811"])  # its rows ignore their scale
     assert (report.exit_code, failed(report)) == (0, [])
 
 
@@ -274,7 +280,7 @@ def test_usage_errors(bad: dict, make: Make) -> None:
 
 
 def test_regressions_are_described() -> None:
-    assert [r.code for r in REGRESSIONS] == [f"PD80{n}" for n in range(1, 9)]
+    assert [r.code for r in REGRESSIONS] == [f"PD8{n:02}" for n in range(1, 17) if n != 10]  # PD810 is compare's own
     for regression in REGRESSIONS:
         assert regression.doc.endswith(".")
         assert all(o.unit and o.doc and o.source for o in regression.options)

@@ -39,7 +39,7 @@ def prescriptions(draw):
         effects=tuple(draw(st.lists(effects(), max_size=3))),
         memory_bytes=draw(st.none() | st.integers(0, 2**50)),
         evidence=draw(st.none() | st.dictionaries(NAMES, NUMBERS | st.integers(-(2**60), 2**60), max_size=3)),
-        snippet=draw(st.text(max_size=60)),
+        snippets=draw(st.dictionaries(NAMES, st.text(max_size=60), max_size=2)),
     )
 
 

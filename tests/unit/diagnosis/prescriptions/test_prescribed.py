@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.support.training import Training
 RECORDED = [pytest.param(code, path, id=f"{code}-{path.name}") for code, path in samples.recorded("firing")]
 
 
+@functools.cache
 def prescriptions_of(path: Path):
     view = view_of(open_run(path / "run"))
     return prescribe(view, diagnose_view(view, RULES, resolve_options({})))

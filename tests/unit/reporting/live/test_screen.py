@@ -7,7 +7,8 @@ from rich.cells import cell_len
 
 from precdoctor.reporting.live.check import PAUSE_SECONDS, PAUSE_TIMES, Check
 from precdoctor.reporting.live.loop import progress
-from precdoctor.reporting.live.screen import Size, screen
+from precdoctor.reporting.live.picture import Tensor
+from precdoctor.reporting.live.screen import Size, label_of, screen
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.runlog import RankWriter, create_rank_directory, create_run
 from tests.support.hostile import NAMES
@@ -46,6 +47,27 @@ def test_everything_there_is_at_80_by_24(tmp_path):
     parts = "mine|● ended|step 3|recorder 1 %|loss scale|2^16|1 skipped step|Least headroom|blocks.0.attn output|0.1"
     for part in f"{parts}|Most subnormal|WARNING PD601|as of step 3|q quits".split("|"):
         assert part in shown, part
+
+
+def test_a_low_terminal_keeps_the_first_finding(tmp_path):
+    watcher, check = watched(write_run(tmp_path / "run", rows(), steps()))
+    check.findings = [{"code": "PD101", "severity": "error", "title": "t"}, {"code": "PD102", "severity": "error"}]
+    shown = screen(watcher, check, Size(80, 9)).plain
+    assert "Findings  2" in shown and "ERROR PD101" in shown and "loss" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "label"),
+    [
+        ("output", "", "a.b output"),
+        ("input", "0", "a.b input 0"),
+        ("grad_output", "", "a.b gradient"),
+        ("weight", "bias", "a.b.bias"),
+        ("weight_grad", "weight", "a.b.weight w. gradient"),
+    ],
+)
+def test_tensors_are_called_as_people_call_them(kind, name, label):
+    assert label_of(Tensor("Net#0", "a.b", kind, name, "float32")) == label
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
@@ -144,6 +166,32 @@ def test_damage_is_told_and_what_was_read_stays(tmp_path):
     watcher.poll()
     assert watcher.problem and "is damaged" in watcher.problem
     assert "is damaged" in screen(watcher, check, Size(120, 24)).plain and "step 3" in progress(watcher)
+
+
+def test_what_goes_away_between_two_looks_is_told(tmp_path, monkeypatch):
+    from precdoctor.reporting.live import watcher as module
+
+    watcher, _ = watched(write_run(tmp_path / "run", steps=steps(), end=False))
+
+    def gone(_directory):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(module, "is_locked", gone)
+    watcher.poll()
+    assert "No such file or directory" in watcher.problem and watcher.picture.last_step == 3
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ({"type": "cpu", "name": "x86_64"}, "1 rank, cpu"),
+        ({"type": "cuda", "name": "NVIDIA H100"}, "1 rank, NVIDIA H100"),
+        ("mps", "1 rank, mps"),
+    ],
+)
+def test_the_device_is_named(tmp_path, device, words):
+    watcher, check = watched(write_run(tmp_path / "run", steps=steps(), facts={"device": device}))
+    assert words in screen(watcher, check, Size(100, 24)).plain
 
 
 # -- diagnoses now and then ------------------------------------------------------------------------------------------

@@ -1,0 +1,38 @@
+"""Hooks of the documentation site (mkdocs.yml): folders in the navigation become their pages, schemas come along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+DOCS = Path(__file__).resolve().parent
+SCHEMAS = DOCS.parent / "precdoctor" / "reporting" / "schema"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """``Rules: rules/`` in the navigation stands for all pages there, the index first."""
+    for section in config.nav or ():
+        if isinstance(section, dict):
+            for title, inside in section.items():
+                if isinstance(inside, str) and inside.endswith("/"):
+                    pages = sorted((DOCS / inside).glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
+                    section[title] = [inside + page.name for page in pages]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The JSON Schemas lie in the package; on the site they are at ``schema/``."""
+    for schema in sorted(SCHEMAS.glob("*.json")):
+        files.append(File.generated(config, f"schema/{schema.name}", abs_src_path=str(schema)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_given: object) -> str:
+    """... and links that lead to them through the repository find them."""
+    return markdown.replace("](../../precdoctor/reporting/schema/", "](../schema/")

@@ -1,0 +1,128 @@
+"""``precdoctor autopsy``: run the recorded command again, with every op of the failing step traced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from precdoctor.cli.common import opened, say
+from precdoctor.errors import NothingRecordedError, UsageError
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.autopsy import Plan
+    from precdoctor.diagnosis.view import RunView
+    from precdoctor.runlog import Run
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor autopsy
+  precdoctor autopsy runs/a
+  precdoctor autopsy runs/a && precdoctor diagnose runs/a"""
+
+#: No step that went wrong was seen again, or the second run was another one.
+_NO_ANSWER = 3
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command("autopsy", epilog=_EXAMPLES)(autopsy)
+
+
+def autopsy(
+    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+) -> int:
+    """Run the recorded command again, and trace every op of the step at which it went wrong.
+
+    Finds what no replay of a step reaches: loss code, optimizers, code between modules. What it finds is added to RUN,
+    where diagnose reads it. The command does all it does once more (it writes its checkpoints, too) up to that step,
+    and is ended there.
+    """
+    return second_run(opened(run))
+
+
+def second_run(run: Run) -> int:
+    """Make the second run of ``run``, say what came of it; 0, or 3 when there is nothing to be learned from it.
+
+    Raises:
+        UsageError: the command is not known, or cannot be run again.
+        NothingRecordedError: the run recorded no step, or nothing went wrong in it.
+    """
+    from precdoctor.diagnosis.autopsy import agreement, plan
+    from precdoctor.diagnosis.view import RunView
+    from precdoctor.recording.launch import launch
+    from precdoctor.runlog import open_run
+    from precdoctor.runlog.schema import AUTOPSY_DIR
+
+    view = RunView(run)
+    chosen = plan(view)
+    if chosen is None:
+        raise NothingRecordedError(f"nothing became non-finite in {run.path}: there is no step to trace")
+    command, cwd = _command(run)
+    options = _options(run, chosen)
+    steps = f"step {chosen.first}" if chosen.last == chosen.first + 1 else f"steps {chosen.first}-{chosen.last - 1}"
+    say(f"precdoctor: running {' '.join(command)} again in {cwd}, tracing {steps}; it is ended after that")
+    directory = Path(run.path).absolute() / AUTOPSY_DIR
+    with _in_directory(cwd):
+        launch(command, directory, options, force=True, quiet=True)
+    again = RunView(open_run(directory))
+    return _told(run, again, agreement(view, again, chosen.last - 1), chosen)
+
+
+def _told(run: Run, again: RunView, agrees: Any, chosen: Plan) -> int:
+    shown = os.path.relpath(run.path)
+    traced = [e for e in again.events_of("incident") if e["data"].get("live")]
+    if not traced:
+        say(
+            f"precdoctor: the second run went well up to step {chosen.last - 1}: what went wrong does not repeat itself"
+        )
+        return _NO_ANSWER
+    if not agrees.same:
+        at = "nothing of the two could be compared" if agrees.differs_at is None else f"from step {agrees.differs_at}"
+        say(
+            f"precdoctor: the second run is not the first one again ({at}); seeds, data order and threads must be fixed"
+        )
+        return _NO_ANSWER
+    say(f"precdoctor: the same run again ({agrees.steps} losses and {agrees.tensors} tensors equal); next, type:")
+    say(f"  precdoctor diagnose {shown}")
+    return 0
+
+
+def _command(run: Run) -> tuple[list[str], str]:
+    """The recorded command and where it ran."""
+    command, cwd = run.info.get("command"), run.info.get("cwd")
+    if not isinstance(command, list) or not command or not all(isinstance(c, str) for c in command):
+        raise UsageError(f"{run.path} does not say which command was recorded, so it cannot be run again")
+    if not isinstance(cwd, str) or (run.info.get("options") or {}).get("redact_names"):
+        raise UsageError(f"{run.path} was recorded with --redact-names: its command is not in the log")
+    if not Path(cwd).is_dir():
+        raise UsageError(f"the command was recorded in {cwd}, which is not there any more")
+    return command, cwd
+
+
+def _options(run: Run, chosen: Plan) -> Any:
+    """The recorder options of the first run, so that the second is the same; and what is to be traced."""
+    import dataclasses
+    import json
+
+    from precdoctor.recording.options import RecordOptions
+
+    options = RecordOptions.from_json(json.dumps(run.info.get("options") or {}))
+    policy = "examine" if options.on_nonfinite == "stop" else options.on_nonfinite
+    return dataclasses.replace(
+        options, trace_steps=(chosen.first, chosen.last), on_nonfinite=policy, arm_next=0, max_disk=None
+    )
+
+
+@contextlib.contextmanager
+def _in_directory(path: str) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(path)
+    try:
+        yield
+    finally:
+        os.chdir(before)

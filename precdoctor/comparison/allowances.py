@@ -1,0 +1,151 @@
+"""What a team accepts for now: findings with a reason, and until when."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from precdoctor.comparison.lines import Line
+from precdoctor.diagnosis.finding import Finding, Location, Severity
+from precdoctor.diagnosis.registry import find, nearest
+from precdoctor.errors import UsageError
+
+CHECK = "PD816 allowance-expired"
+_KEYS = ("code", "module", "reason", "until")
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """One accepted finding.
+
+    Attributes:
+        code: of a rule or a regression.
+        module: a glob over FQNs; ``*`` also takes what is not about one module.
+        until: the last day on which it holds.
+    """
+
+    code: str
+    module: str
+    reason: str
+    until: dt.date
+
+    def takes(self, code: str, module: str, today: dt.date) -> bool:
+        """Whether it accepts a finding of ``code`` in ``module``."""
+        return code == self.code and today <= self.until and fnmatchcase(module, self.module)
+
+    @property
+    def words(self) -> str:
+        """``norms in BF16, see #12 (until 2026-12-31)``."""
+        return f"{self.reason} (until {self.until.isoformat()})"
+
+
+def read_allowances(file: Path, known: Sequence[Any]) -> tuple[Allowance, ...]:
+    """The ``[[allow]]`` tables of a TOML file.
+
+    Args:
+        known: rules and regressions that can be named.
+
+    Raises:
+        UsageError: the file cannot be read, or an entry lacks something; the message says which.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{file}: no such allow-list") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} is no allow-list: {error}") from None
+    unknown = next((key for key in table if key != "allow"), None)
+    entries = table.get("allow", [])
+    if unknown is not None or not isinstance(entries, list):
+        what = f"there is a key {unknown!r}" if unknown is not None else "allow is no list"
+        raise UsageError(f"{file}: an allow-list holds [[allow]] tables only, and {what}")
+    return tuple(_entry(f"{file}: entry {at}", entry, known) for at, entry in enumerate(entries, 1))
+
+
+def _entry(where: str, entry: Any, known: Sequence[Any]) -> Allowance:
+    if not isinstance(entry, Mapping):
+        raise UsageError(f"{where} is no table; write [[allow]] above its keys")
+    unknown = next((key for key in entry if key not in _KEYS), None)
+    if unknown is not None:
+        raise UsageError(f"{where} has no key {unknown!r}{nearest(str(unknown), _KEYS)}")
+    for key in ("code", "reason"):
+        if not isinstance(entry.get(key), str) or not entry[key].strip():
+            raise UsageError(f"{where} needs a {key}, as text")
+    module, until = entry.get("module", "*"), entry.get("until")
+    if not isinstance(module, str) or not module:
+        raise UsageError(f"{where}: module is a glob over module names, such as blocks.*, got {module!r}")
+    if isinstance(until, dt.datetime) or not isinstance(until, dt.date):
+        raise UsageError(f"{where} needs a last day, such as until = 2026-12-31 without quotes, got {until!r}")
+    return Allowance(find(entry["code"], known).code, module, entry["reason"].strip(), until)
+
+
+def accept_lines(
+    lines: Sequence[Line], allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]
+) -> list[Line]:
+    """The lines, with failures that are allowed turned into information; ``used`` collects what was needed."""
+    return [
+        line if line.passed or (found := _first(allowances, line.code, line.module, today, used)) is None
+        else line.accept(found.words)
+        for line in lines
+    ]  # fmt: skip
+
+
+def accept_finding(finding: Finding, allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> Finding:
+    """The finding, as information where it is allowed."""
+    found = _first(allowances, finding.code, finding.location.module or "", today, used)
+    return finding if found is None else demoted(finding, "allowed", found.words)
+
+
+def demoted(finding: Finding, key: str, reason: str) -> Finding:
+    """The finding as information, with the reason among its evidence and at the end of its message."""
+    return Finding(
+        **{
+            **finding.__dict__,
+            "severity": Severity.INFO,
+            "message": f"{finding.message} {key.capitalize()}: {reason}.",
+            "evidence": {**finding.evidence, key: reason},
+        }
+    )
+
+
+def _first(
+    allowances: Sequence[Allowance], code: str, module: str, today: dt.date, used: set[Allowance]
+) -> Allowance | None:
+    found = next((a for a in allowances if a.takes(code, module, today)), None)
+    if found is not None:
+        used.add(found)
+    return found
+
+
+def expired_lines(allowances: Sequence[Allowance], today: dt.date) -> list[Line]:
+    """A failed line for every entry past its date, whether or not anything would have needed it."""
+    return [
+        Line(
+            CHECK,
+            f"{a.code} in {a.module}: {a.reason}",
+            f"until {a.until.isoformat()}",
+            f"today is {today.isoformat()}",
+            "renew it, or remove it",
+            False,
+            Severity.ERROR,
+            Location(),
+            excess=float((today - a.until).days),
+        )
+        for a in allowances
+        if today > a.until
+    ]
+
+
+def unused_notes(allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> list[str]:
+    """Entries that nothing needed: they can go."""
+    idle = [a for a in allowances if a not in used and today <= a.until]
+    return [f"the allow-list's {a.code} in {a.module} ({a.reason}) accepted nothing; remove it" for a in idle]

@@ -1,0 +1,193 @@
+"""Limits a team sets itself: ``METRIC[.KIND]:MODULE_GLOB:LIMIT``, such as ``flushed.grad_output:blocks.*:2%``.
+
+limit   = metric ["." kind] ":" glob ":" ["+"] number ["%"]
+metric  = a figure of a tensor or of the run, see METRIC_DOCS
+kind    = a kind of tensor, such as output or weight_grad; without it, every kind the metric speaks of
+glob    = shell pattern over FQNs below the root; "*" is every module and the root
+number  = the largest value that passes; for headroom the smallest
+"+"     = relative to the baseline: how much worse than there
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from precdoctor.comparison.baseline import Baseline
+from precdoctor.comparison.lines import Line, location_of
+from precdoctor.comparison.pairing import subject
+from precdoctor.comparison.summary import METRICS, Summary
+from precdoctor.diagnosis.finding import Location, Severity
+from precdoctor.diagnosis.registry import nearest
+from precdoctor.diagnosis.rows import Key
+from precdoctor.diagnosis.telling import percent
+from precdoctor.errors import UsageError
+
+CHECK = "PD815 limit-exceeded"
+#: Figures of the run as a whole; their glob is ``*``.
+RUN_METRICS = ("loss", "skipped")
+#: Every metric with what it is, for help and errors.
+METRIC_DOCS: Mapping[str, str] = {
+    **{metric.name: metric.doc for metric in METRICS},
+    "amax": "the largest magnitude, as it lies in memory",
+    "nonfinite": "elements that are NaN or infinite, over all steps",
+    "loss": "the median loss over the last quarter of the steps",
+    "skipped": "steps that a loss scaler skipped",
+}
+_FRACTIONS = {*(m.name for m in METRICS if m.unit == "fraction"), "skipped"}
+KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
+_NUMBER = re.compile(r"(\+?)(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|-?\.\d+(?:[eE][-+]?\d+)?)\s*(%?)")
+_SHAPE = "METRIC:MODULE_GLOB:LIMIT, such as flushed:blocks.*:2%"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One ``--fail-if``.
+
+    Attributes:
+        kind: only tensors of this kind; None: all.
+        relative: the limit is on what came on top of the baseline.
+    """
+
+    text: str
+    metric: str
+    kind: str | None
+    glob: str
+    value: float
+    relative: bool
+
+    @property
+    def lower(self) -> bool:
+        """Whether less is worse."""
+        return self.metric == "headroom"
+
+    def words(self, value: float) -> str:
+        """``value`` for a reader."""
+        return percent(value) if self.metric in _FRACTIONS else f"{value:.4g}"
+
+
+def parse_limit(text: str) -> Limit:
+    """One limit from its text.
+
+    Raises:
+        UsageError: not of that grammar, or a name in it is not known; the message says what is near.
+    """
+    head, first, rest = text.partition(":")
+    glob, second, number = rest.rpartition(":")
+    if not first or not second or not head.strip() or not glob.strip():
+        raise UsageError(f"--fail-if takes {_SHAPE}, got {text!r}")
+    metric, dot, kind = (part.strip() for part in head.partition("."))
+    if metric not in METRIC_DOCS:
+        raise UsageError(f"--fail-if {text!r}: no metric is called {metric!r}{nearest(metric, METRIC_DOCS)}")
+    if dot and kind not in KINDS:
+        raise UsageError(f"--fail-if {text!r}: no kind of tensor is called {kind!r}{nearest(kind, KINDS)}")
+    if metric in RUN_METRICS and (dot or glob.strip() != "*"):
+        raise UsageError(f"--fail-if {text!r}: {metric} is of the run, not of a module; write {metric}:*:{number}")
+    match = _NUMBER.fullmatch(number.strip())
+    if match is None:
+        raise UsageError(f"--fail-if {text!r}: {number!r} is not a limit; write a number such as 2%, 0.02, 1e4 or +1%")
+    if match[3] and metric not in _FRACTIONS:
+        raise UsageError(f"--fail-if {text!r}: {metric} is no fraction, so its limit has no percent sign")
+    value = float(match[2]) / (100.0 if match[3] else 1.0)
+    if metric in _FRACTIONS and not 0.0 <= value <= 1.0:
+        raise UsageError(f"--fail-if {text!r}: {metric} lies between 0 and 1; for percent write {match[2]}%")
+    return Limit(text, metric, kind or None, glob.strip(), value, bool(match[1]))
+
+
+def judge_limit(
+    limit: Limit,
+    found: Mapping[Key, Summary],
+    run: Mapping[str, float | None],
+    baseline: Baseline | None,
+) -> list[Line]:
+    """A line per tensor that ``limit`` speaks of.
+
+    Args:
+        found: the run's tensors, under the baseline's names.
+        run: the run's own figures, see :data:`RUN_METRICS`.
+
+    Raises:
+        UsageError: no module has a name like that, or a relative limit has no baseline to be relative to.
+    """
+    if limit.relative and baseline is None:
+        raise UsageError(f"--fail-if {limit.text!r}: +{limit.value:g} is relative to a baseline; give one, or no plus")
+    if limit.metric in RUN_METRICS:
+        return _of_run(limit, run[limit.metric], baseline)
+    matched = [key for key in found if fnmatchcase(key[1], limit.glob)]
+    if not matched:
+        raise UsageError(f"--fail-if {limit.text!r}: no module matches {limit.glob!r}{_near(limit.glob, found)}")
+    lines = []
+    for key in matched:
+        value = _figure(limit.metric, found[key], key[2])
+        if value is None or limit.kind not in (None, key[2]):
+            continue
+        before = _before(limit.metric, key, baseline) if limit.relative else None
+        if limit.relative and before is None:
+            continue
+        lines.append(_line(limit, subject(key), value, before, location_of(key, module_class=found[key].module_class)))
+    if not lines:
+        kinds = f" of kind {limit.kind}" if limit.kind else ""
+        raise UsageError(f"--fail-if {limit.text!r}: no tensor{kinds} in {limit.glob!r} has this figure")
+    return lines
+
+
+def _of_run(limit: Limit, value: float | None, baseline: Baseline | None) -> list[Line]:
+    if value is None:
+        return []
+    before = None
+    if limit.relative and baseline is not None:
+        learned = baseline.loss if limit.metric == "loss" else baseline.skipped
+        before = learned.center if learned is not None else None
+        if before is None:
+            return []
+    return [_line(limit, METRIC_DOCS[limit.metric], value, before, Location())]
+
+
+def _figure(metric: str, summary: Summary, kind: str) -> float | None:
+    if metric == "amax":
+        return summary.amax
+    if metric == "nonfinite":
+        return float(summary.bad_elements)
+    known = next(m for m in METRICS if m.name == metric)
+    return known.of(summary) if not known.kinds or kind in known.kinds else None
+
+
+def _before(metric: str, key: Key, baseline: Baseline | None) -> float | None:
+    expected = baseline.tensors.get(key) if baseline is not None else None
+    learned = expected.metrics.get(metric) if expected is not None else None
+    return learned.center if learned is not None else None
+
+
+def _line(limit: Limit, what: str, value: float, before: float | None, location: Location) -> Line:
+    sign = -1.0 if limit.lower else 1.0
+    worse = sign * (value - (before or 0.0))
+    bound = limit.value if before is not None else sign * limit.value
+    passed = worse <= bound
+    edge = "at least" if limit.lower else "at most"
+    relative = f"{'-' if limit.lower else '+'}{limit.words(limit.value)}"
+    return Line(
+        CHECK,
+        f"{what} ({limit.metric})",
+        limit.words(before) if before is not None else f"{edge} {limit.words(limit.value)}",
+        limit.words(value),
+        relative if before is not None else limit.words(limit.value),
+        passed,
+        Severity.ERROR,
+        location,
+        (value, before if before is not None else limit.value),
+        _excess(worse, bound, passed=passed),
+    )
+
+
+def _excess(worse: float, bound: float, *, passed: bool) -> float:
+    """Above 1 exactly where the limit is broken, whatever the signs."""
+    distance = abs(worse - bound) / max(abs(bound), 1e-12)
+    return 1.0 / (1.0 + distance) if passed else 1.0 + min(distance, math.sqrt(1e300))
+
+
+def _near(glob: str, found: Mapping[Key, Summary]) -> str:
+    modules: Sequence[str] = sorted({key[1] for key in found if key[1]})
+    return nearest(glob, modules) if len(modules) <= 12 or "did you mean" in nearest(glob, modules) else ""

@@ -1,0 +1,233 @@
+"""Leading indicators: a run, while it goes on, held against a healthy one of the same training.
+
+Gradient amax growing faster, the second moment of gradients drifting, the loss above the reference: each moves before a
+run breaks (theory: no fault of its own yet). Runs are paired by step, so that warm-up and decay of the rate cancel;
+nothing is asked of seeds or data order, so single steps mean nothing and medians over a window do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.comparison.compare import LOSS_GAP
+from precdoctor.diagnosis.bad_steps import is_well
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
+from precdoctor.diagnosis.rows import Key, integer, number
+from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.view import RunView, records
+
+#: Newest common steps that are looked at, and the fewest of them that say anything.
+WINDOW, FEWEST = 32, 16
+#: Growth of a gradient's amax over the reference's, in binades between the first and the last quarter of the window.
+GROWTH = 2.0
+#: E[g²] over the reference's, in binades (a factor of 16), in the median over the window.
+DRIFT = 4.0
+#: A difference of losses counts when it is so many standard errors of its own noise.
+SIGNIFICANT = 4.0
+#: How far behind the reference a run may be, as a share of the steps so far (at least a window).
+LAG = 0.1
+#: Median absolute deviation to standard deviation, of a Gaussian.
+_SIGMA = 1.4826
+
+CODES: Mapping[str, str] = {
+    "PD821": "loss-above-reference",
+    "PD822": "gradient-growing-faster",
+    "PD823": "second-moment-drift",
+}
+
+#: Per tensor and step: amax and mean square of the unscaled gradient.
+Course = dict[Key, dict[int, tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class Drifted:
+    """One gradient that left its reference: ``binades`` is log2 of the ratio, by step."""
+
+    key: Key
+    binades: Mapping[int, float]
+    moved: float
+
+
+def leading_findings(reference: RunView, view: RunView) -> list[Finding]:
+    """What has begun to part from the reference; nothing while too few steps are common to both.
+
+    Args:
+        reference: the healthy run.
+        view: the run at hand; its newest steps are looked at.
+    """
+    found = _loss(reference, view)
+    steps = _common(_sampled(reference), _sampled(view))
+    if len(steps) >= FEWEST:
+        ours, theirs = _gradients(view, steps), _gradients(reference, steps)
+        found += growing(ours, theirs)
+        found += drifting(ours, theirs)
+    return found
+
+
+def _common(a: set[int], b: set[int]) -> list[int]:
+    return sorted(a & b)[-WINDOW:]
+
+
+def _sampled(view: RunView) -> set[int]:
+    return {
+        s.step
+        for process, steps in view.timeline.items()
+        for s in steps
+        if s.sampled and s.complete and not s.skipped and is_well(view, process, s)
+    }
+
+
+# -- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def _losses(view: RunView) -> dict[int, float]:
+    """Per complete step the mean over ranks."""
+    by_step: dict[int, list[float]] = {}
+    for steps in view.timeline.values():
+        for s in steps:
+            if s.complete and s.loss is not None and math.isfinite(s.loss):
+                by_step.setdefault(s.step, []).append(s.loss)
+    return {step: sum(values) / len(values) for step, values in by_step.items()}
+
+
+@dataclass(frozen=True)
+class LossGap:
+    """The newest losses of a run against its reference's.
+
+    Attributes:
+        steps: compared.
+        gap: median by which the run is above the reference, and above what the reference had :attr:`lag` steps before.
+        limit: beyond which that means something.
+        lag: in steps.
+    """
+
+    steps: Sequence[int]
+    gap: float
+    limit: float
+    lag: int
+
+
+def loss_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> LossGap | None:
+    """How far the run is behind; None while that cannot be told.
+
+    A loss that falls is always above or below another seed's by what it falls in a few steps. So the run is held
+    against the higher of the reference's losses now and :data:`LAG` of its steps ago, and a gap must stand out of the
+    scatter of the difference.
+
+    Args:
+        ours, theirs: loss by step.
+    """
+    steps = sorted(ours.keys() & theirs.keys())[-WINDOW:]
+    if len(steps) < FEWEST:
+        return None
+    lag = max(WINDOW, math.ceil(LAG * steps[-1]))
+    earlier = [theirs[s - lag] for s in steps if s - lag in theirs]
+    if len(earlier) < FEWEST:
+        return None
+    differences = [ours[s] - theirs[s] for s in steps]
+    middle = median(differences)
+    noise = _SIGMA * median(abs(d - middle) for d in differences) / math.sqrt(len(differences))
+    expected = max(median(theirs[s] for s in steps), median(earlier))
+    gap = min(middle, median(ours[s] for s in steps) - expected)
+    return LossGap(steps, gap, max(LOSS_GAP, SIGNIFICANT * noise), lag)
+
+
+def _loss(reference: RunView, view: RunView) -> list[Finding]:
+    ours, theirs = _losses(view), _losses(reference)
+    found = loss_gap(ours, theirs)
+    if found is None or found.gap <= found.limit:
+        return []
+    first, last = found.steps[0], found.steps[-1]
+    message = (
+        f"Over the newest {plural(len(found.steps), 'common step')} ({first} to {last}) the loss is {found.gap:.4g} "
+        f"above what the reference had there and {found.lag} steps before, in the median (limit {found.limit:.2g}: "
+        f"{LOSS_GAP} nats, or {SIGNIFICANT:g} standard errors of the difference if that is more); at step {last} it is "
+        f"{ours[last]:.4g} against {theirs[last]:.4g}."
+    )
+    evidence = {"gap": found.gap, "limit": found.limit, "lag_steps": found.lag, "steps": len(found.steps)}
+    place = Location(phase=Phase.LOSS, step=first)
+    return [_finding("PD821", f"the loss is {found.gap:.3g} above the reference", message, place, evidence)]
+
+
+# -- gradients --------------------------------------------------------------------------------------------------------
+
+
+def _gradients(view: RunView, steps: Sequence[int]) -> Course:
+    """As the optimizer is given them; the largest over ranks."""
+    course: Course = {}
+    columns = ("root", "module", "kind", "name", "call", "numel", "amax", "sum_sq", "scale", "nan")
+    for frame in view.scan(columns, ("weight_grad_step",), steps=steps):
+        for r in records(frame):
+            amax, squares, scale = number(r["amax"]), number(r["sum_sq"]), number(r["scale"]) or 1.0
+            if not amax or not squares or r["nan"]:
+                continue
+            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), integer(r["call"]) or 0)
+            mine = course.setdefault(key, {})
+            before = mine.get(int(r["step"]), (0.0, 0.0))
+            value = (amax / scale, squares / scale**2 / int(r["numel"]))
+            mine[int(r["step"])] = (max(before[0], value[0]), max(before[1], value[1]))
+    return course
+
+
+def _ratios(ours: Course, theirs: Course, which: int) -> Iterator[tuple[Key, dict[int, float]]]:
+    """Per gradient of both runs log2 of the ratio by step, where there are enough steps."""
+    for key in sorted(ours.keys() & theirs.keys()):
+        steps = sorted(ours[key].keys() & theirs[key].keys())
+        if len(steps) >= FEWEST:
+            yield key, {s: math.log2(ours[key][s][which] / theirs[key][s][which]) for s in steps}
+
+
+def growing(ours: Course, theirs: Course) -> list[Finding]:
+    """Gradients whose amax grows away from the reference's, and stands above it."""
+    moved = []
+    for key, binades in _ratios(ours, theirs, 0):
+        values = list(binades.values())
+        quarter = len(values) // 4
+        last = median(values[-quarter:])
+        growth = min(last - median(values[:quarter]), last)
+        if growth >= GROWTH and all(v > 0.0 for v in values[-quarter:]):
+            moved.append(Drifted(key, binades, growth))
+    return _told("PD822", moved, "amax of the gradient", GROWTH, "grew {:.1f} binades more than the reference's")
+
+
+def drifting(ours: Course, theirs: Course) -> list[Finding]:
+    """Gradients whose mean square is another one."""
+    moved = []
+    for key, binades in _ratios(ours, theirs, 1):
+        level = median(binades.values())
+        if abs(level) >= DRIFT:
+            moved.append(Drifted(key, binades, level))
+    return _told("PD823", moved, "second moment of the gradient", DRIFT, "is {:+.1f} binades from the reference's")
+
+
+def _told(code: str, moved: Sequence[Drifted], what: str, limit: float, words: str) -> list[Finding]:
+    """One finding: the gradient that moved most, the others as evidence."""
+    if not moved:
+        return []
+    worst = max(moved, key=lambda d: abs(d.moved))
+    root, module, kind, name, _ = worst.key
+    steps = sorted(worst.binades)
+    parameter = ".".join(p for p in (module, name) if p)
+    said = words.format(worst.moved)
+    message = (
+        f"Over the newest {plural(len(steps), 'common sampled step')} ({steps[0]} to {steps[-1]}) the {what} of "
+        f"`{parameter}` {said} (limit {limit:g}). {plural(len(moved), 'gradient')} beyond it."
+    )
+    evidence = {
+        "binades": worst.moved,
+        "limit": limit,
+        "ratio_binades": [[s, worst.binades[s]] for s in steps],
+        "tensors": [
+            {"root": d.key[0], "parameter": f"{d.key[1]}.{d.key[3]}".strip("."), "binades": d.moved}
+            for d in sorted(moved, key=lambda d: -abs(d.moved))[:16]
+        ],
+    }
+    place = Location(root=root or None, module=module, kind=kind, phase=Phase.BACKWARD, step=steps[0])
+    return [_finding(code, f"the {what} of `{parameter}` {said}", message, place, evidence)]
+
+
+def _finding(code: str, title: str, message: str, place: Location, evidence: Mapping[str, object]) -> Finding:
+    return Finding(code, CODES[code], Severity.WARNING, 0.8, title, message, place, evidence=evidence)

@@ -1,0 +1,142 @@
+"""One comparison of a gate: expected, found, limit; and the findings that failed ones become."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
+from precdoctor.diagnosis.rows import Key
+from precdoctor.diagnosis.telling import plural
+
+#: Subjects of one finding that its evidence lists.
+_LISTED = 16
+_PHASES = {
+    **dict.fromkeys(("loss",), Phase.LOSS),
+    **dict.fromkeys(("batch",), Phase.DATA),
+    **dict.fromkeys(("grad_output", "weight_grad"), Phase.BACKWARD),
+    **dict.fromkeys(("weight", "update", "weight_grad_step"), Phase.OPTIMIZER),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison: what was expected (the baseline), what was found, and how far apart the two may be.
+
+    Attributes:
+        excess: how far from passing, above 1 when it failed; lines are ranked by it. Infinite where there is no degree.
+        location: for the finding, when it did not pass.
+        numbers: found and expected, where they are numbers.
+        position: in execution order, for what comes first; infinite when unknown.
+        allowed: the reason for which a failure is accepted; it is then information.
+    """
+
+    check: str
+    subject: str
+    expected: str
+    found: str
+    limit: str
+    passed: bool
+    severity: Severity
+    location: Location | None = None
+    numbers: tuple[float | None, float | None] = (None, None)
+    excess: float = 0.0
+    position: float = math.inf
+    allowed: str | None = None
+
+    @property
+    def code(self) -> str:
+        """``PD801``."""
+        return self.check.partition(" ")[0]
+
+    @property
+    def module(self) -> str:
+        """FQN of the module it is about; empty for the root and for the whole run."""
+        return (self.location.module if self.location is not None else None) or ""
+
+    @property
+    def module_named(self) -> bool:
+        """Whether it is about a module at all."""
+        return self.location is not None and self.location.module is not None
+
+    @property
+    def suspect(self) -> str:
+        """The module whose code made the tensor."""
+        made_around = self.location is not None and self.location.kind == "input"
+        return self.module.rpartition(".")[0] if made_around else self.module
+
+    def accept(self, reason: str) -> Line:
+        """The same as information."""
+        return replace(self, allowed=reason, severity=Severity.INFO)
+
+
+def told(lines: Sequence[Line]) -> list[Line]:
+    """The failed lines, worst first; without any, the one that came nearest to its limit."""
+    ranked = sorted(lines, key=lambda line: (-line.excess, line.position))
+    return [line for line in ranked if not line.passed] or ranked[:1]
+
+
+#: Which checks name a place best: the first step from equal values, then what a tensor is stored in.
+_SHARPEST = ("PD813", "PD808")
+
+
+def suspects(lines: Sequence[Line]) -> list[str]:
+    """Modules that failed checks point at, the likeliest first; ``""`` is the root.
+
+    An input is recorded where no module's output covers it: functional code of the module around it made it.
+    """
+    failed = [line for line in lines if not line.passed and line.severity is Severity.ERROR and line.module_named]
+    rank = {code: at for at, code in enumerate(_SHARPEST)}
+    failed.sort(key=lambda line: (rank.get(line.code, len(rank)), -line.excess, line.position))
+    return list(dict.fromkeys(line.suspect for line in failed))
+
+
+def location_of(key: Key, step: int | None = None, module_class: str | None = None) -> Location:
+    """Where a tensor is."""
+    phase = _PHASES.get(key[2], Phase.FORWARD)
+    return Location(root=key[0], module=key[1], module_class=module_class or None, kind=key[2], phase=phase, step=step)
+
+
+def findings_of(lines: Sequence[Line], repeats: int) -> list[Finding]:
+    """One finding per regression: its worst line, the others as evidence.
+
+    Args:
+        repeats: healthy runs the baseline was learned from.
+    """
+    failed: dict[str, list[Line]] = {}
+    for line in lines:
+        if not line.passed:
+            failed.setdefault(line.check, []).append(line)
+    return [_finding(group, repeats) for group in failed.values()]
+
+
+def _finding(lines: Sequence[Line], repeats: int) -> Finding:
+    line = max(lines, key=lambda candidate: candidate.severity.weight)
+    code, _, name = line.check.partition(" ")
+    more = f" {plural(len(lines) - 1, 'more subject')} above the limit." if len(lines) > 1 else ""
+    allowed = f" Allowed: {line.allowed}." if line.allowed is not None else ""
+    evidence: dict[str, Any] = {
+        "expected": line.numbers[1] if line.numbers[1] is not None else line.expected,
+        "found": line.numbers[0] if line.numbers[0] is not None else line.found,
+        "limit": line.limit,
+        "baseline_runs": repeats,
+        "subjects": [{"subject": x.subject, "expected": x.expected, "found": x.found} for x in lines[:_LISTED]],
+    }
+    if line.allowed is not None:
+        evidence["allowed"] = line.allowed
+    learned = f"the spread is that of {repeats} baseline runs"
+    return Finding(
+        code=code,
+        name=name,
+        severity=line.severity,
+        confidence=0.95 if repeats > 1 else 0.8,
+        title=f"{name.replace('-', ' ')}: {line.subject}",
+        message=f"{line.subject}: expected {line.expected}, found {line.found}, limit {line.limit}.{more}{allowed}",
+        location=line.location or Location(),
+        evidence={
+            **evidence,
+            "confidence_reason": learned if repeats > 1 else "one baseline run, no measured run-to-run spread",
+        },
+    )

@@ -1,0 +1,87 @@
+"""The steps of a run that can be compared, and its figures that belong to no tensor: losses, skipped steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean, median
+
+from precdoctor.diagnosis.view import RunView
+
+#: Steps whose tensors are compared, evenly spread. Bounds the work, not the meaning.
+MAX_STEPS = 64
+
+
+def usable_steps(view: RunView) -> dict[int, bool]:
+    """Complete steps, with whether every process sampled them."""
+    usable: dict[int, bool] = {}
+    for steps in view.timeline.values():
+        for facts in steps:
+            if facts.complete:
+                usable[facts.step] = usable.get(facts.step, True) and facts.sampled
+    return usable
+
+
+def sampled_by_all(tables: Sequence[Mapping[int, bool]]) -> list[int]:
+    """Steps that every run sampled, :data:`MAX_STEPS` of them at most."""
+    first, *others = tables
+    common = sorted(s for s, sampled in first.items() if sampled and all(other.get(s) for other in others))
+    return common[:: max(1, math.ceil(len(common) / MAX_STEPS))]
+
+
+def step_mismatch(found: Collection[int], expected: Collection[int]) -> str | None:
+    """Why two runs do not cover the same steps; None when they do."""
+    if set(found) == set(expected):
+        return None
+    if not set(found) & set(expected):
+        return (
+            f"no common steps: the run has steps {span(found)}, the baseline {span(expected)}; "
+            "record both from the same first step"
+        )
+    missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    words = [f"{len(missing):,} missing, first {missing[0]}"] if missing else []
+    words += [f"{len(extra):,} more, first {extra[0]}"] if extra else []
+    return (
+        f"another step range: the run has steps {span(found)}, the baseline {span(expected)} ({', '.join(words)}); "
+        "record the same steps, or write the baseline anew"
+    )
+
+
+def span(steps: Collection[int]) -> str:
+    """``0 to 49``."""
+    return f"{min(steps)} to {max(steps)}" if steps else "none"
+
+
+def loss_window(steps: Sequence[int]) -> Sequence[int]:
+    """The last quarter of the steps, one at least: where a loss is compared."""
+    return steps[-max(1, len(steps) // 4) :]
+
+
+def typical_loss(view: RunView, window: Collection[int]) -> float | None:
+    """The median loss over ``window``, finite ones only; None when there is none."""
+    found = [v for s, v in mean_losses(view).items() if s in window and math.isfinite(v)]
+    return median(found) if found else None
+
+
+def bad_losses(view: RunView, steps: Collection[int]) -> list[int]:
+    """Those of ``steps`` whose loss is not finite."""
+    return [s for s, v in mean_losses(view).items() if s in steps and not math.isfinite(v)]
+
+
+def mean_losses(view: RunView) -> dict[int, float]:
+    """Per step the mean over ranks; NaN where any is non-finite. Skipped steps count: their loss is a loss."""
+    by_step: dict[int, list[float]] = {}
+    for steps in view.timeline.values():
+        for facts in steps:
+            if facts.loss_is_bad:
+                by_step.setdefault(facts.step, []).append(math.nan)
+            elif facts.loss is not None:
+                by_step.setdefault(facts.step, []).append(facts.loss)
+    return {step: fmean(values) for step, values in by_step.items()}
+
+
+def skipped_share(view: RunView, steps: Collection[int]) -> float:
+    """The share of ``steps`` that a loss scaler skipped, on any rank."""
+    wanted = set(steps)
+    skipped = {f.step for timeline in view.timeline.values() for f in timeline if f.skipped and f.step in wanted}
+    return len(skipped) / len(wanted) if wanted else 0.0

@@ -1,0 +1,177 @@
+"""The tracer around training itself, for what no replay reaches: loss code, optimizers, code between modules.
+
+Armed for a few steps only (``autopsy``, ``--arm-next``). The mode stays open over the user's code from the end of one
+optimizer-step attempt to the end of the next; results are those of the run, which it does not change, only slows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from precdoctor.recording import leaves
+from precdoctor.recording.microscope.examination import Examination, incident_event, op_events
+from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.replay import Replay
+from precdoctor.recording.microscope.slicing import slice_back
+from precdoctor.recording.microscope.tracer import External, OpRecord, Source, Tracer
+
+if TYPE_CHECKING:
+    from precdoctor.recording.recorder import Recorder
+
+#: What a step can go wrong in, in the order it does.
+_LOSS, _GRADIENTS, _WEIGHTS = "loss", "gradients", "weights"
+_PHASES = {_LOSS: "forward", _GRADIENTS: "backward", _WEIGHTS: "optimizer"}
+
+
+class LiveTrace:
+    """Traces the steps in ``[first, last)`` until one has gone wrong.
+
+    Args:
+        found: called when a step has gone wrong, after its events were logged.
+    """
+
+    def __init__(self, recorder: Recorder, steps: tuple[int, int], found: Callable[[], None]) -> None:
+        self._recorder = recorder
+        self._first, self._last = steps
+        self._found = found
+        self._tracer: Tracer | None = None
+        self._bad: dict[str, list[tuple[str, int, Source]]] = {}
+        self._handles: list[Any] = []
+        self._micro_step = 0
+        self.over = False
+
+    # --- the step ----------------------------------------------------------------------------------------------------
+
+    def begin_if_due(self) -> None:
+        """A step begins, or its first top-level module is called."""
+        if self._tracer is None and not self.over and self._first <= self._recorder.step < self._last:
+            values = not self._recorder.options.redact_names
+            self._tracer = Tracer({}, values=values)
+            self._tracer.live = True
+            self._bad = {}
+            self._note_known(self._tracer)
+            place = nn.modules.module
+            self._handles = [
+                place.register_module_forward_pre_hook(self._entered),
+                place.register_module_forward_hook(self._left, always_call=True),
+            ]
+            self._tracer.__enter__()  # type: ignore[no-untyped-call] # as torch has it
+
+    def end(self, *, died: bool = False) -> None:
+        """The attempt has ended, or (``died``) the run has, inside it."""
+        tracer, self._tracer = self._tracer, None
+        if tracer is None:
+            return
+        tracer.__exit__(None, None, None)  # type: ignore[no-untyped-call] # as torch has it
+        for handle in self._handles:
+            handle.remove()
+        if died and not self._bad:
+            self._bad_at_last(tracer)
+        if not self._report(tracer):
+            self.over = self.over or self._recorder.step + 1 >= self._last
+        elif not died:
+            self._found()
+
+    def _note_known(self, tracer: Tracer) -> None:
+        names = self._recorder.names
+        for root in list(names.roots.values()):
+            module = root.module()
+            for kind, tensors in (("weight", module.parameters()), ("buffer", module.buffers())) if module else ():
+                for x in tensors:
+                    if (found := names.parameter(x)) is not None:
+                        full = ".".join(filter(None, (found[0].module, found[1])))
+                        tracer.note(x, External(kind, full))
+
+    def root_called(self, module: nn.Module, root: str, arguments: Any) -> None:
+        """A top-level module is called with these; what the trace has not seen being made is the batch."""
+        late = self._tracer is None
+        self.begin_if_due()
+        if self._tracer is not None:
+            if late:  # torch has already chosen the hooks of this call
+                self._entered(module, ())
+            self._note_known(self._tracer)
+            self._tracer.root = root
+            for name, x in leaves.tensors(arguments):
+                self._tracer.note(x, External("batch", name))
+
+    def _entered(self, module: nn.Module, _args: Any) -> None:
+        tracer = self._tracer
+        if tracer is None or torch.compiler.is_compiling():
+            return
+        place = self._recorder.names.find(module)
+        above = tracer.modules[-1] if tracer.modules else ""
+        if place is not None and not tracer.modules:
+            tracer.root = place.root
+        tracer.modules.append(place.module if place is not None else f"{above}.{type(module).__name__}".lstrip("."))
+
+    def _left(self, _module: nn.Module, _args: Any, _result: Any) -> None:
+        tracer = self._tracer
+        if tracer is not None and tracer.modules and not torch.compiler.is_compiling():
+            tracer.modules.pop()
+            if not tracer.modules:
+                tracer.root = None
+
+    # --- what is wrong -----------------------------------------------------------------------------------------------
+
+    def look_at(self, kind: str, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
+        """Loss (as backward begins), gradients (as the optimizer is given them) or weights (after it)."""
+        tracer = self._tracer
+        if tracer is None:
+            return
+        found = []
+        for name, x in tensors:
+            dense = leaves.plain(x) if x is not None else None
+            if dense is not None and x is not None and (bad := badness(dense.detach())):
+                found.append((name, bad, tracer.source(x)))
+        if found and kind not in self._bad:
+            self._bad[kind] = found
+            self._micro_step = self._recorder.micro_step
+
+    def _bad_at_last(self, tracer: Tracer) -> None:
+        """The run died of it before anybody called ``backward``: the last bad result is as far as it got."""
+        last = next((r for r in reversed(tracer.records) if r.bad_out), None)
+        if last is not None:
+            self._bad[_LOSS] = [("", last.bad_out, (last.index,))]
+
+    def _report(self, tracer: Tracer) -> bool:
+        """Whether the step went wrong; then its events are logged."""
+        kind = next((k for k in (_LOSS, _GRADIENTS, _WEIGHTS) if k in self._bad), None)
+        if kind is None:
+            return False
+        self.over = True
+        done = Replay(None, tracer, micro_step=self._micro_step)
+        done.bad_outputs = self._bad[kind]
+        found = slice_back(tracer.records, [source for _, _, source in self._bad[kind]])
+        outcome = "origin" if found is not None else "outside"
+        examination = Examination(outcome, _PHASES[kind], found=done, slice=found, live=True)
+        self._write(examination, found.origins[0] if found is not None and found.origins else None)
+        return True
+
+    def _write(self, done: Examination, origin: int | None) -> None:
+        assert done.found is not None, "made by the caller"
+        recorder, record = self._recorder, None
+        if origin is not None:
+            record = done.found.tracer.records[origin]
+        number = f"live-{recorder.step}"
+        row = incident_event(done, number, {"policy": "trace", "live": True, "weight": self._weight(done)})
+        row["root"] = _root_of(record)
+        recorder.event("incident", **row)
+        for op in op_events(done, number):
+            recorder.event("op", **op)
+
+    def _weight(self, done: Examination) -> str | None:
+        """The first parameter the optimizer spoilt, as ``root/module/name``."""
+        return self._bad[_WEIGHTS][0][0] if done.phase == "optimizer" else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the mode is open."""
+        return self._tracer is not None
+
+
+def _root_of(record: OpRecord | None) -> str:
+    return (record.root or "") if record is not None else ""
