@@ -24,13 +24,13 @@ _EXPLAINS_RUN = {
     "PD204": ("PD203",),
     "PD301": ("PD302", "PD303"),
     "PD303": ("PD201", "PD202"),
-    "PD307": ("PD302", "PD303"),
+    "PD307": ("PD301", "PD302", "PD303"),
     "PD501": ("PD502", "PD505"),
     "PD603": ("PD504", "PD605"),
     "PD604": ("PD601", "PD602"),
 }
 #: ... when they speak of the same module.
-_EXPLAINS_PLACE = {"PD602": ("PD601",)}
+_EXPLAINS_PLACE = {"PD301": ("PD601", "PD602"), "PD602": ("PD601",)}
 
 
 def covered_steps(finding: Finding) -> tuple[int, int] | None:

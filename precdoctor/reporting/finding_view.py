@@ -17,6 +17,8 @@ from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.text import clean, clean_block, number, percent
 
 _LABEL = 9
+#: Consequences that are listed before "and N more".
+_ALSO = 4
 #: Kinds of tensors as people call them, where the column's spelling is not that.
 KINDS = {
     "grad_output": "gradient of the output",
@@ -111,6 +113,17 @@ def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, Renderable
     path = evidence.get("path")
     if isinstance(path, Sequence) and path and not isinstance(path, str):
         yield "path", _path(path, console)
+    folded = evidence.get("consequences")
+    if isinstance(folded, Sequence) and folded and not isinstance(folded, str):
+        yield "also", _folded([c for c in folded if isinstance(c, Mapping)])
+
+
+def _folded(consequences: Sequence[Mapping[str, Any]]) -> Text:
+    """What is the same fault seen elsewhere, one line each."""
+    lines = [clean(f"{c.get('code', '')} {c.get('message', '')}".strip()) for c in consequences[:_ALSO]]
+    if len(consequences) > _ALSO:
+        lines.append(f"and {len(consequences) - _ALSO} more")
+    return Text("\n".join(lines))
 
 
 def _source(source: Source) -> Text:

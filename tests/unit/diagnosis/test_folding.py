@@ -34,6 +34,15 @@ def test_a_finding_without_step_is_left_alone() -> None:
     assert len(fold([finding("PD104", None), finding("PD101", None)])) == 2
 
 
+def test_a_layer_that_pulls_the_scale_down_is_told_once() -> None:
+    place = {"root": "GPT#0", "module": "head"}
+    collapse = Finding(**{**finding("PD301", 5).__dict__, "location": Location(step=5, **place)})
+    near = Finding(**{**finding("PD601", 3).__dict__, "location": Location(step=3, **place)})
+    elsewhere = Finding(**{**finding("PD601", 3).__dict__, "location": Location(step=3, root="GPT#0", module="mlp")})
+    assert [f.code for f in fold([near, collapse])] == ["PD301"]
+    assert len(fold([elsewhere, collapse])) == 2
+
+
 findings = st.builds(
     lambda code, step, more: finding(code, step, last=step + more),
     st.sampled_from(["PD101", "PD103", "PD104", "PD301", "PD501"]),
