@@ -60,7 +60,7 @@ def test_another_run_proves_nothing(folder):
     run = record(folder, "--", PYTHON, "gives_up.py", "unseeded", run=folder / "unseeded")
     done = precdoctor_command(folder, "autopsy", str(run.run))
     assert done.status == 3, done.err
-    assert "the second run is another one (from step 0)" in done.err
+    assert "the second run is not the first one again (from step 0)" in done.err
 
 
 @pytest.mark.parametrize(
