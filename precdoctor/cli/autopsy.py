@@ -45,8 +45,12 @@ def autopsy(
     return second_run(opened(run))
 
 
-def second_run(run: Run) -> int:
+def second_run(run: Run, *, died: bool = True) -> int:
     """Make the second run of ``run``, say what came of it; 0, or 3 when there is nothing to be learned from it.
+
+    Args:
+        run: the first run.
+        died: it may have ended inside the step to be looked at.
 
     Raises:
         UsageError: the command is not known, or cannot be run again.
@@ -59,10 +63,10 @@ def second_run(run: Run) -> int:
     from precdoctor.runlog.schema import AUTOPSY_DIR
 
     view = RunView(run)
-    chosen = plan(view)
+    command, cwd = _command(run)
+    chosen = plan(view, died=died)
     if chosen is None:
         raise NothingRecordedError(f"nothing became non-finite in {run.path}: there is no step to trace")
-    command, cwd = _command(run)
     options = _options(run, chosen)
     steps = f"step {chosen.first}" if chosen.last == chosen.first + 1 else f"steps {chosen.first}-{chosen.last - 1}"
     say(f"precdoctor: running {' '.join(command)} again in {cwd}, tracing {steps}; it is ended after that")

@@ -192,7 +192,7 @@ def _with_autopsy(command: list[str], directory: Path | None, start: Callable[[P
     place = (directory or default_run_directory(command, dt.datetime.now(dt.timezone.utc))).absolute()
     status = start(place)
     try:
-        second_run(open_run(place))
+        second_run(open_run(place), died=status != 0)
     except PrecdoctorError as error:  # the run itself is recorded, and its status is what counts
         say(f"precdoctor: no autopsy: {error}")
     return status

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.incident import Incident, incidents
+from precdoctor.diagnosis.incident import incidents
 from precdoctor.diagnosis.view import RunView
 
 #: Steps traced where only an interval is known; each costs four or five times what it does untraced.
@@ -19,25 +19,30 @@ MAX_TRACED = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """The incident to look into, and the steps ``[first, last)`` to trace for it."""
+    """The steps ``[first, last)`` to trace."""
 
-    incident: Incident
     first: int
     last: int
 
 
-def plan(view: RunView) -> Plan | None:
-    """What to trace; None when the run has no incident."""
+def plan(view: RunView, *, died: bool = True) -> Plan | None:
+    """What to trace; None when nothing of the run went wrong.
+
+    Args:
+        view: the first run.
+        died: a step it was in the middle of as it ended counts: loops that check their loss end before ``backward``.
+    """
     found = incidents(view)
     if not found:
-        return None
+        ends = [t[-1] for t in view.timeline.values() if t and not t[-1].complete]
+        return Plan(ends[0].step, ends[0].step + 1) if ends and died else None
     incident = found[0]
     culprit = incident.culprit
     known = culprit is not None and culprit.blamed.external is None
     if incident.code != "PD105" and (known or culprit is None):
-        return Plan(incident, incident.step, incident.step + 1)
+        return Plan(incident.step, incident.step + 1)
     first = incident.last_finite + 1 if incident.last_finite is not None else 0
-    return Plan(incident, max(first, incident.step + 1 - MAX_TRACED, 0), incident.step + 1)
+    return Plan(max(first, incident.step + 1 - MAX_TRACED, 0), incident.step + 1)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
                 del mine[step]
         for step in poisoned_steps(view, process):
             mine.setdefault(step, frozenset({"buffer"}))
-        for step in traced_steps(view, process):
-            mine.setdefault(step, frozenset({"weight"}))
+        for step, kind in traced_steps(view, process).items():
+            mine.setdefault(step, frozenset({kind}))
         if steps and not steps[-1].complete and steps[-1].step not in mine and _died_of_it(view, process, steps[-1]):
             mine[steps[-1].step] = frozenset({"output"})
     return {p: {s: frozenset(k) for s, k in sorted(m.items())} for p, m in kinds.items()}

@@ -175,11 +175,11 @@ def second_run_of(view: RunView) -> RunView | None:
         return None
 
 
-def traced_steps(view: RunView, process: Process) -> tuple[int, ...]:
-    """Steps at which the second run saw an optimizer make a weight non-finite."""
+def traced_steps(view: RunView, process: Process) -> dict[int, str]:
+    """Steps a live trace saw go wrong, each with the kind of tensor that it began with."""
     seen = view.remember("examined", lambda: _all(view))
-    mine = ((s, e) for (rank, s), e in seen.items() if rank == process.rank)
-    return tuple(sorted(s for s, e in mine if e.live and e.phase == "optimizer"))
+    kinds = {"forward": "loss", "backward": "weight_grad", "optimizer": "weight"}
+    return {s: kinds.get(e.phase, "loss") for (rank, s), e in sorted(seen.items()) if rank == process.rank and e.live}
 
 
 def _own(view: RunView) -> dict[tuple[int, int], Examined]:

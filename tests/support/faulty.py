@@ -33,7 +33,8 @@ class Fault:
     @property
     def line(self) -> int:
         """The line marked in the script."""
-        lines, first = inspect.getsourcelines(Block if self.module == "block" else self.train)
+        elsewhere = Block if self.module == "block" else Normalised if self.train is optimizer_of_ones_own else None
+        lines, first = inspect.getsourcelines(elsewhere or self.train)
         return next(first + i for i, text in enumerate(lines) if text.rstrip().endswith("# here"))
 
 
@@ -412,6 +413,47 @@ def second_moment_overflows():
         return out.square().mean() * (1e22 if clock.bad else 1)
 
     return train_on(net, lambda: clock.batch(16, 4), loss, steps=7)
+
+
+@fault("PD101", "log-of-nonpositive", op="log", module="")
+def compiled():
+    """Inside a compiled model the replay runs the code as it is written."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.log(self.fc(x).abs() + 1 - x.abs().max() / 1e3)  # here
+
+    net = torch.compile(Net(), backend="eager")
+    return train_on(net, lambda: clock.batch(4, 4) * (1e9 if clock.bad else 1))
+
+
+class Normalised(torch.optim.Optimizer):
+    """Steps of length lr, whatever the gradient: not for a gradient of zero."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+        self.taken = []
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                direction = p.grad / p.grad.norm()  # here
+                self.taken.append(p.sub_(group["lr"] * direction))
+
+
+@fault("PD105", "optimizer-division-by-zero", op="div", module="")
+def optimizer_of_ones_own():
+    torch.manual_seed(0)
+    clock = Clock()
+    net = nn.Linear(4, 4, bias=False)
+    return train_on(net, lambda: clock.batch(4, 4) * (not clock.bad), optimizer=Normalised(net.parameters(), 1e-3))
 
 
 if __name__ == "__main__":

@@ -84,3 +84,36 @@ def test_ranks_that_do_not_exist_are_said_to_be_the_reason(folder):
     run = record(folder, "--ranks", "3,7", "train.py", run=folder / "none")
     assert run.status == 0
     assert "nothing was recorded: no process has a rank that --ranks names" in run.err
+
+
+NAN_ON_ONE = """
+import torch
+import torch.distributed as dist
+import training
+
+dist.init_process_group("gloo")
+net = torch.nn.parallel.DistributedDataParallel(training.model())
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+torch.manual_seed(1 + dist.get_rank())
+for step in range(4):
+    x = torch.randn(4, 8)
+    if step == 2 and dist.get_rank() == 1:
+        x[3, 5] = float("nan")
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("\\nRESULT", dist.get_rank(), [p.isnan().any().item() for p in net.parameters()], flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_the_rank_whose_batch_held_a_nan_is_named(folder):
+    script(folder, "one.py", NAN_ON_ONE)
+    run = record(folder, "--strict", "--on-nonfinite", "skip", "--", *TORCHRUN, "one.py", run=folder / "nan")
+    assert run.status == 0, run.err
+    assert results(run.out) == [f"RESULT {rank} {[False] * 4}" for rank in (0, 1)], "both ranks skipped the step"
+    (finding,) = precdoctor.diagnose(precdoctor.open_run(run.run)).findings
+    assert (finding.code, finding.cause) == ("PD104", "nonfinite-input-batch")
+    assert (finding.location.rank, finding.location.step) == (1, 2)
+    assert "sample 3" in finding.message

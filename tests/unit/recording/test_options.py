@@ -28,6 +28,8 @@ OPTIONS = st.builds(
     exclude=GLOBS,
     first_step=st.integers(0, 1 << 60),
     on_nonfinite=st.sampled_from(POLICIES),
+    arm_next=st.integers(0, 1 << 30),
+    trace_steps=st.none() | st.tuples(st.integers(0, 1 << 30), st.integers(0, 1 << 30)),
     scene_memory=st.integers(0, 1 << 60),
     max_disk=st.none() | st.integers(0, 1 << 60),
     redact_names=st.booleans(),
@@ -49,6 +51,7 @@ def test_every_option_is_covered_above():
     fields = {field.name for field in dataclasses.fields(RecordOptions)}
     assert fields == {
         "every",
+        "arm_next",
         "budget",
         "ranks",
         "kinds",
@@ -63,6 +66,7 @@ def test_every_option_is_covered_above():
         "strict",
         "apply",
         "may_halt",
+        "trace_steps",
     }
 
 

@@ -1,0 +1,78 @@
+"""``precdoctor autopsy``: the recorded command once more, every op of the failing step traced."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import precdoctor
+from tests.support.processes import PYTHON, ROOT, environment, finish, record, script, start
+
+#: The loss is made outside any module, and the loop gives up before it calls backward: no replay can see anything.
+GIVES_UP = """
+import sys
+
+import torch
+
+if "unseeded" not in sys.argv:
+    torch.manual_seed(0)
+net = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+for step in range(6):
+    rate = net(torch.randn(8, 4)) * (1e4 if step == 3 else 1)
+    loss = rate.exp().mean()  # here
+    if not torch.isfinite(loss):
+        raise SystemExit(7)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item().hex(), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("autopsy")
+    script(folder, "gives_up.py", GIVES_UP)
+    return folder
+
+
+def precdoctor_command(folder, *arguments):
+    start_it = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from precdoctor.cli import main; sys.exit(main())"
+    return finish(start(folder, [sys.executable, "-c", start_it, *arguments], environment()), folder)
+
+
+def test_loss_code_before_an_early_end_is_led_back_to_its_line(folder):
+    run = record(folder, "--strict", "--autopsy", "--", PYTHON, "gives_up.py", run=folder / "early")
+    assert run.status == 7, run.err
+    lines = run.out.decode().splitlines()
+    assert lines[:3] == lines[3:], "the second run is the first one again"
+    assert any("the same run again" in line for line in run.said)
+    (finding,) = precdoctor.diagnose(precdoctor.open_run(run.run)).findings
+    assert (finding.code, finding.cause, finding.location.op) == ("PD103", "exp-overflow", "aten.exp.default")
+    assert finding.location.step == 3
+    assert finding.location.source.code.endswith("# here")
+    assert record(folder, "--force", "--", PYTHON, "-c", "", run=folder / "early").status == 0, "an autopsy is ours"
+
+
+def test_another_run_proves_nothing(folder):
+    run = record(folder, "--", PYTHON, "gives_up.py", "unseeded", run=folder / "unseeded")
+    done = precdoctor_command(folder, "autopsy", str(run.run))
+    assert done.status == 3, done.err
+    assert "the second run is not the first one again (from step 0)" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "sentence"),
+    [((), 3, "nothing became non-finite"), (("--redact-names",), 2, "--redact-names")],
+    ids=["healthy", "redacted"],
+)
+def test_runs_that_cannot_be_run_again_are_refused(folder, options, status, sentence):
+    text = GIVES_UP.replace("1e4 if step == 3", "1e4 if step == 3 and 'bad' in sys.argv")
+    script(folder, "maybe.py", text)
+    bad = ("bad",) if options else ()
+    run = record(folder, *options, "--", PYTHON, "maybe.py", *bad, run=folder / f"maybe{len(options)}")
+    done = precdoctor_command(folder, "autopsy", str(run.run))
+    assert done.status == status, done.err
+    assert sentence in done.err and "Traceback" not in done.err

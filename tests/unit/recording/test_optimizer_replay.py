@@ -1,0 +1,62 @@
+"""An optimizer's step run again on copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from precdoctor.recording.microscope.optimizer_replay import replay_step
+
+
+def stepped(kind, gradient, **how):
+    parameter = nn.Parameter(torch.ones(3, dtype=how.pop("dtype", torch.float32)))
+    before = parameter.detach().clone()
+    optimizer = kind([parameter], **how)
+    parameter.grad = torch.tensor(gradient, dtype=parameter.dtype)
+    optimizer.step()
+    return optimizer, parameter, before
+
+
+@pytest.mark.parametrize(
+    ("kind", "gradient", "how", "op"),
+    [
+        (torch.optim.Adam, [0.0, 1.0, 1.0], {"eps": 0.0}, "aten.addcdiv_.default"),
+        (torch.optim.Adam, [1e-5] * 3, {"dtype": torch.float16}, "aten.addcdiv_.default"),
+        (torch.optim.SGD, [1e30] * 3, {"lr": 1e30}, "aten.add_.Tensor"),
+        (torch.optim.RMSprop, [0.0, 1.0, 1.0], {"eps": 0.0}, "aten.addcdiv_.default"),
+    ],
+    ids=["eps-0", "eps-flushed", "rate", "rmsprop"],
+)
+def test_the_operation_is_found_and_nothing_is_touched(kind, gradient, how, op):
+    optimizer, parameter, before = stepped(kind, gradient, **how)
+    bits, state = (
+        parameter.detach().clone(),
+        {k: v.clone() for k, v in optimizer.state[parameter].items() if v is not None},
+    )
+    random = torch.get_rng_state()
+    found = replay_step(optimizer, parameter, before, None, values=True)
+    assert found is not None and found.origin is not None
+    assert found.origin.op == op
+    assert torch.equal(parameter.nan_to_num(7.0), bits.nan_to_num(7.0))
+    assert all(torch.equal(optimizer.state[parameter][k].nan_to_num(7.0), v.nan_to_num(7.0)) for k, v in state.items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_an_optimizer_that_writes_elsewhere_is_left_alone():
+    elsewhere = torch.zeros(3)
+
+    class Leaky(torch.optim.SGD):
+        def step(self, closure=None):
+            elsewhere.add_(1.0)
+            return super().step(closure)
+
+    optimizer, parameter, before = stepped(Leaky, [1e30] * 3, lr=1e30)
+    assert torch.equal(elsewhere, torch.ones(3))
+    assert replay_step(optimizer, parameter, before, None, values=True) is None
+    assert torch.equal(elsewhere, torch.ones(3))
+
+
+def test_a_step_that_comes_out_finite_says_nothing():
+    optimizer, parameter, before = stepped(torch.optim.SGD, [1.0] * 3, lr=0.1)
+    assert replay_step(optimizer, parameter, before, None, values=True) is None

@@ -1,0 +1,92 @@
+"""Buffers and optimizer state that become non-finite while nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    return Recorder(tmp_path / "never-armed", RecordOptions())
+
+
+def look(watch: BufferWatch) -> list[tuple[str, int | None]]:
+    return [(p.name, p.last_finite) for p in watch.judge(*watch.launch())]
+
+
+class Running(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.zeros(3))
+        self.register_buffer("lowest", torch.full((3,), torch.inf))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+
+def test_a_buffer_is_told_of_once_when_it_turns(recorder):
+    net, watch = Running(), BufferWatch(recorder)
+    recorder.names.place(net, None)
+    assert look(watch) == [], "an infinity that was there from the beginning is meant"
+    recorder.step = 1
+    net.level.add_(1.0)
+    net.count.add_(1)
+    assert look(watch) == []
+    recorder.step = 2
+    net.level[1] = torch.nan
+    assert look(watch) == [("level", 1)]
+    recorder.step = 3
+    net.level.add_(1.0)
+    assert look(watch) == []
+
+
+def test_a_buffer_put_in_the_place_of_another_is_looked_at(recorder):
+    net, watch = Running(), BufferWatch(recorder)
+    recorder.names.place(net, None)
+    look(watch)
+    net.level = net.level + torch.inf
+    assert look(watch) == [("level", 0)]
+
+
+def test_running_statistics_change_without_a_word_and_are_looked_at_all_the_same(recorder):
+    net, watch = nn.BatchNorm1d(2), BufferWatch(recorder)
+    recorder.names.place(net, None)
+    assert look(watch) == []
+    net(torch.randn(8, 2) * 1e25)
+    assert ("running_var", 0) in look(watch)
+
+
+def test_nothing_is_read_where_nobody_wrote(recorder):
+    net, watch = Running(), BufferWatch(recorder)
+    recorder.names.place(net, None)
+    look(watch)
+    assert watch.launch() == (None, [])
+
+
+@pytest.mark.parametrize(("gradient", "due"), [(1.0, False), (1e20, True)])
+def test_optimizer_state_is_read_between_samples_only_after_a_huge_gradient(recorder, gradient, due):
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer, watch = torch.optim.Adam([parameter]), OptimizerStateWatch(recorder)
+    parameter.grad = torch.full((3,), gradient)
+    optimizer.step()
+    assert watch.due(optimizer, gradient) is due
+
+
+def test_state_that_overflowed_is_named_with_its_parameter(recorder):
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer, watch = torch.optim.Adam([parameter]), OptimizerStateWatch(recorder)
+    parameter.grad = torch.full((3,), 1.0)
+    optimizer.step()
+    assert watch.look(optimizer) == []
+    recorder.step = 1
+    parameter.grad = torch.full((3,), 1e22)
+    optimizer.step()
+    (found,) = watch.look(optimizer)
+    assert (found.name, found.last_finite) == ("exp_avg_sq", 0)
+    assert found.parameter is parameter
