@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): folders in the navigation become their pages, schemas come along."""
+"""Hooks of the documentation site (mkdocs.yml): folders in the navigation become their pages, schemas come along, no page is left out."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ SCHEMAS = DOCS.parent / "precdoctor" / "reporting" / "schema"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """``Rules: rules/`` in the navigation stands for all pages there, the index first."""
-    for section in config.nav or ():
-        if isinstance(section, dict):
-            for title, inside in section.items():
-                if isinstance(inside, str) and inside.endswith("/"):
-                    pages = sorted((DOCS / inside).glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
-                    section[title] = [inside + page.name for page in pages]
+    """``Rules: rules/`` in the navigation stands for all pages there, the index first; a page of docs/ that the
+    navigation does not name goes to the end of its last section.
+    """
+    sections = [section for section in config.nav or () if isinstance(section, dict)]
+    for section in sections:
+        for title, inside in section.items():
+            if isinstance(inside, str) and inside.endswith("/"):
+                pages = sorted((DOCS / inside).glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
+                section[title] = [inside + page.name for page in pages]
+    named = str(config.nav)
+    (last,) = sections[-1].values()
+    last += [page.name for page in sorted(DOCS.glob("*.md")) if f"'{page.name}'" not in named]
     return config
 
 
