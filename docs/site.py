@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): folders in the navigation become their pages, schemas come along, no page is left out."""
+"""Hooks of the documentation site (mkdocs.yml): folders become their pages, schemas come along, nothing is left out."""
 
 from __future__ import annotations
 
