@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,7 @@ from mkdocs.structure.files import File
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 DOCS = Path(__file__).resolve().parent
 SCHEMAS = DOCS.parent / "precdoctor" / "reporting" / "schema"
@@ -38,6 +41,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_given: object) -> str:
-    """... and links that lead to them through the repository find them."""
-    return markdown.replace("](../../precdoctor/reporting/schema/", "](../schema/")
+def on_page_markdown(markdown: str, page: Page, **_given: object) -> str:
+    """... and links that lead to them through the repository find them; of links to its other files the name stays."""
+
+    def beyond(match: re.Match[str]) -> str:
+        words, target = match.groups()
+        place = Path(os.path.normpath((DOCS / page.file.src_uri).parent / target))
+        if place.is_relative_to(DOCS):
+            return match.group()
+        if place.parent == SCHEMAS:
+            up = "../" * page.file.src_uri.count("/")
+            return f"[{words}]({up}schema/{place.name})"
+        return f"{words} (`{place.relative_to(DOCS.parent)}`)"
+
+    return re.sub(r"\[([^\]]+)\]\((\.\./[^)\s]+)\)", beyond, markdown)
