@@ -1,7 +1,9 @@
-"""Hooks of the documentation site (mkdocs.yml): folders in the navigation become their pages, schemas come along."""
+"""Hooks of the documentation site (mkdocs.yml): folders become their pages, schemas come along, nothing is left out."""
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,19 +12,25 @@ from mkdocs.structure.files import File
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 DOCS = Path(__file__).resolve().parent
 SCHEMAS = DOCS.parent / "precdoctor" / "reporting" / "schema"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """``Rules: rules/`` in the navigation stands for all pages there, the index first."""
-    for section in config.nav or ():
-        if isinstance(section, dict):
-            for title, inside in section.items():
-                if isinstance(inside, str) and inside.endswith("/"):
-                    pages = sorted((DOCS / inside).glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
-                    section[title] = [inside + page.name for page in pages]
+    """``Rules: rules/`` in the navigation stands for all pages there, the index first; a page of docs/ that the
+    navigation does not name goes to the end of its last section.
+    """
+    sections = [section for section in config.nav or () if isinstance(section, dict)]
+    for section in sections:
+        for title, inside in section.items():
+            if isinstance(inside, str) and inside.endswith("/"):
+                pages = sorted((DOCS / inside).glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
+                section[title] = [inside + page.name for page in pages]
+    named = str(config.nav)
+    (last,) = sections[-1].values()
+    last += [page.name for page in sorted(DOCS.glob("*.md")) if f"'{page.name}'" not in named]
     return config
 
 
@@ -33,6 +41,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_given: object) -> str:
-    """... and links that lead to them through the repository find them."""
-    return markdown.replace("](../../precdoctor/reporting/schema/", "](../schema/")
+def on_page_markdown(markdown: str, page: Page, **_given: object) -> str:
+    """... and links that lead to them through the repository find them; of links to its other files the name stays."""
+
+    def beyond(match: re.Match[str]) -> str:
+        words, target = match.groups()
+        place = Path(os.path.normpath((DOCS / page.file.src_uri).parent / target))
+        if place.is_relative_to(DOCS):
+            return match.group()
+        if place.parent == SCHEMAS:
+            up = "../" * page.file.src_uri.count("/")
+            return f"[{words}]({up}schema/{place.name})"
+        return f"{words} (`{place.relative_to(DOCS.parent)}`)"
+
+    return re.sub(r"\[([^\]]+)\]\((\.\./[^)\s]+)\)", beyond, markdown)
