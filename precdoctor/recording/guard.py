@@ -51,15 +51,22 @@ class Guard:
     def _policy(self) -> str:
         return self._recorder.options.on_nonfinite
 
-    def skips_step(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:
-        """Look at loss and gradients; examine what is wrong. True when the optimizer is to leave its weights alone.
+    def halt_if_asked(self) -> None:
+        """Before anything of a step attempt: has somebody asked for the run to stop?
 
         Raises:
-            SystemExit: the run is to stop here (``--on-nonfinite stop``, ``--halt-on``), after the log was closed.
+            SystemExit: so it is (``--halt-on``); the log was closed.
         """
         drain = self._recorder.drain
         if drain is not None and drain.halt is not None:
             self._stop(f"{drain.halt}; stopped at step {self._recorder.step}")
+
+    def skips_step(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:
+        """Look at loss and gradients; examine what is wrong. True when the optimizer is to leave its weights alone.
+
+        Raises:
+            SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
+        """
         if self._policy == "observe":
             return False
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
