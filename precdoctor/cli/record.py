@@ -161,10 +161,11 @@ def record(
         "redact-names": redact_names,
         "strict": strict,
     }
-    changes, applied = _changes(settings.get("record", "apply", apply))
+    redact = bool(settings.get("record", "redact-names", redact_names))
+    changes, applied = _changes(settings.get("record", "apply", apply), redact=redact)
     halting = _comma_separated(halt_on) or settings.get("record", "halt-on") or ()
     healthy = settings.get("record", "reference", reference)
-    online = _online(settings, halting, settings.get("record", "on-finding", on_finding), healthy)
+    online = _online(settings, halting, settings.get("record", "on-finding", on_finding), healthy, redact=redact)
     options = RecordOptions(**settings.chosen("record", flags), apply=changes, may_halt=bool(halting))
     arguments = list(command or [])
     if module is None and arguments[:1] == ["-m"]:  # behind the dashes it means the same
@@ -203,7 +204,9 @@ def _comma_separated(given: list[str] | None) -> list[str]:
     return [name for text in given or () for name in parse_list(text)]
 
 
-def _online(settings: Settings, halt_on: Sequence[str], command: str | None, reference: Path | None) -> Online | None:
+def _online(
+    settings: Settings, halt_on: Sequence[str], command: str | None, reference: Path | None, *, redact: bool
+) -> Online | None:
     """What looks at the run while it goes on; nothing of it is loaded when nobody asked."""
     if not halt_on and command is None:
         if reference is not None:
@@ -225,13 +228,13 @@ def _online(settings: Settings, halt_on: Sequence[str], command: str | None, ref
     return Online(
         look=lambda run, last: rules.look(run, last=last),
         halts=rules.halts,
-        title=lambda finding: f"{finding.code} {finding.title}",
+        title=lambda finding: f"{finding.code} {finding.name if redact else finding.title}",
         to_json=as_json,
         command=command,
     )
 
 
-def _changes(file: Path | None) -> tuple[tuple[dict[str, Any], ...], dict[str, Any] | None]:
+def _changes(file: Path | None, *, redact: bool) -> tuple[tuple[dict[str, Any], ...], dict[str, Any] | None]:
     """What to change, and what run.json is to say of it."""
     if file is None:
         return (), None
@@ -239,4 +242,4 @@ def _changes(file: Path | None) -> tuple[tuple[dict[str, Any], ...], dict[str, A
 
     prescriptions, diagnosed = load(file)
     changes = chosen_changes(prescriptions, str(file))
-    return tuple(c.as_dict() for c in changes), statement(prescriptions, str(file), diagnosed)
+    return tuple(c.as_dict() for c in changes), statement(prescriptions, str(file), diagnosed, redact=redact)

@@ -66,6 +66,16 @@ class Guard:
     def _policy(self) -> str:
         return self._recorder.options.on_nonfinite
 
+    def halt_if_asked(self) -> None:
+        """Before anything of a step attempt: has somebody asked for the run to stop?
+
+        Raises:
+            SystemExit: so it is (``--halt-on``); the log was closed.
+        """
+        drain = self._recorder.drain
+        if drain is not None and drain.halt is not None:
+            self._stop(f"{drain.halt}; stopped at step {self._recorder.step}")
+
     def skips_step(
         self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, look: Look | None = None
     ) -> bool:
@@ -77,11 +87,8 @@ class Guard:
             look: at gradients of this step, if somebody has read them already.
 
         Raises:
-            SystemExit: the run is to stop here (``--on-nonfinite stop``, ``--halt-on``), after the log was closed.
+            SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
         """
-        drain = self._recorder.drain
-        if drain is not None and drain.halt is not None:
-            self._stop(f"{drain.halt}; stopped at step {self._recorder.step}")
         tracing = self._recorder.trace is not None and self._recorder.trace.running
         if self._policy == "observe" or tracing:
             return False

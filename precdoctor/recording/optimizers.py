@@ -114,6 +114,7 @@ class Optimizers:
     def _open(self, optimizer: torch.optim.Optimizer, *, by_scaler: bool, closure: bool = False) -> Attempt:
         if self._attempt is not None:  # its step raised and never ended
             self._close(self._attempt)
+        self._guard.halt_if_asked()
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
         attempt.closure = closure
         self._manual.has_optimizer = True

@@ -69,11 +69,12 @@ class Supervisor:
                 self._thread.join()
 
     def _work(self) -> None:
-        wait = _SECONDS
+        wait, first = _SECONDS, True
         while not self._over.wait(wait):
             began = time.thread_time()
             self._look(last=False)
-            wait = max(_SECONDS, _PATIENCE * (time.thread_time() - began))
+            # what the first look costs is mostly what it loads
+            wait, first = _SECONDS if first else max(_SECONDS, _PATIENCE * (time.thread_time() - began)), False
         if self._run.is_dir():
             self._look(last=True)
 

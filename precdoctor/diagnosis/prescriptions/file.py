@@ -206,19 +206,26 @@ def chosen_changes(prescriptions: Iterable[Prescribed], origin: str) -> list[Cha
     return list(chosen.values())
 
 
-def statement(prescriptions: Iterable[Prescribed], file: str, diagnosed: str) -> dict[str, Any]:
-    """What run.json of the changed run holds: the prescriptions that were applied, and what they promise."""
+def statement(
+    prescriptions: Iterable[Prescribed], file: str, diagnosed: str, *, redact: bool = False
+) -> dict[str, Any]:
+    """What run.json of the changed run holds: the prescriptions that were applied, and what they promise.
+
+    Args:
+        redact: leave out paths, and titles, which quote source lines and values.
+    """
     applied = [
         {
             "code": p.code,
-            "title": p.title,
+            **({} if redact else {"title": p.title}),
             "change": [c.as_dict() for c in p.changes],
             "effect": [effect_as_dict(e) for e in p.effects],
         }
         for p in prescriptions
         if p.apply
     ]
-    return {"schema_version": SCHEMA_VERSION, "file": file, "diagnosed_run": diagnosed, "prescriptions": applied}
+    paths = {} if redact else {"file": file, "diagnosed_run": diagnosed}
+    return {"schema_version": SCHEMA_VERSION, **paths, "prescriptions": applied}
 
 
 def _known(table: Mapping[str, Any], keys: Sequence[str], origin: str) -> None:

@@ -125,9 +125,13 @@ def test_a_prescription_reaches_the_recorder_and_run_json(monkeypatch, tmp_path)
     monkeypatch.setattr(module, "launch", lambda _command, _run, options, **more: given.append((options, more)) or 0)
     (tmp_path / "fix.toml").write_text(f"{FIX}{CHANGE}setting = 'optimizer.eps'\nfrom = 1e-4\nto = 1e-9\n")
     assert record("--apply", str(tmp_path / "fix.toml"), "--", "python") == 0
-    [(options, more)] = given
+    [(options, more)] = given[:1]
     assert options.apply == ({"setting": "optimizer.eps", "from": 1e-4, "to": 1e-9},) and not options.bit_neutral
     assert [p["change"] for p in more["applied"]["prescriptions"]] == [list(options.apply)]
+    assert more["applied"]["file"] == str(tmp_path / "fix.toml")
+    assert record("--redact-names", "--apply", str(tmp_path / "fix.toml"), "--", "python") == 0
+    redacted = given[1][1]["applied"]
+    assert "file" not in redacted and "title" not in redacted["prescriptions"][0]
 
 
 def test_halt_on_takes_codes_names_and_error_and_nothing_else(monkeypatch, capsys):
