@@ -61,7 +61,7 @@ def test_a_guide_runs_and_prints_what_it_quotes(page, tmp_path, type_it):
             for line in block.code.splitlines():
                 assert words(line) in said, f"{page.name} quotes {line!r}, printed was: {said}"
                 quoted += 1
-    assert quoted >= 3
+    assert quoted >= 2
 
 
 def example(page, title):

@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
     there = [(name, EXAMPLES[name]) for name, package, *_ in CASES if importlib.util.find_spec(package) is not None]
     done = subprocess.run(
         [sys.executable, "-c", DRIVER], input=json.dumps(there),
-        cwd=home, env=environment(**OFFLINE), capture_output=True, text=True, timeout=PATIENCE,
+        cwd=home, env=environment(PYTHONPATH=str(ROOT), **OFFLINE), capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return home

@@ -6,7 +6,7 @@ import math
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.reporting.live.picture import EVENT_COLUMNS, STEP_COLUMNS, TENSOR_COLUMNS, Picture
@@ -54,6 +54,7 @@ def test_a_nan_is_never_hidden():
     assert sum(math.isnan(v) for v in series.values) == 1
 
 
+@settings(deadline=None)
 @given(st.permutations(list(range(40))))
 def test_the_order_of_ranks_does_not_matter(steps):
     one, other = Series(), Series()
