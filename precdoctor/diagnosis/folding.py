@@ -19,11 +19,10 @@ _NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD601", "PD602", "PD603"
 #: Findings of the first code explain those of the others wherever they are: both speak of the run as a whole.
 _EXPLAINS_RUN = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105"), _NEAR_NONFINITE),
-    "PD201": ("PD202", "PD203", "PD204", "PD305"),
-    "PD202": ("PD203", "PD305"),
+    "PD201": ("PD202", "PD203", "PD204", "PD303", "PD305"),
+    "PD202": ("PD203", "PD303", "PD305"),
     "PD204": ("PD203",),
     "PD301": ("PD302", "PD303"),
-    "PD303": ("PD201", "PD202"),
     "PD307": ("PD301", "PD302", "PD303"),
     "PD501": ("PD502", "PD505"),
     "PD603": ("PD504", "PD605"),

@@ -22,7 +22,8 @@ A loss scale in force, by a `GradScaler` or by hand, at which FP16 gradients sti
 without an overflow on any recorded step. It got there by a small start value, by one bad batch that halved it several
 times, or is a constant; a stock scaler needs 2000 clean steps for each doubling. Counted are gradients of which a
 share of the magnitude is subnormal, not those that a few elements carry, and only with fewer than `fine_bits`
-significant bits on average: BF16 has no more. A warning below `enough_bits`, information before.
+significant bits on average: BF16 has no more. A warning below `enough_bits`, information before. When elements are lost
+altogether, PD201 or PD202 says so and this finding is told inside it.
 """,
     matters="""
 The scaler is at work and gradients lose bits all the same, and then elements. Nothing tells: the loss is finite, no
