@@ -126,7 +126,7 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
         "batch": [_told(o) for o in examined.batch],
         "changed_arguments": list(examined.changed_arguments),
         "changed_attributes": list(examined.changed_attributes),
-        "confidence_reason": f"the step was run again op by op, {_REPRODUCED.get(examined.reproduced, 'not compared')}",
+        "confidence_reason": _reason(culprit),
     }
 
 
@@ -134,6 +134,14 @@ _REPRODUCED = {
     "bit-for-bit": "and its outputs are the run's bit for bit",
     "in-kind": "with the same kind of result, not bit for bit",
 }
+
+
+def _reason(culprit: Culprit) -> str:
+    if culprit.examined.live:
+        return "the run itself was traced op by op"
+    if culprit.op.phase == "optimizer":
+        return "weights, gradients and state were read right after the step"
+    return f"the step was run again op by op, {_REPRODUCED.get(culprit.examined.reproduced, 'not compared')}"
 
 
 def _around(culprit: Culprit) -> list[int]:

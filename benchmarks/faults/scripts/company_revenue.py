@@ -1,4 +1,4 @@
-"""Revenue in single dollars (1e12 and more), standardised in the model; weights span many magnitudes. FP32."""
+"""Revenue in single dollars (1e8 and more), standardised in the model; weights span many magnitudes. FP32."""
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ class RevenueNet(nn.Module):
 def companies(n):
     size = torch.exp(3 * torch.randn(n))
     x = torch.stack([1e6 * size, 1e3 * size.sqrt(), torch.randn(n)], 1)
-    return x, 1e12 * size.log1p() * (1 + 0.1 * torch.randn(n))
+    return x, 1e8 * size.log1p() * (1 + 0.1 * torch.randn(n))
 
 
 torch.manual_seed(0)

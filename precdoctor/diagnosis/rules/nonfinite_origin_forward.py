@@ -31,6 +31,9 @@ but `-inf` where that is a mask, are passed over; the module that turns a mask i
 evidence; unless there are more `-inf` than ever before and the finite values have reached the format's limit, for then
 some of them overflowed. When a module's *input* is bad although every recorded tensor before it is good, functional
 code in the module around them made it, and the finding names that module.
+
+Also a forward pass that makes a *buffer* non-finite (a running variance that overflows) while its outputs, the loss and
+all gradients stay finite: named at the step it happens, long before evaluation or a later step shows it.
 """,
     matters="""
 Everything downstream of the first NaN is NaN: the loss, every gradient, and, unless the step is skipped, every weight.

@@ -22,8 +22,9 @@ from precdoctor.numerics.formats import FP32
 PAGE = RulePage(
     finds="""
 Weights that were finite before an optimizer step and are not after it, although the gradients the optimizer received
-were finite; weights that changed to a non-finite value between two steps; and weights that were non-finite from the
-first recorded step on (loaded, or badly initialised).
+were finite; optimizer state that became non-finite while the weights stayed finite (an infinite second moment stops a
+weight for good, and no loss shows it); weights that changed to a non-finite value between two steps; and weights that
+were non-finite from the first recorded step on (loaded, or badly initialised).
 """,
     matters="""
 Nothing recovers from a non-finite weight: every later forward pass is NaN, and skipping steps keeps the bad weight.
