@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gating.record import HEALTHY, VARIATIONS, VARIED, record_all, wanted
+from benchmarks.gating.record import HEALTHY, record_all, wanted
 from benchmarks.gating.training import RECIPES, REGRESSIONS
 from precdoctor.comparison.baseline import Baseline, learn_from
 from precdoctor.comparison.gate import GateReport, gate
@@ -100,21 +100,19 @@ def _codes(reports: Sequence[GateReport]) -> set[str]:
 
 
 def pinned_healthy(runs: Runs) -> Iterator[str]:
-    """The same seed on other threads and another matrix library."""
-    red = count = 0
-    causes: set[str] = set()
-    for recipe in RECIPES:
-        for seed in range(VARIED):
-            for number in VARIATIONS:
-                name, base = f"variation{number}-{seed}", runs.baseline(recipe, (seed,))
-                reports = runs.judged(recipe, name, base)
+    """The same seed on other threads, another matrix library, or by other kernels."""
+    told = {"variation": "on one or two threads, with oneDNN or without", "rewrite": "with fused norms or attention"}
+    for kind, words in told.items():
+        red = count = 0
+        causes: set[str] = set()
+        for recipe, name, seed in wanted():
+            if name.startswith(kind):
+                reports = runs.judged(recipe, f"{name}-{seed}", runs.baseline(recipe, (seed,)))
                 count += 1
                 red += any(report.exit_code != 0 for report in reports)
                 causes |= _codes(reports)
-    yield (
-        f"Same seed as the one baseline run, on one or two threads, with oneDNN or without: "
-        f"{interval(red, count)} red{': ' + ', '.join(sorted(causes)) if causes else ''}."
-    )
+        reasons = f": {', '.join(sorted(causes))}" if causes else ""
+        yield f"- Same seed as the one baseline run, {words}: {interval(red, count)} red{reasons}."
 
 
 # -- simulation -------------------------------------------------------------------------------------------------------
@@ -155,7 +153,7 @@ def simulated(runs: Runs) -> Iterator[str]:
             lines = [x for c in CHECKS for x in c.compare(c, pairing, settings[c.code]) if c.code in _STATISTICAL]
             count += 1
             red += any(not x.passed and x.severity is Severity.ERROR for x in lines)
-    yield f"Simulated repeats against the baselines of five runs: {interval(red, count)} red."
+    yield f"- Simulated repeats against the baselines of five runs: {interval(red, count)} red."
 
 
 _STATISTICAL = ("PD801", "PD802", "PD803", "PD806", "PD811", "PD812")

@@ -1,7 +1,8 @@
 """Records the runs that :mod:`benchmarks.gating.rates` judges; what is there already is kept.
 
 Run directories are ``RUNS/<recipe>/<kind>-<seed>``: ``healthy-7`` from seed 7, ``variation2-7`` the same on another
-number of threads or another matrix library, ``regression3-7`` with the third regression put in.
+number of threads or another matrix library, ``rewrite0-7`` with the first healthy rewrite of its code,
+``regression3-7`` with the fourth regression put in.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from pathlib import Path
 import torch
 
 import precdoctor
-from benchmarks.gating.training import RECIPES, REGRESSIONS, healthy_variation, train
+from benchmarks.gating.training import RECIPES, REGRESSIONS, REWRITES, healthy_variation, train
 
 #: Seeds of healthy runs, of healthy variations, and of runs with a regression, per recipe.
 HEALTHY = {"fp32": 48, "bf16": 24, "fp16": 24}
-VARIED, REGRESSED = 4, 6
+VARIED, REWRITTEN, REGRESSED = 4, 3, 6
 VARIATIONS = (1, 2, 3)
 
 
@@ -33,6 +34,7 @@ def wanted() -> list[tuple[str, str, int]]:
                 if seed < REGRESSED and recipe in r.recipes
             ]
             runs += [(recipe, f"variation{n}", seed) for n in VARIATIONS if seed < VARIED]
+            runs += [(recipe, f"rewrite{n}", seed) for n in range(len(REWRITES)) if seed < REWRITTEN]
     return runs
 
 
@@ -43,6 +45,7 @@ def record(directory: Path, recipe: str, kind: str, seed: int) -> None:
     if note.exists():
         return
     regression = REGRESSIONS[int(kind[10:])] if kind.startswith("regression") else None
+    regression = REWRITES[int(kind[7:])] if kind.startswith("rewrite") else regression
     variation = int(kind[9:]) if kind.startswith("variation") else 0
     with healthy_variation(variation) as told, precdoctor.record(run, force=True, every=1, on_nonfinite="observe"):
         _, changed = train(recipe, seed, regression)

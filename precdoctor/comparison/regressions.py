@@ -375,8 +375,8 @@ REGRESSIONS: tuple[Regression, ...] = (
         "PD813", "rounding-increased", Severity.ERROR,
         "From the same weights and data, a tensor of the first step differs by more than rounding explains.",
         (
-            _option("growth", 4.0, "factor", "By how much rounding errors may grow between modules.",
-                    "Measured: threads and matrix libraries changed, the largest growth was below 2."),
+            _option("growth", 5.0, "factor", "By how much rounding errors may grow between modules.",
+                    "Measured in benchmarks/gating: other threads, libraries and kernels stayed below 0.8 of it."),
         ),
         _rounding,
     ),

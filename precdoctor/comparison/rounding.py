@@ -3,11 +3,11 @@
 Statistics over seeds cannot see a matmul that went from FP32 to TF32; the first step of a run with a pinned seed can.
 Tensors are gone through in execution order, forward and backward. With ``d`` the difference of a tensor in the two
 runs, RMS and mean differ by at most ``|d| / sqrt(n)`` and amax by at most the largest element of ``d``, so a figure
-beyond its limit proves an error beyond it. Limits: four units ``u`` of roundoff for amax, the first limit of a relative
-L2 error; for RMS and mean ``2 u / sqrt(n)``, 3.3 standard deviations of ``n`` elements rounded on their own on both
-sides, and four units of float32 for what all elements share, such as a loss. Up to the first tensor that differs
-nothing upstream has a say, so ``u`` is that of its own module; after it that of the narrowest dtype so far, and a
-growth is allowed for.
+beyond its limit proves an error beyond it. Limits, in units ``u`` of roundoff: ``4 u`` for amax, the first limit of a
+relative L2 error; ``4 u / sqrt(n)`` for RMS and mean, whose standard deviation is ``0.6 u / sqrt(n)`` when all ``n``
+elements are rounded on their own on both sides; and 32 units of float32 for what elements share, which is what a norm
+computed in another way makes of inputs far from zero. Up to the first tensor that differs nothing upstream has a say,
+so ``u`` is that of its own module; after it that of the narrowest dtype so far, and a growth is allowed for.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from precdoctor.diagnosis.rows import Key
 
 _CHECKED = ("input", "output", "grad_output", "weight_grad")
 _SINGLE = unit_roundoff("float32")
+#: Units of float32 that all elements of a tensor may be off together.
+_SHARED = 32.0
 #: Figures closer than this are equal: they are sums of products in float64, in another order.
 _EQUAL = 1e-11
 #: An amax lies within so many RMS of zero in any Gaussian tensor; what an error of every element may add to it.
@@ -111,8 +113,8 @@ def deviations(pairing: Pairing, at: int, growth: float) -> Iterator[Deviation]:
         widest = max(widest, own)
         factor, unit = (growth, widest) if differs else (1.0, own)
         elements = max(1, found.numel_per_step)
-        spread = factor * (4.0 * _SINGLE + 2.0 * unit / math.sqrt(elements))
-        limits = {"rms": spread, "mean": spread, "amax": factor * 4.0 * unit}
+        spread = factor * (_SHARED * _SINGLE + 4.0 * unit / math.sqrt(elements))
+        limits = {"rms": spread, "mean": spread, "amax": factor * max(_SHARED * _SINGLE, 4.0 * unit)}
         errors = differences(found.start, before)
         figure = max(errors, key=lambda name: errors[name] / limits[name])
         yield Deviation(key, errors[figure], limits[figure], figure)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.padding import Padding
@@ -17,6 +19,8 @@ from precdoctor.reporting.text import clean, plural
 
 #: Modules named as the likeliest.
 _SUSPECTS = 3
+#: Subjects of one check that are listed.
+_SUBJECTS = 8
 _IDLE = Status.NOT_APPLICABLE
 #: Mark, its ASCII form, style; most urgent first.
 _FAILS, _WARNS, _OPEN, _PASSED = (
@@ -44,7 +48,7 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
         against = f", against {report.baseline}" if report.baseline else ""
         console.print(Text(f"\n{clean(run)}{clean(against)}", "pd.strong"), soft_wrap=True)
         if checks:
-            console.print(Padding(_table(checks, console), (0, 0, 0, 2)))
+            console.print(Padding(_table(_shortened(checks), console), (0, 0, 0, 2)))
         elif concise:
             console.print(Text("  nothing to report", "pd.quiet"))
         idle_here = sum(path == run for path, _ in idle)
@@ -52,6 +56,20 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
             console.print(Text(f"  {plural(idle_here, 'check')} not applicable to this run", "pd.quiet"))
         if any(c.passed is False for c in checks):
             console.print(Text(f"  Causes and remedies: precdoctor diagnose {clean(run)}", "pd.quiet"), soft_wrap=True)
+
+
+def _shortened(checks: Sequence[GateCheck]) -> list[GateCheck]:
+    """The worst subjects of each check; the JSON report has all of them."""
+    shown: list[GateCheck] = []
+    count = Counter(c.check for c in checks)
+    seen: Counter[str] = Counter()
+    for check in checks:
+        seen[check.check] += 1
+        if seen[check.check] <= _SUBJECTS:
+            more = count[check.check] - _SUBJECTS
+            last = seen[check.check] == _SUBJECTS and more > 0
+            shown.append(replace(check, limit=f"{check.limit}; and {more:,} more") if last else check)
+    return shown
 
 
 def _verdict(report: GateReport) -> Text:

@@ -46,6 +46,13 @@ def test_concise_leaves_out_what_passed():
     assert "nothing to report" in printed([check()], 0, concise=True)
 
 
+def test_the_worst_of_many_subjects_and_where_to_look_first():
+    many = [check(passed=False, fails=True, subject=f"layer {at} output") for at in range(30)]
+    text = printed(many, 1, suspects=("blocks.0.norm", "", "head", "fourth"))
+    assert "layer 7 output" in text and "layer 8 output" not in text and "and 22 more" in " ".join(text.split())
+    assert "Look first at: blocks.0.norm, the model itself, head\n" in text
+
+
 @pytest.mark.parametrize(("code", "words"), [(0, "PASSED: 1 check"), (3, "NO TRUSTWORTHY VERDICT."), (1, "FAILED")])
 def test_the_verdict_comes_first(code, words):
     text = printed([check()], code, untrustworthy=("rows were dropped",), notes=("worth knowing",))
