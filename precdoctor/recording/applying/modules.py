@@ -32,6 +32,7 @@ class ModuleFormats:
         self._ledger = ledger
         #: Names of its own: changes are made on ranks that are not recorded, too.
         self._names = Names()
+        self._version = self._names.version
         self._targets: weakref.WeakKeyDictionary[nn.Module, torch.dtype] = weakref.WeakKeyDictionary()
         self._patched: set[type] = set()
 
@@ -47,6 +48,9 @@ class ModuleFormats:
 
     def _meet(self, module: nn.Module) -> None:
         self._names.place(module, None)
+        if self._names.version == self._version:
+            return  # a loss module made anew each step
+        self._version = self._names.version
         for root in tuple(self._names.roots.values()):
             model = root.module()
             if model is None:
