@@ -16,8 +16,8 @@ PAGE = RulePage(
     finds="""
 Floating-point buffers (running statistics of a batch norm, moving averages, normalisers of observations) that were
 finite and hold a NaN or an infinity ever since some step, to the end of the recording. Buffers that are non-finite from
-the start (observers that begin at infinity) and masks, which hold nothing worse than -Inf, do not count. Told beside a
-finding of the same fault where there is one.
+the start (observers that begin at infinity) and masks, which hold nothing worse than -Inf, do not count. Where the
+failing step was replayed, PD101 names the op, and this finding is told inside it.
 """,
     matters="""
 A loss scaler that skips the step, or `if not loss.isfinite(): continue`, saves the weights; the buffer was written in
