@@ -427,7 +427,7 @@ def compiled():
             self.fc = nn.Linear(4, 4)
 
         def forward(self, x):
-            return torch.log(self.fc(x).abs() + 1 - x.abs().max() / 1e3)  # here
+            return torch.log(1e3 - self.fc(x).abs())  # here
 
     net = torch.compile(Net(), backend="eager")
     return train_on(net, lambda: clock.batch(4, 4) * (1e9 if clock.bad else 1))
