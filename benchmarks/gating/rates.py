@@ -226,6 +226,16 @@ def main() -> None:
         print("\n".join(part(runs)), "\n")
     print("## Injected regressions\n")
     print("\n".join(regressions(runs)))
+    print(_MISSED)
+
+
+#: What the table means, kept beside it; true of the runs it was written from.
+_MISSED = """
+What is missed, and why: an eps of 1e-5 next to a variance of 5 changes a norm by 1e-6, as computing that norm
+by another kernel does; eight-bit mantissas hide much of a BF16 accumulation of 64 to 256 terms in a BF16 output, and
+a BF16 softmax in an FP16 one. Against runs of other seeds only the loss scale is found: what moves a tensor by less
+than seeds do cannot be seen there, so pin the seed. The limits of PD813 were set on these runs (in round numbers, so
+that the rewrites pass); pinned healthy runs are 54, so their false-red rate is bounded by a few percent only."""
 
 
 if __name__ == "__main__":
