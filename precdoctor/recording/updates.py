@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.recording import leaves
+
 Group = Mapping[str, Any]
 State = Mapping[str, Any]
 
@@ -72,12 +74,12 @@ def intention_of(optimizer: torch.optim.Optimizer) -> str:
 
 
 def intended_update(optimizer: torch.optim.Optimizer, parameter: Tensor, before: Tensor, group: Group) -> Tensor | None:
-    """The update the step that has just ended meant to add to ``parameter``; float, the parameter's shape.
+    """The update the step that has just ended meant to add to ``parameter``; float, the shape of ``before``.
 
     Args:
         optimizer: after its step.
         parameter: one of its parameters, with the gradient of that step still there.
-        before: a copy of it from before the step.
+        before: a copy of its values from before the step, as ``leaves.plain`` gives them: of this rank's shard.
         group: the parameter group it is in.
 
     Returns:
@@ -88,8 +90,15 @@ def intended_update(optimizer: torch.optim.Optimizer, parameter: Tensor, before:
         return None
     if grad.layout is not torch.strided:
         grad = grad.to_dense()
+    local = leaves.plain(grad)
     formula = _KNOWN.get(type(optimizer))
-    if formula is None:
-        return grad
-    exact = formula(before, grad, optimizer.state.get(parameter, {}), group)
-    return grad if exact is None else exact
+    if formula is None or local is None:
+        return local
+    state = {key: _local(value) for key, value in optimizer.state.get(parameter, {}).items()}
+    exact = formula(before, local, state, group)
+    return local if exact is None else exact
+
+
+def _local(value: Any) -> Any:
+    """Of a sharded tensor this rank's part."""
+    return leaves.plain(value) if isinstance(value, Tensor) else value
