@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -174,7 +173,10 @@ def record(
         module, arguments = arguments[1], arguments[2:]
     directory = settings.get("record", "output", output)
     words = command_line(arguments, module)
-    start = functools.partial(launch, words, options=options, force=force, applied=applied, online=online)
+
+    def start(place: Path | None) -> int:
+        return launch(words, place, options, force=force, applied=applied, online=online)
+
     if not settings.get("record", "autopsy", autopsy):
         return start(directory)
     return _with_autopsy(words, directory, start)

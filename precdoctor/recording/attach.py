@@ -17,6 +17,8 @@ from typing import Any
 
 _RECORDER = str(Path(__file__).resolve().parent) + os.sep
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
+#: Exit status of ``record`` when precdoctor itself stopped the run (DESIGN section 5).
+STOPPED_BY_US = 66
 
 
 def say(message: str, *, prefix: str = "precdoctor: ") -> None:

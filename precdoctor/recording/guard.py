@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import attach
+from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.batch import Deferred, read
-from precdoctor.recording.launch import STOPPED_BY_US
 from precdoctor.recording.microscope import examination, optimizer_facts
 from precdoctor.recording.microscope.facts import describe
 from precdoctor.recording.microscope.frames import innermost_user_line

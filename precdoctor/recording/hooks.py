@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.backward import Backward
 from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
 from precdoctor.recording.guard import Guard
-from precdoctor.recording.launch import STOPPED_BY_US
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.microscope.live import LiveTrace

@@ -23,11 +23,9 @@ from typing import Any
 
 from precdoctor._boot import ATTACH_FILE
 from precdoctor.errors import UsageError
+from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.supervise import Online, Supervisor
-
-#: Exit status of ``record`` when precdoctor itself stopped the run (DESIGN section 5).
-STOPPED_BY_US = 66
 
 _BOOT_PATH = Path(__file__).resolve().parent / "boot_path"
 _FROM_TERMINAL = frozenset((signal.SIGINT, signal.SIGQUIT)) if os.name == "posix" else frozenset()

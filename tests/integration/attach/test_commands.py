@@ -92,7 +92,7 @@ def test_the_run_states_its_command_and_options(plain, folder):
     info = precdoctor.open_run(plain[1].run).info
     assert info["command"] == ["python", "train.py", "--lr", "1"]
     assert info["cwd"] == str(folder)
-    assert info["options"]["every"] == 1
+    assert (info["options"]["every"], info["options"]["budget"]) == (None, 0.01)  # led by the budget
 
 
 def test_a_bare_script_with_arguments(folder):

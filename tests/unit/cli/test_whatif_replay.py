@@ -29,10 +29,12 @@ def document(capsys, *args):
     return json.loads(out)
 
 
-def test_the_best_loss_scaler(capsys):
+def test_the_best_loss_scaler(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     status, out, _ = run(capsys, RUN, "--loss-scaler", "best")
     assert status == 0
-    assert "0 of 48 steps would be skipped; the run itself skipped 26" in " ".join(out.split())
+    out = " ".join(out.split())
+    assert "0 of 48 steps would be skipped; the run itself skipped 26" in out
     assert "42 of 48 steps were not sampled" in out and "Recorded gradients are taken as they are" in out
     assert "the run: init=2^40,growth=2,interval=8,backoff=0.5" in out
     found = document(capsys, RUN, "--loss-scaler", "best")
@@ -80,6 +82,7 @@ def test_the_best_delayed_scaling_is_shown_beside_the_others(capsys):
 
 def test_accumulators(capsys):
     status, out, _ = run(capsys, RUN, "--accumulator", "14:128")
+    out = " ".join(out.split())
     assert status == 0 and "promoted to FP32 every 128 products" in out and "0 weight gradient" in out
     found = document(capsys, RUN, "--accumulator", "14")
     assert [entry["length"] for entry in found["lengths"]] == [224, 56, 16, 12, 4, 3]
