@@ -11,6 +11,7 @@ from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format
+from precdoctor.diagnosis.rule import RuleOption
 from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.formats import FP16, Format
@@ -22,6 +23,47 @@ _HALF = ("float16", "bfloat16")
 _COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "order"),
     *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "amin_nonzero", "exp_lo", "exp_hist"),
+)
+
+#: Options that the rules on gradients share.
+MARGIN_BINADES = RuleOption(
+    "margin_binades",
+    2.0,
+    "binades",
+    "Kept free below overflow when a loss scale is proposed.",
+    "Gradient amax varies by a factor of 2 to 4 between steps.",
+)
+MAX_STEPS = RuleOption(
+    "max_steps", 64.0, "steps", "Sampled steps that are looked at, evenly spread.", "Bounds the work.", 1.0
+)
+#: Those of the two rules on flushed gradients.
+FLUSH_OPTIONS = (
+    RuleOption(
+        "flushed_share",
+        0.04,
+        "fraction",
+        "Flushed elements among the intended non-zero ones, median over steps.",
+        "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo; a starting point, not truth.",
+        maximum=1.0,
+    ),
+    RuleOption(
+        "lost_magnitude",
+        2.0**-8,
+        "fraction",
+        "Share of the sum of magnitudes that was lost with them.",
+        "Half an ulp of BF16: below it, flushing costs less than rounding to BF16 does.",
+        maximum=1.0,
+    ),
+    RuleOption(
+        "error_share",
+        0.2,
+        "fraction",
+        "From this flushed share on the finding is an error, below a warning.",
+        "Precdoctor's own: a fifth of the gradient gone is no longer a matter of taste.",
+        maximum=1.0,
+    ),
+    MARGIN_BINADES,
+    MAX_STEPS,
 )
 
 

@@ -93,7 +93,7 @@ def deaths(tmp_path_factory) -> dict[str, Death]:
 
     def die(way: str, delay: float) -> Death:
         run = folder / way
-        process = start(folder, record_command(run, "doomed.py", way, str(delay), str(run)))
+        process = start(folder, record_command(run, "--every", "1", "doomed.py", way, str(delay), str(run)))
         finished = finish(process, run)
         steps, died = {}, 0.0
         for line in (folder / f"{way}.progress").read_text().splitlines():

@@ -11,7 +11,7 @@ from precdoctor.diagnosis.loss_scale import growth_interval, is_dynamic, scaled_
 from precdoctor.diagnosis.rows import Key, TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.underflow import GradientSeries, out_of_subnormals, subnormal_share, survey
+from precdoctor.diagnosis.underflow import MAX_STEPS, GradientSeries, out_of_subnormals, subnormal_share, survey
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
 from precdoctor.numerics.formats import FP16
 
@@ -210,9 +210,7 @@ RULE = Rule(
             "Kept free below overflow.",
             "Gradient amax varies by a factor of 2 to 4 between steps.",
         ),
-        RuleOption(
-            "max_steps", 64.0, "steps", "Sampled steps that are looked at, evenly spread.", "Bounds the work.", 1.0
-        ),
+        MAX_STEPS,
     ),
     kinds=("grad_output",),
     columns=("zero", "amin_nonzero", "exp_lo", "exp_hist", "dtype"),

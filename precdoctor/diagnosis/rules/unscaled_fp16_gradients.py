@@ -9,7 +9,15 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.rows import Key, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.underflow import GradientSeries, Survey, out_of_subnormals, subnormal_share, survey
+from precdoctor.diagnosis.underflow import (
+    MARGIN_BINADES,
+    MAX_STEPS,
+    GradientSeries,
+    Survey,
+    out_of_subnormals,
+    subnormal_share,
+    survey,
+)
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import FP16
 
@@ -170,16 +178,8 @@ RULE = Rule(
             "As for PD201.",
             maximum=1.0,
         ),
-        RuleOption(
-            "margin_binades",
-            2.0,
-            "binades",
-            "Kept free below overflow when a loss scale is proposed.",
-            "Gradient amax varies by a factor of 2 to 4 between steps.",
-        ),
-        RuleOption(
-            "max_steps", 64.0, "steps", "Sampled steps that are looked at, evenly spread.", "Bounds the work.", 1.0
-        ),
+        MARGIN_BINADES,
+        MAX_STEPS,
     ),
     kinds=("grad_output",),
     columns=("zero", "amin_nonzero", "exp_lo", "exp_hist", "dtype"),

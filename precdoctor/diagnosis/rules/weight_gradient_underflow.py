@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Status
 from precdoctor.diagnosis.rows import Key, path_evidence, path_to, range_evidence
-from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.underflow import GradientSeries, Survey, plan, prescribe, survey, tail_of
+from precdoctor.diagnosis.underflow import FLUSH_OPTIONS, GradientSeries, Survey, plan, prescribe, survey, tail_of
 from precdoctor.diagnosis.view import RunView
 
 PAGE = RulePage(
@@ -138,42 +138,7 @@ RULE = Rule(
     severity=Severity.ERROR,
     triage=Triage.BACKWARD,
     page=PAGE,
-    options=(
-        RuleOption(
-            "flushed_share",
-            0.04,
-            "fraction",
-            "Flushed elements among the intended non-zero ones, median over steps.",
-            "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo; a starting point, not truth.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "lost_magnitude",
-            2.0**-8,
-            "fraction",
-            "Share of the sum of magnitudes that was lost with them.",
-            "Half an ulp of BF16: below it, flushing costs less than rounding to BF16 does.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "error_share",
-            0.2,
-            "fraction",
-            "From this flushed share on the finding is an error, below a warning.",
-            "As for PD201.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "margin_binades",
-            2.0,
-            "binades",
-            "Kept free below overflow when a loss scale is proposed.",
-            "Gradient amax varies by a factor of 2 to 4 between steps.",
-        ),
-        RuleOption(
-            "max_steps", 64.0, "steps", "Sampled steps that are looked at, evenly spread.", "Bounds the work.", 1.0
-        ),
-    ),
+    options=FLUSH_OPTIONS,
     kinds=("weight_grad",),
     columns=("zero", "amin_nonzero", "exp_lo", "exp_hist", "dtype"),
     check=check,
