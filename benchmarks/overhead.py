@@ -262,7 +262,7 @@ def table(arguments):
     clock = "CPU time of the process" if arguments.device == "cpu" else "wall time"
     print(f"{time.strftime('%Y-%m-%d')}  {device}, {os.cpu_count()} cores  torch {torch.__version__}  kernel: {kernel}")
     print(f"Ratio of recorded to plain steps, {clock}, {arguments.threads} thread(s), {arguments.pairs} pairs.\n")
-    chosen = arguments.recorders.split(",") if arguments.recorders else [*OURS, *PEERS]
+    chosen = arguments.recorders.split(";") if arguments.recorders else [*OURS, *PEERS]
     for model_name in arguments.models.split(","):
         print(f"| {model_name} | collects | tensors a step | bytes a tensor | FP32 | BF16 autocast | peak memory, MB |")
         print("|---|---|---|---|---|---|---|")
@@ -284,7 +284,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--models", default="gpt,cnn,lstm", help="of gpt, cnn, lstm, medium")
-    parser.add_argument("--recorders", help=f"of {', '.join((*OURS, *PEERS))}; default: all that are installed")
+    parser.add_argument("--recorders", help="names from the table, separated by semicolons; default: all installed")
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--child", nargs=3, metavar=("RECORDER", "MODEL", "PRECISION"), help=argparse.SUPPRESS)
