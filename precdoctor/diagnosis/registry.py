@@ -109,15 +109,6 @@ def find(name: str, known: Sequence[NamedT]) -> NamedT:
     raise UsageError(f"no rule is called {name!r}{nearest(name, [n for r in known for n in (r.code, r.name)])}")
 
 
-def find_rule(name: str) -> Rule:
-    """The rule with this code or name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    return find(name, RULES)
-
-
 def select(known: Sequence[NamedT], wanted: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[NamedT, ...]:
     """Those ``wanted`` (all when empty) without those ``ignored``; codes, names or code prefixes (``PD1``).
 

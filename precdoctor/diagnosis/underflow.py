@@ -36,6 +36,23 @@ MARGIN_BINADES = RuleOption(
 MAX_STEPS = RuleOption(
     "max_steps", 64.0, "steps", "Sampled steps that are looked at, evenly spread.", "Bounds the work.", 1.0
 )
+#: Those of the two rules on subnormal gradients.
+FINE_BITS = RuleOption(
+    "fine_bits",
+    8.0,
+    "significant bits",
+    "With so many on average nothing is said: a gradient in BF16 has no more.",
+    "BF16 has 8 significant bits, and training in it needs no loss scale.",
+    maximum=11.0,
+)
+ENOUGH_BITS = RuleOption(
+    "enough_bits",
+    4.0,
+    "significant bits",
+    "Kept on average in the worst gradient; with fewer the finding is a warning, before that information.",
+    "E4M3 has 4, and FP8 training (arXiv:2209.05433) shows that gradients can do with 3 or 4.",
+    maximum=11.0,
+)
 #: Those of the two rules on flushed gradients.
 FLUSH_OPTIONS = (
     RuleOption(

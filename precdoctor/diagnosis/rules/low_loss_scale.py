@@ -11,7 +11,15 @@ from precdoctor.diagnosis.loss_scale import growth_interval, is_dynamic, scaled_
 from precdoctor.diagnosis.rows import Key, TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.underflow import MAX_STEPS, GradientSeries, out_of_subnormals, subnormal_share, survey
+from precdoctor.diagnosis.underflow import (
+    ENOUGH_BITS,
+    FINE_BITS,
+    MAX_STEPS,
+    GradientSeries,
+    out_of_subnormals,
+    subnormal_share,
+    survey,
+)
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
 from precdoctor.numerics.formats import FP16
 
@@ -183,22 +191,8 @@ RULE = Rule(
             "By so much the scale could be larger, the margin left free.",
             "Precdoctor's own: a dynamic scale is commonly one doubling below its ceiling, and two are no fault.",
         ),
-        RuleOption(
-            "fine_bits",
-            8.0,
-            "significant bits",
-            "With so many on average nothing is said: a gradient in BF16 has no more.",
-            "BF16 has 8 significant bits, and training in it needs no loss scale.",
-            maximum=11.0,
-        ),
-        RuleOption(
-            "enough_bits",
-            4.0,
-            "significant bits",
-            "Kept on average in the worst gradient; with fewer it is a warning, before that information.",
-            "As for PD305.",
-            maximum=11.0,
-        ),
+        FINE_BITS,
+        ENOUGH_BITS,
         RuleOption(
             "dying_share", 0.04, "fraction", "Flushed share from which zeros are taken for flushed ones.", "As PD201.",
             maximum=1.0,

@@ -10,6 +10,8 @@ from precdoctor.diagnosis.rows import Key, path_evidence, path_to, range_evidenc
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.underflow import (
+    ENOUGH_BITS,
+    FINE_BITS,
     MARGIN_BINADES,
     MAX_STEPS,
     GradientSeries,
@@ -154,22 +156,8 @@ RULE = Rule(
             "Precdoctor's own.",
             maximum=1.0,
         ),
-        RuleOption(
-            "fine_bits",
-            8.0,
-            "significant bits",
-            "With so many on average nothing is said: a gradient in BF16 has no more.",
-            "BF16 has 8 significant bits, and training in it needs no loss scale.",
-            maximum=11.0,
-        ),
-        RuleOption(
-            "enough_bits",
-            4.0,
-            "significant bits",
-            "Kept on average in the worst gradient; with fewer the finding is a warning, before that information.",
-            "E4M3 has 4, and FP8 training (arXiv:2209.05433) shows that gradients can do with 3 or 4.",
-            maximum=11.0,
-        ),
+        FINE_BITS,
+        ENOUGH_BITS,
         RuleOption(
             "dying_share",
             0.04,

@@ -156,11 +156,7 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
         except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
             continue
         first = result[0] if isinstance(result, (tuple, list)) else result
-        if (
-            isinstance(first, Tensor)
-            and tuple(first.shape) == node.shape
-            and first.dtype == (node.dtype or first.dtype)
-        ):
+        if _fits(node, first):
             return result, False
     value = saved.get(id(node))
     if value is None:

@@ -7,7 +7,6 @@ spike of a single step survives.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,12 +229,6 @@ def headroom(survey: Survey, tensor: int) -> Floats | None:
 def column_spans(survey: Survey) -> list[tuple[int, int]]:
     """First and last recorded step of each column."""
     return list(zip(survey.edges.tolist(), [*(survey.edges[1:] - 1).tolist(), survey.last_step], strict=True))
-
-
-def column_of(survey: Survey, steps: Sequence[int]) -> list[int]:
-    """The column each step falls into."""
-    found: list[int] = np.maximum(np.searchsorted(survey.edges, list(steps), side="right") - 1, 0).tolist()
-    return found
 
 
 def _count(into: Ints, lowest: int, which: Ints, start: Ints, lists: pa.Array, taken: npt.NDArray[np.bool_]) -> None:

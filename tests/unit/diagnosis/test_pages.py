@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from precdoctor.diagnosis import snippets
-from precdoctor.diagnosis.registry import RULES, find_rule
+from precdoctor.diagnosis.registry import RULES, find
 from precdoctor.diagnosis.rule import Rule
 from precdoctor.errors import UsageError
 from precdoctor.runlog.schema import KINDS, STEPS, TENSORS
@@ -100,9 +100,9 @@ def test_no_bare_threshold_in_a_check(rule: Rule) -> None:
 
 
 def test_rules_are_found_by_code_and_name() -> None:
-    assert find_rule("pd201") is find_rule("activation-gradient-underflow")
+    assert find("pd201", RULES) is find("activation-gradient-underflow", RULES)
     with pytest.raises(UsageError, match="did you mean 'fp8-saturation'"):
-        find_rule("fp8-satuation")
+        find("fp8-satuation", RULES)
 
 
 @pytest.mark.parametrize(
