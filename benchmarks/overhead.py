@@ -3,8 +3,9 @@
     python benchmarks/overhead.py [--device cpu|cuda] [--models gpt,cnn,lstm] [--recorders NAME,...] [--pairs 8]
 
 Each recorder gets a process of its own, with two equal models: one is trained plainly, one recorded, step by step in
-turn. The ratio is that of all recorded steps to all plain ones. On a CPU it is a ratio of process CPU time at one
-thread, helper threads included, which other programs disturb least; on a GPU, of wall time. Peers that are not
+turn. The ratio is that of all recorded steps to all plain ones. On a CPU it is a ratio of CPU time, which other
+programs disturb least: that of the training thread, and whatever other threads use meanwhile is charged to the recorded
+steps; on a GPU, of wall time. Peers that are not
 installed are left out (requirements/bench.txt). Prints a Markdown table.
 """
 
@@ -73,9 +74,6 @@ class Ours:
     def step(self):
         self.recorder.state = self._state
         yield
-        drain = self.recorder.drain
-        while drain is not None and not drain.idle:  # its work belongs to this step
-            time.sleep(0.001)
         self._state, self.recorder.state = self.recorder.state, "off"
 
     def close(self):
@@ -190,7 +188,7 @@ def measure(name, model_name, dtype, device, pairs):
     recorder = Ours(OURS[name]) if ours else PEERS[name][0]()
     plain, recorded = trainer(model_name, dtype, device), trainer(model_name, dtype, device)
     recorder.attach(*recorded[1:])
-    clock = time.process_time if device == "cpu" else time.perf_counter
+    clock = time.thread_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     warm_up = 2
     if name.startswith("budget"):
         from precdoctor.recording.sampling import WARM_UP
@@ -200,6 +198,8 @@ def measure(name, model_name, dtype, device, pairs):
         warm_up, pairs = 8, 8 * max(1, pairs // 4)
     times = []
     for number in range(warm_up + pairs):
+        if number == warm_up:
+            others = time.process_time() - time.thread_time()
         began = clock()
         if number >= warm_up or not name.startswith("budget"):
             plain[0]()
@@ -208,9 +208,18 @@ def measure(name, model_name, dtype, device, pairs):
             recorded[0]()
         times.append((middle - began, clock() - middle))
     times = times[warm_up:]
-    ratio = sum(b for _, b in times) / sum(a for a, _ in times)
+    settle(recorder)
+    others = time.process_time() - time.thread_time() - others if clock is time.thread_time else 0.0
+    ratio = (sum(b for _, b in times) + others) / sum(a for a, _ in times)
     facts = recorder.close()
     return {"ratio": ratio, "plain_ms": sum(a for a, _ in times) / pairs * 1e3, "memory": peak_memory(device), **facts}
+
+
+def settle(recorder):
+    """Let what other threads still have to do for the steps measured be done."""
+    drain = recorder.recorder.drain if isinstance(recorder, Ours) else None
+    while drain is not None and not drain.idle:
+        time.sleep(0.01)
 
 
 def trainer(model_name, dtype, device):
@@ -259,7 +268,7 @@ def table(arguments):
     from precdoctor.recording.kernels import native
 
     kernel = "Triton or torch" if arguments.device == "cuda" else ("C" if native.library() else "torch, blocked")
-    clock = "CPU time of the process" if arguments.device == "cpu" else "wall time"
+    clock = "CPU time" if arguments.device == "cpu" and arguments.threads == 1 else "wall time"
     print(f"{time.strftime('%Y-%m-%d')}  {device}, {os.cpu_count()} cores  torch {torch.__version__}  kernel: {kernel}")
     print(f"Ratio of recorded to plain steps, {clock}, {arguments.threads} thread(s), {arguments.pairs} pairs.\n")
     chosen = arguments.recorders.split(";") if arguments.recorders else [*OURS, *PEERS]

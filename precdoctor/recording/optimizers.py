@@ -135,7 +135,7 @@ class Optimizers:
             return
         parameters = list(parameters)
         if (found := gradient_sentinel(parameters)) is not None:
-            facts.grad_norm, facts.grad_amax = map(defer, found)
+            facts.grad_norm, facts.grad_amax = found
             self._look = Look.at(facts.grad_amax, parameters)
             facts.grad_norm_scaled = self.scalers.still_scaled() is True
 

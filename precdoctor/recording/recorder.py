@@ -292,6 +292,8 @@ class Recorder:
         self._calls.clear()
         room = self.drain is not None and self.drain.takes_tensors
         self.live = self.state == "armed" and room and self.sampler.wants(self.step)
+        if self.live:
+            kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
         self.current.sampled = self.live
         self._step_began = time.perf_counter_ns()
 

@@ -22,6 +22,8 @@ from precdoctor.recording.options import RecordOptions
 WARM_UP: Final = 64
 #: N goes no further: what one step in 1024 costs is nothing.
 MAX_PERIOD: Final = 1024
+#: Block histograms are taken on sampled steps that this divides, and on powers of two.
+BLOCK_PERIOD: Final = 64
 #: Costs are medians over this many steps: the first steps of a process, evaluations and checkpoints are outliers.
 _WINDOW: Final = 16
 #: N is halved when that would cost less than this share of the budget; close to 1 it would swing to and fro.
@@ -54,6 +56,7 @@ class Sampler:
         self._plain: collections.deque[int] = collections.deque(maxlen=_WINDOW)
         #: Sampled steps since the writer was behind last.
         self._calm = 0
+        self._had_blocks = False
 
     def wants(self, step: int) -> bool:
         """Whether the coming step is to be sampled."""
@@ -64,6 +67,21 @@ class Sampler:
             return self._within_warm_up(step - self._options.first_step) or step % self.period == 0
         coming = self._follower.get((self._last, self._streak))
         return any(map(self._is_due, [coming] if coming is not None else self._attempts))
+
+    def wants_blocks(self, step: int) -> bool:
+        """Whether the coming step, which is sampled, is to have block histograms, too.
+
+        They cost as much as everything else together, and the spread inside blocks drifts with the weights, not from
+        step to step: 0, 1, 2, 4, 8 ... 64, then every 64th, and the first step recorded.
+        """
+        attempts = [step]
+        if len(self._attempts) > 1:
+            coming = self._follower.get((self._last, self._streak))
+            counts = self._attempts.values() if coming is None else [self._attempts[coming]]
+            attempts = [self._options.first_step + count for count in counts]
+        due = not self._had_blocks or any(n % BLOCK_PERIOD == 0 or n & (n - 1) == 0 for n in attempts)
+        self._had_blocks = True
+        return due
 
     def _is_due(self, optimizer: str) -> bool:
         attempts = self._attempts[optimizer]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.batch import Deferred, defer
+from precdoctor.recording.kernels import native
 
 #: In elements: two microseconds of reading.
 _SMALL = 16 * 1024
@@ -48,29 +49,33 @@ def amax(tensors: Iterable[Tensor]) -> Deferred:
     dense = [x.detach() for t in tensors if (x := leaves.plain(t)) is not None]
     if not dense:
         return None
+    if (found := native.look(dense)) is not None:
+        return found[0]
     with kernels.apart_from_user_modes():
         return defer(_largest(dense))
 
 
-def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor] | None:
+def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Deferred, Deferred] | None:
     """L2 norm and amax over the gradients of some parameters, without waiting for a device.
 
     Args:
         parameters: those of one optimizer, with their gradients still as the backward pass left them.
 
     Returns:
-        Two scalars on the first gradient's device, FP32 or wider; amax is finite exactly if every gradient is. Null
-        where there is no gradient.
+        Both as numbers that may still be on their way; amax is finite exactly if every gradient is. Null where there is
+        no gradient.
     """
     gradients = _gradients(parameters)
     if not gradients:
         return None
+    if (found := native.look(gradients)) is not None:
+        return math.sqrt(found[1]), found[0]
     home = gradients[0].device
     exact = torch.float64 if home.type in {"cpu", "cuda"} else torch.float32
     with kernels.apart_from_user_modes():
         wide = _joined([g if g.dtype in {torch.float32, torch.float64} else g.to(torch.float32) for g in gradients])
         squares = torch.stack([n.to(home, exact) for n in torch._foreach_norm(wide, 2.0)])
-        return torch.linalg.vector_norm(squares), _largest(wide)
+        return defer(torch.linalg.vector_norm(squares)), defer(_largest(wide))
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -75,6 +75,9 @@ class Bank:
 
     def restart(self, slot: int) -> None:
         """Forget a slot's values but not when it was first bad: the next launch replaces instead of merging."""
+        if self.device.type == "cpu":
+            native.restart(*self.addresses(slot))
+            return
         ints, floats = self.row(slot)
         ints[: at.FIRST_BAD_ORDER] = self._fresh_ints[: at.FIRST_BAD_ORDER]
         ints[at.FIRST_BAD_ORDER + 1 :] = 0
@@ -196,6 +199,8 @@ def _to_host(rows: Tensor) -> Tensor:
 _banks: dict[torch.device, Bank] = {}
 #: Slots that also get block-16 histograms (weights: NVFP4 cares about nothing wider).
 _with_block16: set[int] = set()
+#: Whether block histograms are taken at all at the moment.
+_with_blocks = True
 
 
 def bank(device: torch.device) -> Bank:
@@ -222,6 +227,12 @@ def want_block16(slot: int) -> None:
     _with_block16.add(slot)
 
 
+def want_blocks(*, wanted: bool) -> None:
+    """Histogram blocks from now on, or leave them out: they cost as much as everything else together."""
+    global _with_blocks  # noqa: PLW0603 - one recorder per process
+    _with_blocks = wanted
+
+
 def _measurable(x: Tensor) -> Tensor:
     """FP64 exists on CPUs and CUDA devices only; elsewhere the tensor is brought to the host."""
     return x if x.is_cpu or x.is_cuda else x.cpu()
@@ -232,10 +243,10 @@ def _stat(x: Tensor, slot: int) -> None:
     home = bank(x.device)
     home.launches += 1
     if native.supports(x):
-        want = _ALL_BLOCKS if slot in _with_block16 else _ACTIVATION_BLOCKS
+        want = 0 if not _with_blocks else _ALL_BLOCKS if slot in _with_block16 else _ACTIVATION_BLOCKS
         native.measure_at(x, *home.addresses(slot), home.counter_address, want)
         return
-    blocks = at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
+    blocks = () if not _with_blocks else at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
     if x.is_cuda and cuda.measure(x, *home.row(slot), home.counter, blocks):
         return
     fast = x.is_cpu and x.dtype != torch.float64

@@ -44,6 +44,11 @@ _CODES: Final = {
 }
 #: ``TILE``, ``MAX_OUTER`` and the number of fields of ``plan_t`` in stats.h.
 _TILE, _MAX_OUTER, _PLAN_WIDTH = 2048, 8, 39
+#: The front of a slot's integer row before the first launch, and its float row.
+_FRESH_INTS = (ctypes.c_int64 * at.FIRST_BAD_ORDER)(
+    *(at.NEVER if i == at.ORDER else 0 for i in range(at.FIRST_BAD_ORDER))
+)
+_FRESH_FLOATS = (ctypes.c_double * at.FLOAT_WIDTH)(-math.inf, math.inf, 0.0, 0.0)
 #: The largest block: tiles are cut at its multiples.
 _WIDEST: Final = 128
 
@@ -68,6 +73,8 @@ def library() -> ctypes.CDLL | None:
     found.precdoctor_use_threads.argtypes = [pointer]
     found.precdoctor_stat.restype = None
     found.precdoctor_stat.argtypes = [pointer] * 5 + [i32]
+    found.precdoctor_look.restype = None
+    found.precdoctor_look.argtypes = [pointer, i32, ctypes.c_int64, pointer, i32]
     found.precdoctor_update.restype = None
     found.precdoctor_update.argtypes = [pointer] * 3 + [i32] + [pointer] * 4 + [i32]
     found.precdoctor_use_threads(_address_of_parallel())
@@ -148,6 +155,14 @@ def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int) -> No
     lib.precdoctor_stat(x.data_ptr(), plan, ints, floats, counter, threads)
 
 
+def restart(ints: int, floats: int) -> None:
+    """Make a slot's rows fresh, by their addresses, but for the order of its first bad launch."""
+    ctypes.memmove(ints, _FRESH_INTS, 8 * at.FIRST_BAD_ORDER)
+    kept = 8 * (at.FIRST_BAD_ORDER + 1)
+    ctypes.memset(ints + kept, 0, 8 * at.INT_WIDTH - kept)
+    ctypes.memmove(floats, _FRESH_FLOATS, 8 * at.FLOAT_WIDTH)
+
+
 def supports_update(before: Tensor, after: Tensor, intended: Tensor) -> bool:
     """Whether :func:`update_at` can take these: contiguous, weights of at most 32 bits, intention in FP32 or FP64."""
     return (
@@ -166,6 +181,34 @@ def update_at(before: Tensor, after: Tensor, intended: Tensor, ints: int, floats
     threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
     pointers = before.data_ptr(), after.data_ptr(), intended.data_ptr()
     lib.precdoctor_update(*pointers, wide, plan, ints, floats, counter, threads)
+
+
+def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
+    """Amax over some tensors, NaN or infinite exactly if an element is, and the sum of their squares, in FP64.
+
+    Returns:
+        Null when one of them cannot be taken: not on the CPU, not in one piece of memory, of an unknown dtype.
+    """
+    if not all(supports(x) and (x.is_contiguous() or _fills_its_memory(x)) for x in tensors):
+        return None
+    lib: Any = library()
+    out = (ctypes.c_double * 2)()
+    threads = 1 if _forked else torch.get_num_threads()
+    for x in tensors:
+        numel = x.numel()
+        lib.precdoctor_look(x.data_ptr(), _CODES[x.dtype], numel, out, 1 if numel < _THREADS_FROM else threads)
+    return out[0], out[1]
+
+
+def _fills_its_memory(x: Tensor) -> bool:
+    """Whether the elements lie without gaps in some order, as those of a transposed or channels-last tensor do."""
+    dimensions = sorted(zip(x.stride(), x.shape, strict=True))
+    expected = 1
+    for stride, size in dimensions:
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ enum { MAX_SHARDS = 64, SHARD = 64 * 1024 };
 typedef void parallel_t(void (*body)(void *), void *argument, unsigned threads, unsigned flags);
 static parallel_t *parallel;
 static measure_tiles_t *measure_tiles;
+static look_at_t *look_at;
 
 /* Which variant to use: 0 the best this processor has, else 1 baseline, 2 AVX2, 3 AVX-512. Returns the one in use from now
  * on: less than asked for where the processor does not have it. */
@@ -30,11 +31,14 @@ int32_t precdoctor_choose(int32_t level) {
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
         best = 3;
     measure_tiles_t *variants[] = {precdoctor_tiles_baseline, precdoctor_tiles_avx2, precdoctor_tiles_avx512};
+    look_at_t *looks[] = {precdoctor_tiles_baseline_look, precdoctor_tiles_avx2_look, precdoctor_tiles_avx512_look};
 #else
     measure_tiles_t *variants[] = {precdoctor_tiles_baseline};
+    look_at_t *looks[] = {precdoctor_tiles_baseline_look};
 #endif
     if (level > 0 && level < best) best = level;
     measure_tiles = variants[best - 1];
+    look_at = looks[best - 1];
     return best;
 }
 
@@ -117,6 +121,38 @@ void precdoctor_update(const void *before, const void *after, const void *intend
                        int64_t *ints, double *floats, int64_t *counter, int32_t threads) {
     subject_t subject = {.plan = plan, .data = before, .after = after, .intended = intended, .wide = wide};
     measure(&subject, ints, floats, counter, threads);
+}
+
+typedef struct {
+    const char *data;
+    dtype_t dtype;
+    int64_t numel, width, shards, next;
+    look_t found[MAX_SHARDS];
+} glance_t;
+
+static void look_at_shards(void *argument) {
+    glance_t *job = argument;
+    int64_t tiles = (job->numel + TILE - 1) / TILE, shard;
+    while ((shard = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->shards) {
+        int64_t first = tiles * shard / job->shards * TILE, end = tiles * (shard + 1) / job->shards * TILE;
+        if (end > job->numel) end = job->numel;
+        job->found[shard] = look_at(job->data + first * job->width, job->dtype, end - first);
+    }
+}
+
+/* What is looked at on every step: amax and sum of squares of `numel` contiguous elements, merged into out[0] and out[1].
+ * amax is NaN or Inf exactly if an element is. */
+void precdoctor_look(const void *data, int32_t dtype, int64_t numel, double *out, int32_t threads) {
+    glance_t job = {.data = data, .dtype = (dtype_t)dtype, .numel = numel, .next = 0};
+    job.width = dtype == F64 ? 8 : dtype == F32 ? 4 : dtype == F16 || dtype == BF16 ? 2 : 1;
+    job.shards = (numel + SHARD - 1) / SHARD;
+    if (job.shards > MAX_SHARDS) job.shards = MAX_SHARDS;
+    if (threads > 1 && job.shards > 1 && parallel) parallel(look_at_shards, &job, (unsigned)threads, 0);
+    else look_at_shards(&job);
+    for (int64_t s = 0; s < job.shards; s++) {
+        if (job.found[s].amax > out[0] || job.found[s].amax != job.found[s].amax) out[0] = job.found[s].amax;
+        out[1] += job.found[s].sum_sq;
+    }
 }
 
 /* What the loader checks before it trusts this library with a row: the layout it was compiled for, and the plan's. */

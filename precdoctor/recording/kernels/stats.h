@@ -56,6 +56,14 @@ typedef struct {
 
 typedef void measure_tiles_t(const subject_t *subject, int64_t first, int64_t end, state_t *state);
 
+/* Amax of n contiguous elements, finite exactly if all of them are, and the sum of their squares. */
+typedef struct {
+    double amax, sum_sq;
+} look_t;
+
+typedef look_t look_at_t(const char *data, dtype_t dtype, int64_t n);
+
 measure_tiles_t precdoctor_tiles_baseline, precdoctor_tiles_avx2, precdoctor_tiles_avx512;
+look_at_t precdoctor_tiles_baseline_look, precdoctor_tiles_avx2_look, precdoctor_tiles_avx512_look;
 
 #endif

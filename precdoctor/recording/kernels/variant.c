@@ -666,6 +666,70 @@ static void value_tile(const plan_t *plan, const void *data, int64_t index, int 
     else tile_f32(load(data, dtype, n, wide), dtype, rows, columns, want, state);
 }
 
+/* ---- what is looked at on every step ------------------------------------------------------------------------------------ */
+
+/* Sums are in FP64, whose range the squares of FP32 numbers do not leave. */
+static double look_f64(const double *restrict data, int n, double *sum_sq) {
+    double highest[LANES] = {0}, squares[LANES] = {0}, amax = 0.0;
+    int i = 0, nans = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            double magnitude = from_bits64(to_bits64(data[i + j]) & ~(uint64_t)0 >> 1);
+            highest[j] = magnitude > highest[j] ? magnitude : highest[j];
+            squares[j] += magnitude * magnitude;
+            nans += magnitude != magnitude;
+        }
+    for (; i < n; i++) {
+        double magnitude = from_bits64(to_bits64(data[i]) & ~(uint64_t)0 >> 1);
+        highest[0] = magnitude > highest[0] ? magnitude : highest[0];
+        squares[0] += magnitude * magnitude;
+        nans += magnitude != magnitude;
+    }
+    for (int j = 0; j < LANES; j++) amax = highest[j] > amax ? highest[j] : amax, *sum_sq += squares[j];
+    return nans ? NAN : amax;
+}
+
+static uint32_t look_f32(const uint32_t *restrict bits, int n, double *sum_sq) {
+    uint32_t highest[LANES] = {0}, top = 0;
+    double squares[LANES] = {0};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            uint32_t magnitude = bits[i + j] & 0x7fffffff;
+            double value = (double)from_bits(bits[i + j]);
+            highest[j] = magnitude > highest[j] ? magnitude : highest[j];
+            squares[j] += value * value;
+        }
+    for (; i < n; i++) {
+        uint32_t magnitude = bits[i] & 0x7fffffff;
+        double value = (double)from_bits(bits[i]);
+        highest[0] = magnitude > highest[0] ? magnitude : highest[0];
+        squares[0] += value * value;
+    }
+    for (int j = 0; j < LANES; j++) top = highest[j] > top ? highest[j] : top, *sum_sq += squares[j];
+    return top;
+}
+
+#define JOINED(a, b) a##b
+#define NAMED(a, b) JOINED(a, b)
+look_t NAMED(VARIANT, _look)(const char *data, dtype_t dtype, int64_t n) {
+    look_t look = {0.0, 0.0};
+    uint32_t wide[TILE], highest = 0;
+    for (int64_t at = 0; at < n; at += TILE) {
+        int count = n - at < TILE ? (int)(n - at) : TILE;
+        const char *from = data + at * width_of(dtype);
+        if (dtype == F64) {
+            double amax = look_f64((const double *)(const void *)from, count, &look.sum_sq);
+            if (amax > look.amax || amax != amax) look.amax = amax;
+        } else {
+            uint32_t top = look_f32(load(from, dtype, count, wide), count, &look.sum_sq);
+            highest = top > highest ? top : highest;
+        }
+    }
+    if (dtype != F64) look.amax = highest < 0x7f800000 ? value_of(highest) : (double)from_bits(highest);
+    return look;
+}
+
 /* Tiles first .. end - 1 of the subject. */
 void VARIANT(const subject_t *subject, int64_t first, int64_t end, state_t *state) {
     const plan_t *plan = subject->plan;

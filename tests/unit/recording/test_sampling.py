@@ -127,3 +127,32 @@ def test_a_writer_that_is_behind_gets_fewer_rows_and_later_as_many_as_before():
     _, changes = train(sampler, ["Adam#0"] * 20_000, first_step=1000)
     assert {c["reason"] for c in changes} == {"caught up"}
     assert sampler.period == 2
+
+
+def block_steps(options, optimizers):
+    """Per optimizer: its attempts that got block histograms."""
+    sampler, found, attempts = Sampler(options), {}, {}
+    for step, optimizer in enumerate(optimizers, options.first_step):
+        sampled = sampler.wants(step)
+        if sampled and sampler.wants_blocks(step):
+            found.setdefault(optimizer, []).append(attempts.get(optimizer, 0))
+        attempts[optimizer] = attempts.get(optimizer, 0) + 1
+        sampler.ended(optimizer, sampled=sampled, step_ns=100 * MS, cost_ns=0)
+    return found
+
+
+def test_block_histograms_are_taken_on_powers_of_two_and_every_64th_step():
+    found = block_steps(RecordOptions(every=1), ["Adam#0"] * 200)
+    assert found["Adam#0"] == [0, 1, 2, 4, 8, 16, 32, 64, 128, 192]
+    assert block_steps(RecordOptions(every=8), ["Adam#0"] * 200)["Adam#0"] == [0, 8, 16, 32, 64, 128, 192]
+
+
+def test_the_first_step_recorded_has_block_histograms_whatever_its_number():
+    assert block_steps(RecordOptions(every=1, steps=(5, 8)), ["Adam#0"] * 20)["Adam#0"] == [5]
+
+
+@pytest.mark.parametrize("pattern", ["DG", "DDDDG", "DGE"])
+def test_every_optimizer_gets_steps_with_block_histograms(pattern):
+    found = block_steps(RecordOptions(every=1), list(pattern) * 40)
+    for optimizer in set(pattern):
+        assert {8, 16, 32} <= set(found[optimizer])

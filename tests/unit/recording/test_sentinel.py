@@ -2,10 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
+from precdoctor.recording.kernels import native
 from precdoctor.recording.sentinel import Look, gradient_sentinel
 
 
@@ -24,6 +28,36 @@ def test_norm_and_amax_are_those_of_all_gradients_together():
     both = torch.cat([a.flatten(), b.double()])
     assert float(norm) == pytest.approx(float(both.norm()), rel=1e-6)
     assert float(amax) == float(both.abs().max())
+
+
+@given(
+    numbers=st.lists(st.floats(width=32) | st.sampled_from([math.nan, math.inf, -math.inf, 1e-45, 0.0]), min_size=1),
+    size=st.integers(1, 5000),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn]),
+    turned=st.booleans(),
+)
+def test_one_pass_over_memory_finds_what_numpy_finds(numbers, size, dtype, turned):
+    x = torch.tensor([*numbers, *[0.5] * size]).to(dtype)
+    x = x[: x.numel() // 2 * 2].view(2, -1)
+    x = x.t() if turned else x
+    found = native.look([x, torch.full((3,), 0.25)])
+    if found is None:
+        pytest.skip("no compiled kernel here")
+    wide = x.double().numpy()
+    largest = float(np.abs(wide).max()) if wide.size else 0.0
+    if math.isfinite(largest):
+        assert found[0] == max(largest, 0.25)
+        assert found[1] == pytest.approx(float((wide**2).sum()) + 3 / 16, rel=1e-12)
+    else:
+        assert not math.isfinite(found[0])
+        assert math.isnan(found[0]) == math.isnan(largest)
+
+
+def test_tensors_with_gaps_are_left_to_torch():
+    gaps = torch.randn(8, 8)[:, ::2]
+    assert native.look([torch.randn(4), gaps]) is None
+    norm, amax = gradient_sentinel(with_gradients(gaps))
+    assert (norm, amax) == (pytest.approx(float(gaps.norm()), rel=1e-5), float(gaps.abs().max()))
 
 
 def test_half_precision_gradients_do_not_overflow_their_norm():
