@@ -150,7 +150,10 @@ def forecast(run: Run, question: Question) -> Answer:
     vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and _is_vector(s)}
     forecasts = [forecast_of(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
     if forecasts and all(f.unknown == _no_blocks(recipe) for f in forecasts):
-        raise UsageError(f"{_no_blocks(recipe)} for any tensor that was asked about; see precdoctor show for its kinds")
+        where = "see precdoctor show for its kinds"
+        if question.steps != (None, None):
+            where = "of a run's steps 0, 1, 2, 4, 8 ... 64 and every 64th have them"
+        raise UsageError(f"{_no_blocks(recipe)} for any tensor that was asked about; {where}")
     failing = {f.seen.key for f in forecasts if f.holds is False}
     if failing:
         remedies = _search(run, replace(selection, wanted=failing.__contains__), recipe, target)
