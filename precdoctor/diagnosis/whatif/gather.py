@@ -166,7 +166,6 @@ class _Collector:
         batch, ids = batch.filter(pa.array(~bad)), ids[~bad]
         step = _numbers(batch, "step").astype(np.int64)
         self._rows += ids.size
-        self._steps.update(np.unique(step).tolist())
         np.add.at(self._counts["rows"], ids, 1)
         np.minimum.at(self._counts["first"], ids, step)
         np.maximum.at(self._counts["last"], ids, step)
@@ -176,8 +175,10 @@ class _Collector:
         np.add.at(self._counts["filled"], ids[rows.filled], 1)
         unscaled = np.where(rows.loss_scaled & (rows.recorded > 0.0), 1.0 / rows.recorded, 1.0)
         self._trends.add(ids, step, rows.amax * unscaled, rows.typical * unscaled)
+        judged = np.zeros(ids.size, dtype=np.bool_)
         for recipe in self._recipes:
-            recipe.take(rows, ids, self._target)
+            judged |= recipe.take(rows, ids, self._target)
+        self._steps.update(np.unique(step[judged]).tolist())
 
     def _grow(self, batch: pa.RecordBatch, ids: Integers) -> None:
         """Make room for tensors met for the first time, and keep what their first row says about them."""
@@ -271,8 +272,11 @@ class _PerRecipe:
             [self._drawn, np.zeros((tensors - len(self._drawn), self._drawn.shape[1]), np.int64)]
         )
 
-    def take(self, rows: _Rows, ids: Integers, target: Target) -> None:
-        """Tally the rows and keep those that are the worst so far."""
+    def take(self, rows: _Rows, ids: Integers, target: Target) -> npt.NDArray[np.bool_]:
+        """Tally the rows and keep those that are the worst so far; says which rows could be judged.
+
+        A row without a non-zero element always can, and says nothing of whether its step had block histograms.
+        """
         bins, known = rows.bins(self.recipe)
         found = tally(bins, self.recipe.format)
         for name, values in _columns_of(found):
@@ -288,6 +292,7 @@ class _PerRecipe:
         chosen = best[worse]
         self._sums["badness"][ids[chosen]] = badness[chosen]
         self._kept.put(rows.batch, chosen, ids[chosen])
+        return known & rows.filled if self.recipe.block is not None else np.ones(ids.size, dtype=np.bool_)
 
     def worst(self) -> dict[int, dict[str, Any]]:
         return self._kept.rows()

@@ -145,6 +145,14 @@ def test_blocks_that_were_not_recorded(tmp_path):
         forecast(run_of(tmp_path / "b", rows), Question(ask("nvfp4")))
 
 
+def test_steps_without_block_histograms_are_not_said_to_have_been_judged(tmp_path):
+    rows = [row_of(NORMAL, module="a", step=s, **({} if s < 2 else {"blocks": ()})) for s in range(3)]
+    run = run_of(tmp_path, rows)
+    answer = forecast(run, Question(ask("mxfp8")))
+    assert answer.steps == (0, 1) and only(answer).holds
+    assert forecast(run, Question(ask("e4m3"))).steps == (0, 1, 2)
+
+
 def test_what_is_asked_about_by_default(tmp_path):
     kinds = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "update", "loss")
     rows = [row_of(NORMAL, module="a", kind=kind) for kind in kinds]
