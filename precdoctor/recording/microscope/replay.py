@@ -126,6 +126,7 @@ def ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def is_dense(x: Tensor) -> bool:
+    """Whether it is a plain strided tensor."""
     return x.layout is torch.strided and not leaves.is_wrapped(x)
 
 
@@ -145,12 +146,13 @@ def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
         original = originals.get(name)
         if original is not None and original.shape == x.shape and original.dtype == x.dtype:
             done.compared += 1
-            done.equal += _same_bits(original, x.detach())
+            done.equal += same_bits(original, x.detach())
             if not bad and badness(original):
                 done.missing.append(name)
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, a NaN where the other has one."""
     return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and torch.equal(torch.isnan(a), torch.isnan(b))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import leaves
-from precdoctor.recording.microscope.replay import eager, gradients_aside, is_dense, ready
+from precdoctor.recording.microscope.replay import eager, gradients_aside, is_dense, ready, same_bits
 from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
 from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall, mapped
@@ -50,7 +50,7 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
     """Run ``call`` three times. The process is left as it was, but for random number generators.
 
     Raises:
-        Refusal: a replay would leave traces.
+        RefusedError: a replay would leave traces.
         Exception: whatever the user's forward raises.
     """
     module = unwrap(call.module)
@@ -70,7 +70,9 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
             _replayed(call, module, setting.full_precision(call.autocast)),
             setting.widened_state(list(module.modules()), wide) as own,
         ):
-            _widened(done, walk, widened, module, {n: (own[id(p)], *w) for n, (p, *w) in weights.items()})
+            _widened(
+                done, walk, widened, module, {n: (own[id(p)], g, layer, w) for n, (p, g, layer, w) in weights.items()}
+            )
         done.same_draws = done.same_draws and widened.same_draws
     done.layers = sorted(reduced.layers.values(), key=lambda layer: layer.order)
     return done
@@ -105,7 +107,7 @@ def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, n
     if not pairs or not inputs:
         return {}
     with gradients_aside(inputs), mode:
-        gradients = torch.autograd.grad([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
+        gradients = _gradients(pairs, inputs)
     if not all(bool(torch.isfinite(g).all()) for g in gradients if g is not None and g.layout is torch.strided):
         done.backward = "overflowed"
         walk.input_gradients.clear()
@@ -153,10 +155,14 @@ def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weigh
     if done.backward != "compared" or not pairs or not inputs:
         return
     with mode:
-        gradients = torch.autograd.grad([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
+        gradients = _gradients(pairs, inputs)
     for (_, mine, layer, name), grad in zip(weights.values(), gradients, strict=False):
         if grad is not None:
             layer.point("weight_grad").add_accumulated(relative_l2(mine, grad), None, name, mine)
+
+
+def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    return torch.autograd.grad([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
 
 
 def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:
@@ -174,5 +180,4 @@ def _judge(done: Compared, call: RootCall, result: Any) -> None:
         kept = originals.get(name)
         if kept is not None and kept.shape == x.shape and kept.dtype == x.dtype:
             done.outputs += 1
-            same = torch.equal(torch.nan_to_num(kept), torch.nan_to_num(x.detach()))
-            done.equal += same and torch.equal(torch.isnan(kept), torch.isnan(x.detach()))
+            done.equal += same_bits(kept, x.detach())

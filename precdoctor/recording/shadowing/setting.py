@@ -79,7 +79,7 @@ def widened_state(modules: Sequence[nn.Module], wide: torch.dtype) -> Iterator[d
 @contextlib.contextmanager
 def full_precision(state: Sequence[Autocast]) -> Iterator[None]:
     """Inside, autocast is off, casts are not cached, and FP32 products are computed in FP32."""
-    off = [Autocast(s.device, False, s.dtype, False) for s in state]  # noqa: FBT003 - as the fields stand
+    off = [Autocast(s.device, False, s.dtype, False) for s in state]
     before = torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn.allow_tf32 if torch.cuda.is_available() else False
     cached = torch.is_autocast_cache_enabled()

@@ -17,7 +17,7 @@ from precdoctor.recording.naming import unwrap
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import RootCall, Scene
 from precdoctor.recording.shadowing.comparison import Compared, compare
-from precdoctor.recording.shadowing.widening import Refusal
+from precdoctor.recording.shadowing.widening import RefusedError
 
 #: What ``--reference`` names.
 REFERENCES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -87,17 +87,20 @@ class Shadow:
         left_out = max(0, len(mine) - _MAX_CALLS)
         try:
             for call in mine[:_MAX_CALLS]:
-                try:
-                    done = compare(call, self._recorder.names, self._wide)
-                except Refusal as refusal:
-                    self._write(call, {"outcome": "refused", "why": str(refusal)})
-                except Exception as error:  # noqa: BLE001 - the user's forward may refuse to run again, or memory end
-                    self._write(call, {"outcome": "failed", "why": _sentence(error)})
-                else:
-                    self._tell(call, done, left_out)
+                self._compare_call(call, left_out)
         finally:
             random.restore()
             attributes.restore()
+
+    def _compare_call(self, call: RootCall, left_out: int) -> None:
+        try:
+            done = compare(call, self._recorder.names, self._wide)
+        except RefusedError as refusal:
+            self._write(call, {"outcome": "refused", "why": str(refusal)})
+        except Exception as error:  # noqa: BLE001 - the user's forward may refuse to run again, or memory may end
+            self._write(call, {"outcome": "failed", "why": _sentence(error)})
+        else:
+            self._tell(call, done, left_out)
 
     def _tell(self, call: RootCall, done: Compared, left_out: int) -> None:
         data: dict[str, Any] = {

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -324,7 +324,7 @@ class PieceByPiece(Walk):
         inputs = [x for x, *_ in self.starts] + [p for p, *_ in weights.values()]
         if not self.ends or not inputs:
             return
-        found = torch.autograd.grad(
+        found: Sequence[Tensor | None] = torch.autograd.grad(
             [x for x, _ in self.ends], inputs, [g.to(x.dtype) for x, g in self.ends], allow_unused=True
         )
         for (_, mine, layer, kind, name), grad in zip(self.starts, found, strict=False):

@@ -26,7 +26,7 @@ _DRAWS = frozenset(
 )  # fmt: skip
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """The replay would not be without a trace, or not be the same computation."""
 
 
@@ -39,7 +39,7 @@ class _Mode(TorchDispatchMode):
         if any(computes_itself(t) for t in types):
             return NotImplemented  # its inner ops will come by here
         if kwargs.get("generator") is not None:
-            raise Refusal("its forward pass draws from a random number generator of its own")
+            raise RefusedError("its forward pass draws from a random number generator of its own")
         return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
