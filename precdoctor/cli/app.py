@@ -19,6 +19,7 @@ from precdoctor.cli import (
     log,
     record,
     report,
+    shadow,
     show,
     watch,
     whatif,
@@ -58,6 +59,7 @@ gate.register(app)
 compare.register(app)
 whatif.register(app)
 autopsy.register(app)
+shadow.register(app)
 report.register(app)
 watch.register(app)
 show.register(app)

@@ -39,6 +39,15 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "redact-names": values.parse_switch,
         "strict": values.parse_switch,
     },
+    "shadow": {
+        "output": values.parse_path,
+        "at": values.parse_step_list,
+        "every": values.parse_period,
+        "steps": values.parse_steps,
+        "reference": values.choice("fp32", "fp64"),
+        "redact-names": values.parse_switch,
+        "output-format": values.choice("full", "concise", "json", "markdown"),
+    },
     "diagnose": {
         "output-format": values.choice(*values.OUTPUT_FORMATS),
         "also": values.parse_list,

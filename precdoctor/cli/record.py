@@ -25,7 +25,7 @@ Examples:
   precdoctor record --every 16 --steps 1000: -m project.train"""
 
 
-class _RecordCommand(TyperCommand):
+class CommandAfterOptions(TyperCommand):
     """As Python itself: what follows ``-m MODULE`` belongs to the module."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -42,7 +42,7 @@ class _RecordCommand(TyperCommand):
 def register(app: typer.Typer) -> None:
     """Adds the command to the program."""
     settings = {"allow_interspersed_args": False}
-    app.command("record", cls=_RecordCommand, context_settings=settings, epilog=_EXAMPLES)(record)
+    app.command("record", cls=CommandAfterOptions, context_settings=settings, epilog=_EXAMPLES)(record)
 
 
 def record(

@@ -51,6 +51,22 @@ def parse_count(raw: Any) -> int:
     return int(raw)
 
 
+def parse_period(raw: Any) -> int:
+    """A whole number from 1."""
+    count = parse_count(raw)
+    if count < 1:
+        raise ValueError(f"{raw!r} is not a number of steps from 1, such as 50")
+    return count
+
+
+def parse_step_list(raw: Any) -> tuple[int, ...]:
+    """Step numbers with commas, or a list of them."""
+    parts = raw if isinstance(raw, list) else str(raw).split(",")
+    if not parts or isinstance(raw, bool) or not all(re.fullmatch(r"\s*\d+\s*", str(part)) for part in parts):
+        raise ValueError(f"{raw!r} names no steps; write their numbers with commas, such as 0,100,1000")
+    return tuple(sorted({int(part) for part in parts}))
+
+
 def parse_every(raw: Any) -> int:
     """A power of two."""
     count = parse_count(raw)

@@ -33,6 +33,7 @@ from precdoctor.diagnosis.rules import (
     nonfinite_weights,
     oversized_weight_updates,
     poisoned_buffers,
+    precision_error_above_expectation,
     stalled_second_moment,
     swamped_accumulation,
     unscaled_fp16_gradients,
@@ -77,6 +78,7 @@ RULES: tuple[Rule, ...] = tuple(
             growth_with_depth.RULE,
             loss_spike.RULE,
             half_precision_positions.RULE,
+            precision_error_above_expectation.RULE,
         ),
         key=lambda rule: (rule.triage, rule.code),
     )

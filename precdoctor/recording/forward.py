@@ -296,7 +296,7 @@ class _Seen:
     def add(self, x: Tensor) -> None:
         """Note a tensor that a row was made of."""
         self._forget_what_was()
-        entry = (weakref.ref(x), _version(x))
+        entry = (weakref.ref(x), leaves.version(x))
         self._tensors[id(x)] = entry
         if x.layout is torch.strided and not leaves.is_wrapped(x):
             self._storages[x.untyped_storage()._cdata] = entry
@@ -310,14 +310,14 @@ class _Seen:
     def tensor(self, x: Tensor) -> bool:
         """Whether this very tensor has a row."""
         found = self._tensors.get(id(x))
-        return found is not None and found[0]() is x and found[1] == _version(x)
+        return found is not None and found[0]() is x and found[1] == leaves.version(x)
 
     def storage_of(self, x: Tensor) -> bool:
         """Whether this tensor, or one it is a view of, has a row."""
         if x.layout is not torch.strided or leaves.is_wrapped(x):
             return self.tensor(x)
         found = self._storages.get(x.untyped_storage()._cdata)
-        return found is not None and found[0]() is not None and found[1] == _version(x)
+        return found is not None and found[0]() is not None and found[1] == leaves.version(x)
 
 
 _NOT_RECORDED = _Mode("", evaluating=False)
@@ -351,10 +351,6 @@ def _inside_function() -> bool:
 def _has_no_identity(module: nn.Module) -> bool:
     """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
     return isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)) or getattr(module, "_is_replica", False)
-
-
-def _version(x: Tensor) -> int:
-    return -1 if x.is_inference() else x._version
 
 
 def _keyword_arguments() -> dict[str, Any]:

@@ -118,6 +118,10 @@ class Guard:
             self._stop(f"--on-nonfinite stop, at step {step}")
         return self._policy == "skip" and (gradients_bad or not _is_distributed())
 
+    def found_bad(self, step: int) -> bool:
+        """Whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""
+        return self._last_bad == step
+
     def after_step(self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor]) -> None:
         """Did the optimizer make its state non-finite, or (on sampled steps) weights? Never waits for a device.
 

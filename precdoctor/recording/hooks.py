@@ -18,6 +18,7 @@ from precdoctor.recording.optimizers import Optimizers
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
+from precdoctor.recording.shadowing.shadow import Shadow
 
 if TYPE_CHECKING:
     from precdoctor.recording.applying.applier import Applier
@@ -84,6 +85,8 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             applier.install_after()
         if options.trace_steps is not None:
             recorder.trace = LiveTrace(recorder, options.trace_steps, functools.partial(_stop_traced, recorder))
+        if options.shadow is not None:
+            recorder.shadow = Shadow(recorder, scene)
     except Exception:
         recorder.state = "off"  # half of the hooks are worse than none
         raise

@@ -64,6 +64,11 @@ def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
     return buffer._cdata, buffer._version
 
 
+def version(x: Tensor) -> int:
+    """Counts the writes to a tensor's memory; -1 for inference tensors, which do not count them."""
+    return -1 if x.is_inference() else x._version
+
+
 def is_wrapped(x: Tensor) -> bool:
     """Whether ``x`` is a subclass that computes by itself (DTensor, FakeTensor, quantised tensors)."""
     kind = type(x)

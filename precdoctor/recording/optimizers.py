@@ -150,6 +150,7 @@ class Optimizers:
         """``scaler.step(optimizer)`` begins."""
         attempt = self._open(optimizer, by_scaler=True)
         attempt.skipped = self._guard.skips_step(optimizer, scaler, self._look)
+        self._shadow(attempt)
 
     def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` has ended, also by an exception."""
@@ -165,6 +166,8 @@ class Optimizers:
         attempt.closure = closure is not None
         if not attempt.by_scaler and not attempt.closure:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._look)
+        if not attempt.by_scaler:
+            self._shadow(attempt)
         attempt.reached = not attempt.skipped
         self._trace("gradients", optimizer)
         if attempt.skipped:
@@ -193,6 +196,12 @@ class Optimizers:
         attempt.before.clear()
         if not attempt.by_scaler:
             self._close(attempt)
+
+    def _shadow(self, attempt: Attempt) -> None:
+        """Have the step compared with a wide reference, if that was asked for and it is due."""
+        if (shadow := self._recorder.shadow) is not None:
+            finite = not self._guard.found_bad(self._recorder.step)
+            shadow.step_begins(attempt.name, closure=attempt.closure, finite=finite)
 
     def _trace(self, kind: str, optimizer: torch.optim.Optimizer) -> None:
         """Have a trace of the step, if there is one, look at gradients or weights."""

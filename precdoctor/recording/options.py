@@ -47,6 +47,14 @@ class RecordOptions:
     #: Steps whose every op is traced as the run makes them, ``[first, last)``; the run ends with the first that goes
     #: wrong. No flag sets it: ``precdoctor autopsy`` does.
     trace_steps: tuple[int, int] | None = None
+    #: Compare chosen steps with this wide reference, fp32 or fp64; null: none. No flag of record sets it and the three
+    #: below: ``precdoctor shadow`` does.
+    shadow: str | None = None
+    #: These steps; empty: every ``shadow_every``-th attempt of each optimizer, or else its attempts 0, 1, 4, 16, 64 ...
+    shadow_at: tuple[int, ...] = ()
+    shadow_every: int | None = None
+    #: Of those the ones in ``[first, last)``; an open end is null.
+    shadow_steps: tuple[int | None, int | None] = (None, None)
     #: After an incident that could not be led back to an op, trace this many steps.
     arm_next: int = 0
     #: Kept per rank and step, for update rows and for what a replay of the step needs.
@@ -77,6 +85,12 @@ class RecordOptions:
             raise UsageError(
                 f"--on-nonfinite takes {', '.join(POLICIES[:-1])} or {POLICIES[-1]}, got {self.on_nonfinite!r}"
             )
+        if self.shadow not in (None, "fp32", "fp64"):
+            raise UsageError(f"--reference takes fp32 or fp64, got {self.shadow!r}")
+        if self.shadow_every is not None and self.shadow_every < 1:
+            raise UsageError(f"--every takes a number of steps from 1, got {self.shadow_every}")
+        if any(step < 0 for step in self.shadow_at):
+            raise UsageError(f"--at takes step numbers from 0, got {min(self.shadow_at)}")
         if self.arm_next < 0:
             raise UsageError(f"--arm-next takes a number of steps from 0, got {self.arm_next}")
         if self.first_step < 0:

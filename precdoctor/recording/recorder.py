@@ -6,10 +6,11 @@ States: ``idle`` (hooks installed, nothing opened) -> ``armed`` (a training proc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -27,6 +28,7 @@ from precdoctor.recording.slots import Entry, Site, SlotTable
 if TYPE_CHECKING:
     from precdoctor.recording.drain import Drain
     from precdoctor.recording.microscope.live import LiveTrace
+    from precdoctor.recording.shadowing.shadow import Shadow
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,6 +57,8 @@ class Recorder:
         self._early: list[dict[str, Any]] = []
         #: Traces steps op by op as they are made, when asked to.
         self.trace: LiveTrace | None = None
+        #: Compares chosen steps with a wide reference, when asked to.
+        self.shadow: Shadow | None = None
         #: Called before the log is closed: a step that nobody announces may have ended.
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
@@ -331,6 +335,17 @@ class Recorder:
             root = self.names.roots.get(entry.site.place.root)
             return root is None or not root.trained
         return entry.reached_by_backward
+
+    @contextlib.contextmanager
+    def off_the_clock(self) -> Iterator[None]:
+        """Inside, time passes neither for the step nor for the recorder's own account: somebody asked for the work."""
+        began = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            took = time.perf_counter_ns() - began
+            self._step_began += took
+            self.current.recorder_ns -= took
 
     def event(self, kind: str, **columns: Any) -> None:
         """Log an event of the current step; before there is a log, with its first ones."""

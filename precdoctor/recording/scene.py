@@ -7,6 +7,7 @@ the random number generators, and copies of the buffers that forward passes writ
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -58,7 +59,7 @@ class RootCall:
     @property
     def changed(self) -> list[str]:
         """Arguments written to since the call began."""
-        return [name for name, x, version in self.versions if _version(x) != version]
+        return [name for name, x, version in self.versions if leaves.version(x) != version]
 
 
 class Scene:
@@ -71,13 +72,15 @@ class Scene:
         self.losses: list[LossGraph] = []
         #: Why the step cannot be replayed, if it cannot.
         self.refused: str | None = None
-        self._left = recorder.options.scene_memory
+        self._left: float = recorder.options.scene_memory
         self._storages: set[int] = set()
         self._step = -1
         self._buffers: dict[int, _Buffers] = {}
         #: Some caller or forward writes into the arguments: from now on they are copied.
         self._copying = False
         self._cannot: dict[int, tuple[weakref.ref[nn.Module], str | None]] = {}
+        #: Whether a step that begins is to be kept whatever it takes.
+        self.unlimited_at: Callable[[int], bool] = lambda _step: False
         self.enabled = recorder.options.on_nonfinite != "observe" or recorder.options.scene_memory > 0
         self._keep = guarded(recorder)(self._gradient)
         recorder.when_forked.append(self.clear)
@@ -119,7 +122,9 @@ class Scene:
             innermost_user_line(),
             stand_in=stand_in is not None,
         )
-        call.versions = [(n, x, _version(x)) for n, x in leaves.tensors({**dict(enumerate(call.args)), **call.kwargs})]
+        call.versions = [
+            (n, x, leaves.version(x)) for n, x in leaves.tensors({**dict(enumerate(call.args)), **call.kwargs})
+        ]
         for _, x, _ in call.versions:
             if not self._afford(x):
                 self._refuse("its inputs exceed --scene-memory")
@@ -133,7 +138,7 @@ class Scene:
         """The call has returned: be told of the gradients of its outputs."""
         for name, x in leaves.floating(result):
             if self._afford(x):
-                call.outputs.append((name, x.detach(), _version(x)))
+                call.outputs.append((name, x.detach(), leaves.version(x)))
             if x.requires_grad and x.grad_fn is not None:
                 call.makers[name] = (x.grad_fn._sequence_nr(), x.output_nr)
                 x.register_hook(self._hook(call, name))
@@ -163,6 +168,8 @@ class Scene:
         if self._recorder.step != self._step:
             self._step = self._recorder.step
             self.clear()
+            if self.unlimited_at(self._step):
+                self._left = math.inf
 
     def _refuse(self, why: str) -> None:
         self.clear()
@@ -295,7 +302,3 @@ def _without_graph(x: Tensor) -> Tensor:
 
 def _copied(x: Tensor) -> Tensor:
     return x.detach().clone().requires_grad_(x.requires_grad)
-
-
-def _version(x: Tensor) -> int:
-    return -1 if x.is_inference() else x._version

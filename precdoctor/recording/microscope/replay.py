@@ -74,7 +74,7 @@ def replay(
     module = unwrap(call.module)
     modules = list(module.modules())
     call.random.restore()
-    with without_hooks(modules), buffers_aside(modules, call.buffers), _eager():
+    with without_hooks(modules), buffers_aside(modules, call.buffers), eager():
         tracer = Tracer(_known(module, names), wanted, values=values)
         done = Replay(call, tracer, micro_step=call.micro_step)
         before = {id(b) for b in module.buffers() if badness(b)} if buffers else set()
@@ -92,7 +92,7 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
         Autocast.again(call.autocast),
         torch.enable_grad(),
     ):
-        arguments = _ready(call)
+        arguments = ready(call)
         _note_arguments(tracer, call, arguments)
         with tracer:
             result = module(*arguments[0], **arguments[1])
@@ -102,7 +102,7 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
 
 
 @contextlib.contextmanager
-def _eager() -> Iterator[None]:
+def eager() -> Iterator[None]:
     """Inside, compiled modules run as they are written; a process that compiles nothing need not load the compiler."""
     if "torch._dynamo" not in sys.modules:
         yield
@@ -111,7 +111,7 @@ def _eager() -> Iterator[None]:
         yield
 
 
-def _ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copies of the arguments, for a forward that writes to them; those that need gradients are leaves."""
     from precdoctor.recording.scene import mapped
 
@@ -119,13 +119,14 @@ def _ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
     def copy(x: Tensor) -> Tensor:
         if id(x) not in copies:
-            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad) if _is_dense(x) else x
+            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad) if is_dense(x) else x
         return copies[id(x)]
 
     return mapped(call.args, copy), mapped(call.kwargs, copy)
 
 
-def _is_dense(x: Tensor) -> bool:
+def is_dense(x: Tensor) -> bool:
+    """Whether it is a plain strided tensor."""
     return x.layout is torch.strided and not leaves.is_wrapped(x)
 
 
@@ -145,12 +146,13 @@ def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
         original = originals.get(name)
         if original is not None and original.shape == x.shape and original.dtype == x.dtype:
             done.compared += 1
-            done.equal += _same_bits(original, x.detach())
+            done.equal += same_bits(original, x.detach())
             if not bad and badness(original):
                 done.missing.append(name)
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, a NaN where the other has one."""
     return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and torch.equal(torch.isnan(a), torch.isnan(b))
 
 
@@ -166,7 +168,7 @@ def _backward(done: Replay, call: RootCall, module: nn.Module, result: Any, argu
     inputs: dict[str, Tensor] = {f"weight {n}": p for n, p in module.named_parameters() if p.requires_grad}
     inputs |= {f"argument {n}": x for n, x in leaves.tensors(arguments) if x.requires_grad and x.is_leaf}
     leaves_in = list(inputs.values())
-    with _gradients_aside(leaves_in):
+    with gradients_aside(leaves_in):
         gradients = _gradients(done.tracer, pairs, leaves_in, alone=type(call.module) is type(module))
         for name, grad in zip(inputs, gradients, strict=True):
             bad = badness(grad) if grad is not None else 0
@@ -195,7 +197,7 @@ def _gradients(
 
 
 @contextlib.contextmanager
-def _gradients_aside(inputs: list[Tensor]) -> Iterator[None]:
+def gradients_aside(inputs: list[Tensor]) -> Iterator[None]:
     """Inside, leaves have no gradients and no hooks."""
     held = [(x, x.grad) for x in inputs]
     hooks = [(d, dict(d)) for x in inputs for d in (x._backward_hooks, x._post_accumulate_grad_hooks) if d]

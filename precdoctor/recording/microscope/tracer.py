@@ -111,7 +111,7 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(_computes_itself(t) for t in types):
+        if any(computes_itself(t) for t in types):
             return NotImplemented  # its inner ops will come by here
         if len(self.records) >= MAX_OPS:
             self.complete = False
@@ -277,7 +277,8 @@ def _name(func: Any) -> str:
     return str(func.overloadpacket.__name__)
 
 
-def _computes_itself(kind: type) -> bool:
+def computes_itself(kind: type) -> bool:
+    """Whether a tensor subclass dispatches its own inner ops."""
     if kind is Tensor or kind is torch.nn.Parameter:
         return False
     dispatch = getattr(kind, "__torch_dispatch__", None)

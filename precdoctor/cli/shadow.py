@@ -1,0 +1,143 @@
+"""``precdoctor shadow``: is it precision, or my code?"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from precdoctor.cli.common import rule_options, say
+from precdoctor.cli.config import Settings
+from precdoctor.cli.record import CommandAfterOptions
+from precdoctor.cli.values import parse_count
+from precdoctor.errors import PrecdoctorError, UsageError
+
+if TYPE_CHECKING:
+    from precdoctor.runlog import Run
+
+_EXAMPLES = """\b
+Examples:
+  precdoctor shadow -- python train.py --lr 3e-4
+  precdoctor shadow --at 0,100,1000 -o runs/a -- torchrun --nproc-per-node 8 train.py
+  precdoctor shadow --reference fp64 --every 50 -m project.train"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    settings = {"allow_interspersed_args": False}
+    app.command("shadow", cls=CommandAfterOptions, context_settings=settings, epilog=_EXAMPLES)(shadow)
+
+
+def shadow(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="What to run: a command, or a script for this Python.", metavar="COMMAND"),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option("-m", "--module", help="Run a module with this Python, as python -m does.", metavar="MODULE"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="Run directory to make; default: a new one in precdoctor-runs/.", metavar="DIR"
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run directory if there is one.")] = False,
+    at: Annotated[
+        str | None,
+        typer.Option(help="Compare these steps, such as 0,100,1000; default: 0, 1, 4, 16, 64 ...", metavar="STEPS"),
+    ] = None,
+    every: Annotated[str | None, typer.Option(help="Compare every N-th step instead.", metavar="N")] = None,
+    steps: Annotated[str | None, typer.Option(help="Compare none but steps A to B, B left out.", metavar="A:B")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="What to compare with: fp32 (default) or fp64.", metavar="fp32|fp64")
+    ] = None,
+    redact_names: Annotated[
+        bool | None,
+        typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log."),
+    ] = None,
+    output_format: Annotated[
+        str | None, typer.Option(help="full, concise, json or markdown; default: full.", metavar="FORMAT")
+    ] = None,
+    worst: Annotated[str, typer.Option(help="How many pieces of code to list.", metavar="N")] = "10",
+) -> int:
+    """Run a training command; on some steps, run them again in FP32 and compare.
+
+    Says which layer is further from FP32 than its format explains, or that none is: then it is not precision. The
+    script is not changed, and neither is a bit of its training. The exit status is the command's own.
+    """
+    import datetime as dt
+
+    from precdoctor.recording.launch import command_line, default_run_directory, launch
+    from precdoctor.recording.options import RecordOptions
+
+    settings = Settings()
+    flags = {"at": at, "every": every, "steps": steps, "reference": reference, "redact-names": redact_names}
+    chosen = settings.chosen("shadow", flags)
+    if at is not None and every is not None:
+        raise UsageError("--at names steps and --every counts them; give one of the two")
+    try:
+        count = parse_count(worst)
+    except ValueError as error:
+        raise UsageError(f"--worst: {error}") from None
+    shape = settings.get("shadow", "output-format", output_format) or "full"
+    redact = {"redact_names": chosen["redact_names"]} if "redact_names" in chosen else {}
+    options = RecordOptions(
+        shadow=chosen.get("reference", "fp32"),
+        shadow_at=() if every is not None else chosen.get("at", ()),
+        shadow_every=None if at is not None else chosen.get("every"),
+        shadow_steps=chosen.get("steps", (None, None)),
+        **redact,
+    )
+    words = command_line(list(command or []), module)
+    place = settings.get("shadow", "output", output) or default_run_directory(words, dt.datetime.now(dt.timezone.utc))
+    status = launch(words, place.absolute(), options, force=force, quiet=True)
+    _tell(place.absolute(), settings, shape, count)
+    return status
+
+
+def _tell(place: Path, settings: Settings, shape: str, worst: int) -> None:
+    """The report on stdout; the command's status stands whatever becomes of it."""
+    import os
+
+    from precdoctor.runlog import open_run
+    from precdoctor.runlog.layout import rank_directories
+
+    if not place.is_dir() or not rank_directories(place):
+        return  # why nothing was recorded was said
+    try:
+        run = open_run(place)
+        _report(run, settings, shape, worst)
+    except PrecdoctorError as error:
+        say(f"precdoctor: no comparison: {error}")
+        return
+    shown = os.path.relpath(place)
+    say("precdoctor: every finding of the run, with what to change; next, type:")
+    say(f"  precdoctor diagnose {shlex.quote(str(place) if shown.startswith('..') else shown)}")
+
+
+def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
+    import sys
+
+    from precdoctor.diagnosis.engine import describe, resolve_options, view_of
+    from precdoctor.diagnosis.rules.precision_error_above_expectation import RULE
+    from precdoctor.diagnosis.shadowed import Limits, shadowed
+    from precdoctor.reporting import shadow_report, shadow_view
+    from precdoctor.reporting.console import make_console
+
+    limits = Limits.of(resolve_options(rule_options(settings))[RULE.code])
+    view = view_of(run)
+    found, facts = shadowed(view), describe(view)
+    if shape == "json":
+        from precdoctor.reporting.json_report import dumps
+
+        sys.stdout.write(dumps(shadow_report.document(found, facts, limits)))
+    elif shape == "markdown":
+        sys.stdout.write(shadow_view.markdown(found, facts, limits, worst=worst))
+    elif shape == "concise":
+        shadow_view.print_concise(found, make_console(), limits)
+    else:
+        shadow_view.print_full(found, facts, make_console(), limits, worst=worst)

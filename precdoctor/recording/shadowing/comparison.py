@@ -1,0 +1,183 @@
+"""One root call compared with its reference: three passes, and what each layer came to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from precdoctor.recording import leaves
+from precdoctor.recording.microscope.replay import eager, gradients_aside, is_dense, ready, same_bits
+from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
+from precdoctor.recording.naming import Names, unwrap
+from precdoctor.recording.scene import RootCall, mapped
+from precdoctor.recording.shadowing import setting
+from precdoctor.recording.shadowing.differences import Layer, relative_l2
+from precdoctor.recording.shadowing.walks import AllTheWay, PieceByPiece, Reduced, Walk, wider
+from precdoctor.recording.shadowing.widening import Watching, Widened
+
+#: A parameter: itself, its gradient in the reduced run, its layer, its name there.
+_Weights = dict[str, tuple[Tensor, Tensor, Layer, str]]
+
+
+@dataclass
+class Compared:
+    """What came of one root call.
+
+    Attributes:
+        formats: floating-point formats its ops compute in.
+        layers: in execution order; empty when nothing was reduced.
+        outputs, equal: root outputs at hand in the run, and how many the replay gives bit for bit.
+        backward: ``compared``; ``none`` (no gradient was brought to its outputs); ``overflowed`` (a loss scaler's
+            business, or an incident's).
+        same_draws: random ops gave the reference what they gave the run.
+    """
+
+    call: RootCall
+    formats: set[str] = field(default_factory=set)
+    layers: list[Layer] = field(default_factory=list)
+    outputs: int = 0
+    equal: int = 0
+    backward: str = "none"
+    same_draws: bool = True
+
+
+def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
+    """Run ``call`` three times. The process is left as it was, but for random number generators.
+
+    Raises:
+        RefusedError: a replay would leave traces.
+        Exception: whatever the user's forward raises.
+    """
+    module = unwrap(call.module)
+    found = {m: n if (place := names.find(m)) is None else place.module for n, m in module.named_modules()}
+    done = Compared(call)
+    watching, reduced = Watching(), Reduced(found)
+    with _replayed(call, module, Autocast.again(call.autocast)):
+        weights = _reduced(done, watching, reduced, module, names)
+    done.formats = {str(d).removeprefix("torch.") for d in watching.dtypes}
+    if (products := setting.reduced_products()) is not None:
+        done.formats.add(products)
+    if products is None and not any(d.itemsize < wide.itemsize for d in watching.dtypes):
+        return done
+    for walk in (AllTheWay(found, reduced), PieceByPiece(found, reduced, wide)):
+        widened = Widened(wide, watching.draws)
+        with (
+            _replayed(call, module, setting.full_precision(call.autocast)),
+            setting.widened_state(list(module.modules()), wide) as own,
+        ):
+            _widened(
+                done, walk, widened, module, {n: (own[id(p)], g, layer, w) for n, (p, g, layer, w) in weights.items()}
+            )
+        done.same_draws = done.same_draws and widened.same_draws
+    done.layers = sorted(reduced.layers.values(), key=lambda layer: layer.order)
+    return done
+
+
+@contextlib.contextmanager
+def _replayed(call: RootCall, module: nn.Module, around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+    modules = list(module.modules())
+    call.random.restore()
+    with (
+        without_hooks(modules),
+        buffers_aside(modules, call.buffers),
+        setting.attributes_aside(modules),
+        setting.nothing_recomputed(),
+        eager(),
+        torch.enable_grad(),
+        around,
+    ):
+        yield
+
+
+def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, names: Names) -> _Weights:
+    """The pass as the script made it; the gradients of its weights."""
+    call = done.call
+    args, kwargs = ready(call)
+    with walk.hooked(), mode:
+        result = module(*args, **kwargs)
+    _judge(done, call, result)
+    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    inputs = [*parameters.values(), *(x for _, x in leaves.tensors([args, kwargs]) if x.requires_grad and x.is_leaf)]
+    pairs = _pairs(call, result)
+    if not pairs or not inputs:
+        return {}
+    with gradients_aside(inputs), mode:
+        gradients = _gradients(pairs, inputs)
+    if not all(bool(torch.isfinite(g).all()) for g in gradients if g is not None and g.layout is torch.strided):
+        done.backward = "overflowed"
+        walk.input_gradients.clear()
+        walk.output_gradients.clear()
+        return {}
+    done.backward = "compared"
+    weights: _Weights = {}
+    for (full, p), grad in zip(parameters.items(), gradients, strict=False):
+        if grad is None or grad.layout is not torch.strided:
+            continue
+        place = names.parameter(p)
+        owner, own = (
+            (full.rpartition(".")[0], full.rpartition(".")[2]) if place is None else (place[0].module, place[1])
+        )
+        kind = "" if place is None else place[0].module_class
+        layer = walk.layers.setdefault(owner, Layer(owner, kind, None, len(walk.layers), leaf=True))
+        weights[full] = (p, grad, layer, own)
+    return weights
+
+
+def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weights: _Weights) -> None:
+    """One pass in the wide format, and its comparisons."""
+    call, wide = done.call, mode.wide
+    args, kwargs = ready(call)
+    wider_copies: dict[int, Tensor] = {}
+
+    def widen(x: Tensor) -> Tensor:
+        if not is_dense(x) or not (x.is_floating_point() or x.is_complex()):
+            return x
+        if id(x) not in wider_copies:
+            wider_copies[id(x)] = x.detach().to(wider(x.dtype, wide)).requires_grad_(x.requires_grad)
+        return wider_copies[id(x)]
+
+    args, kwargs = mapped(args, widen), mapped(kwargs, widen)
+    with walk.hooked(), mode:
+        result = module(*args, **kwargs)
+    if isinstance(walk, PieceByPiece):
+        walk.end_at(list(leaves.floating(result)), call.gradients)
+        with mode:
+            walk.compare_gradients(weights)
+        return
+    pairs = [(x, g.to(x.dtype)) for x, g in _pairs(call, result)]
+    inputs = [p for p, *_ in weights.values()]
+    inputs += [x for _, x in leaves.tensors([args, kwargs]) if x.requires_grad and x.is_leaf]
+    if done.backward != "compared" or not pairs or not inputs:
+        return
+    with mode:
+        gradients = _gradients(pairs, inputs)
+    for (_, mine, layer, name), grad in zip(weights.values(), gradients, strict=False):
+        if grad is not None:
+            layer.point("weight_grad").add_accumulated(relative_l2(mine, grad), None, name, mine)
+
+
+def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    return torch.autograd.grad([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
+
+
+def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:
+    """Root outputs with the gradients the run's backward pass brought to them."""
+    return [
+        (x, call.gradients[name].clone())
+        for name, x in leaves.floating(result)
+        if name in call.gradients and x.requires_grad and call.gradients[name].shape == x.shape
+    ]
+
+
+def _judge(done: Compared, call: RootCall, result: Any) -> None:
+    originals = {name: kept for name, kept, version in call.outputs if leaves.version(kept) == version}
+    for name, x in leaves.floating(result):
+        kept = originals.get(name)
+        if kept is not None and kept.shape == x.shape and kept.dtype == x.dtype:
+            done.outputs += 1
+            done.equal += same_bits(kept, x.detach())

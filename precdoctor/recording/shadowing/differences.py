@@ -1,0 +1,106 @@
+"""How far a tensor is from its reference: the relative L2 error, and the largest ones kept per layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def relative_l2(found: Tensor, reference: Tensor) -> float:
+    """``||found - reference|| / ||reference||`` over the elements that are finite in both, norms in FP64.
+
+    Infinite when an element is finite in the reference and not here (it overflowed), or the reference is all zeros and
+    this is not. Both zero: 0. NaN when the shapes differ, or when nothing can be compared.
+    """
+    if found.shape != reference.shape:
+        return math.nan
+    x, y = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (found.detach(), reference.detach()))
+    wide = torch.promote_types(x.dtype, y.dtype) if min(_size(x), _size(y)) > 1 else torch.float32
+    x, y = x.to(wide), y.to(wide)
+    error, size = _norm(x - y), _norm(y)
+    if not (math.isfinite(error) and math.isfinite(size)):
+        here, there = torch.isfinite(x), torch.isfinite(y)
+        if bool((there & ~here).any()):
+            return math.inf
+        both = here & there
+        if not bool(both.any()):
+            return math.nan
+        error, size = _norm((x - y)[both]), _norm(y[both])
+    if size == 0.0:
+        return 0.0 if error == 0.0 else math.inf
+    return error / size
+
+
+def _size(x: Tensor) -> int:
+    return x.dtype.itemsize
+
+
+def _norm(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) if x.numel() else 0.0
+
+
+@dataclass
+class Point:
+    """One kind of tensor of one module: its largest errors over calls and names.
+
+    Attributes:
+        local: against the reference of this piece of code alone, fed what the reduced run fed it.
+        accumulated: against the reference all the way.
+        given: the largest accumulated error of what went into it, where ``accumulated`` was found.
+        name: of the tensor with the largest local error, else of the largest accumulated one.
+    """
+
+    name: str = ""
+    dtype: str = ""
+    numel: int = 0
+    local: float | None = None
+    accumulated: float | None = None
+    given: float | None = None
+
+    def add_local(self, error: float, name: str, x: Tensor) -> None:
+        """Keep the larger one."""
+        if not math.isnan(error) and (self.local is None or error > self.local):
+            self.local = error
+            self._describe(name, x)
+
+    def add_accumulated(self, error: float, given: float | None, name: str, x: Tensor) -> None:
+        """Keep the larger one, with what it came from."""
+        if not math.isnan(error) and (self.accumulated is None or error > self.accumulated):
+            self.accumulated, self.given = error, given
+            if self.local is None:
+                self._describe(name, x)
+
+    def _describe(self, name: str, x: Tensor) -> None:
+        self.name, self.dtype, self.numel = name, str(x.dtype).removeprefix("torch."), x.numel()
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the log has it."""
+        return {k: v for k, v in vars(self).items() if v is not None}
+
+
+@dataclass
+class Layer:
+    """What was measured at one module, over its calls."""
+
+    module: str
+    kind: str
+    #: The module whose forward calls it first.
+    parent: str | None
+    order: int
+    leaf: bool
+    calls: int = 0
+    points: dict[str, Point] = field(default_factory=dict)
+
+    def point(self, kind: str) -> Point:
+        """The point of one kind, made at its first use."""
+        return self.points.setdefault(kind, Point())
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """The ``data`` of its event."""
+        plain = {"order": self.order, "class": self.kind, "parent": self.parent, "calls": self.calls, "leaf": self.leaf}
+        return {"what": "layer", **plain, **{k: p.as_dict() for k, p in self.points.items()}}

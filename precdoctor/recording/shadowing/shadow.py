@@ -1,0 +1,142 @@
+"""The shadow of chosen steps: when it is due, what it runs, and the events it leaves.
+
+It runs where the guard does: gradients are there, the optimizer has not touched the weights. Training waits for it and
+is afterwards as it was; its time is charged neither to the step nor to the recorder.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import torch
+
+from precdoctor.recording import attach
+from precdoctor.recording.microscope.restore import Attributes, RandomState
+from precdoctor.recording.naming import unwrap
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene import RootCall, Scene
+from precdoctor.recording.shadowing.comparison import Compared, compare
+from precdoctor.recording.shadowing.widening import RefusedError
+
+#: What ``--reference`` names.
+REFERENCES = {"fp32": torch.float32, "fp64": torch.float64}
+#: Root calls compared per step: rollouts and decoding loops make many.
+_MAX_CALLS = 8
+
+
+class Shadow:
+    """Compares chosen steps of the rank with a wide reference."""
+
+    def __init__(self, recorder: Recorder, scene: Scene) -> None:
+        self._recorder = recorder
+        self._scene = scene
+        self._wide = REFERENCES[recorder.options.shadow or "fp32"]
+        #: Step attempts so far, per optimizer.
+        self._attempts: dict[str, int] = {}
+        self._count = 0
+        scene.unlimited_at = self._may_be_due
+        recorder.when_forked.append(self._attempts.clear)
+
+    def _wants(self, step: int, attempt: int) -> bool:
+        """Steps that were named; else every N-th attempt of an optimizer; else attempts 0, 1, 4, 16, 64 ..."""
+        options = self._recorder.options
+        first, last = options.shadow_steps
+        if attach.global_rank() != 0 or step < (first or 0) or (last is not None and step >= last):
+            return False
+        if options.shadow_at:
+            return step in options.shadow_at
+        if options.shadow_every is not None:
+            return attempt % options.shadow_every == 0
+        return attempt == 0 or (attempt & (attempt - 1) == 0 and attempt.bit_length() % 2 == 1)
+
+    def _may_be_due(self, step: int) -> bool:
+        """Whether the step that begins may be compared; which optimizer will end it is not known yet."""
+        return any(self._wants(step, n) for n in (*self._attempts.values(), 0 if not self._attempts else -1))
+
+    def step_begins(self, optimizer: str, *, closure: bool, finite: bool) -> None:
+        """An optimizer is about to step; compares the step when it is due.
+
+        Args:
+            optimizer: its name.
+            closure: the gradients come into being inside the step.
+            finite: loss and gradients are.
+        """
+        step, attempt = self._recorder.step, self._attempts.get(optimizer, 0)
+        self._attempts[optimizer] = attempt + 1
+        if not self._wants(step, attempt):
+            return
+        with self._recorder.off_the_clock():
+            if closure:
+                self._refused("the optimizer is given a closure: gradients come into being inside its step")
+            elif not finite:
+                self._refused("its loss or gradients are not finite: precdoctor diagnose says why")
+            elif self._scene.refused is not None or not self._scene.calls:
+                self._refused(self._scene.refused or "no module was called in it with gradients on")
+            else:
+                self._compare(self._scene.calls)
+
+    def _refused(self, why: str) -> None:
+        self._write(None, {"outcome": "refused", "why": why})
+
+    def _compare(self, calls: list[RootCall]) -> None:
+        """The calls of the first micro-step."""
+        mine = [c for c in calls if c.micro_step == calls[0].micro_step]
+        modules = list({id(m): m for c in mine for m in unwrap(c.module).modules()}.values())
+        random, attributes = RandomState.now(), Attributes(modules)
+        left_out = max(0, len(mine) - _MAX_CALLS)
+        try:
+            for call in mine[:_MAX_CALLS]:
+                self._compare_call(call, left_out)
+        finally:
+            random.restore()
+            attributes.restore()
+
+    def _compare_call(self, call: RootCall, left_out: int) -> None:
+        try:
+            done = compare(call, self._recorder.names, self._wide)
+        except RefusedError as refusal:
+            self._write(call, {"outcome": "refused", "why": str(refusal)})
+        except Exception as error:  # noqa: BLE001 - the user's forward may refuse to run again, or memory may end
+            self._write(call, {"outcome": "failed", "why": _sentence(error)})
+        else:
+            self._tell(call, done, left_out)
+
+    def _tell(self, call: RootCall, done: Compared, left_out: int) -> None:
+        data: dict[str, Any] = {
+            "outcome": "compared" if done.layers else "nothing-reduced",
+            "formats": sorted(done.formats),
+            "reproduced": done.outputs > 0 and done.equal == done.outputs,
+            "backward": done.backward,
+            "same_draws": done.same_draws,
+            "changed_arguments": call.changed,
+            "calls_left_out": left_out,
+        }
+        number = self._write(call, data)
+        for layer in done.layers:
+            if layer.points:
+                self._recorder.event(
+                    "scan",
+                    id=f"{number}.{layer.order}",
+                    parent_id=number,
+                    root=call.root,
+                    module=layer.module,
+                    micro_step=call.micro_step,
+                    data=layer.as_dict(),
+                )
+
+    def _write(self, call: RootCall | None, data: dict[str, Any]) -> str:
+        number = f"{attach.global_rank()}-s{self._count}"
+        self._count += 1
+        where: dict[str, Any] = {} if call is None else {"root": call.root, "micro_step": call.micro_step}
+        if call is not None and call.line is not None:
+            where |= {"file": call.line.shown, "line": call.line.number, "code": call.line.code}
+        reference = str(self._wide).removeprefix("torch.")
+        self._recorder.event("scan", id=number, **where, data={"what": "shadow", "reference": reference, **data})
+        return number
+
+
+def _sentence(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}"[:400] + where

@@ -1,0 +1,241 @@
+"""FP32 beside the reduced precision, on a terminal or in Markdown: is it precision, or the code?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from precdoctor.diagnosis.shadowed import FORWARD, Limits, Piece, Shadowed
+from precdoctor.numerics.formats import format_of_dtype
+from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.sparkline import sparkline
+from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.text import clean, percent, plural, spans
+
+_KINDS = {
+    "output": "output",
+    "input": "output",
+    "grad_input": "gradient",
+    "grad_output": "gradient",
+    "weight_grad": "weight gradient",
+}
+_STYLES = {"precision": "pd.bad", "clean": "pd.good", "indeterminate": "pd.near", "nothing-reduced": "pd.near"}
+_BAR = 12
+_SPARK = 24
+
+
+def verdict(found: Shadowed | None, limits: Limits) -> tuple[str, str]:
+    """``precision``, ``clean``, ``nothing-reduced`` or ``indeterminate``, and the sentence a reader takes away."""
+    if found is None:
+        return "indeterminate", "No answer: no step was reached that was to be compared."
+    if not found.steps:
+        if found.nothing_reduced:
+            return "nothing-reduced", _nothing_reduced(found)
+        step, why = found.refused[0] if found.refused else (0, "nothing was compared")
+        return "indeterminate", f"No answer: step {step} could not be compared: {clean(why, 300)}."
+    guilty = limits.guilty(found)
+    if guilty:
+        return "precision", _guilty(found, guilty, limits)
+    layers = found.layers()
+    within = sum(not limits.above_expectation(error, found) for error in layers.values())
+    if not layers:
+        return "indeterminate", "No answer: nothing in the compared calls could be compared."
+    share = f"all {plural(within, 'layer')}" if within == len(layers) else f"{within} of {plural(len(layers), 'layer')}"
+    worst = found.worst()[0]
+    more = "" if within == len(layers) else f", limit {limits.limit * found.slack:g} u"
+    verb = "is" if len(layers) == 1 else "are"
+    return "clean", (
+        f"Precision is not the problem: {share} {verb} within {_expected(found, limits)} of {wide(found)} when fed the same, "
+        f"worst {clean(worst.place)} {units(worst.local, found.u)} "
+        f"({percent(worst.local)}{more})."
+    )
+
+
+def _nothing_reduced(found: Shadowed) -> str:
+    if found.reference == "float64":
+        return "This run is FP64 throughout: there is nothing wider to compare it with."
+    return "This run is FP32 throughout: nothing to shadow; --reference fp64 compares it with FP64."
+
+
+def _guilty(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> str:
+    first = guilty[0]
+    if not limits.off(first, found):
+        return (
+            f"It is precision: {clean(first.place)} makes errors of {units(first.given, found.u)} in what it is given "
+            f"into {units(first.accumulated, found.u)} ({percent(first.accumulated)}), by cancellation or a steep "
+            f"function; rounding itself is as expected."
+        )
+    if not math.isfinite(first.local or 0.0):
+        what = f"{clean(first.place)} overflows in {name(found)}, or is rounded to zero, where {wide(found)} does not"
+    else:
+        size = units(first.local, found.u).replace("x", " times its size")
+        what = f"{clean(first.place)} is {size} off where {_expected(found, limits)} is expected"
+    return f"It is precision: {what}{_before(found, first, limits)}."
+
+
+def _expected(found: Shadowed, limits: Limits) -> str:
+    return f"{limits.expected * found.slack:g} u"
+
+
+def _before(found: Shadowed, first: Piece, limits: Limits) -> str:
+    """What the layers in front of the worst one are."""
+    if first.kind not in FORWARD:
+        return f", in the {'gradient of its weights' if first.kind == 'weight_grad' else 'backward pass'}"
+    earlier = {p.module: 0.0 for p in found.pieces if p.root == first.root and p.order < first.order}
+    for p in found.pieces:
+        if p.module in earlier and p.kind in FORWARD and p.order < first.order:
+            earlier[p.module] = max(earlier[p.module], p.local or 0.0)
+    count = len(earlier)
+    if not count or any(limits.above_expectation(e, found) for e in earlier.values()):
+        return ""
+    return "; the layer before it is clean" if count == 1 else f"; the {count} layers before it are clean"
+
+
+def name(found: Shadowed) -> str:
+    """``BF16``: the narrowest format in use."""
+    return found.fmt.name if found.fmt is not None else "reduced precision"
+
+
+def wide(found: Shadowed) -> str:
+    """``FP32``: the reference."""
+    return format_of_dtype(found.reference).name
+
+
+def units(error: float | None, u: float) -> str:
+    """An error in units of the format's rounding, ``0.7 u``; from ten times the tensor's size on as such, ``12x``."""
+    if error is None or not u:
+        return "–"
+    if not math.isfinite(error):
+        return "all of it"
+    if error >= 10.0:
+        return f"{error:,.0f}x"
+    ratio = error / u
+    return (
+        "0 u" if ratio == 0.0 else "<0.01 u" if ratio < 0.01 else f"{ratio:.2g} u" if ratio < 100 else f"{ratio:,.0f} u"
+    )
+
+
+def scope(found: Shadowed) -> str:
+    """What was compared with what, where."""
+    told = f"{wide(found)} beside {name(found)} (u = 2^{round(math.log2(found.u))} of a tensor's size) at step{'s' * (len(found.steps) > 1)}"
+    replay = "the replay is the run bit for bit" if found.exact else "the replay is not the run bit for bit"
+    return f"{told} {spans(found.steps, 8)}; {replay}"
+
+
+def notes(found: Shadowed) -> Iterator[str]:
+    """What has to be known to read the numbers."""
+    for step, why in found.refused[:3]:
+        yield f"Step {step} was not compared: {clean(why, 300)}."
+    if found.without_backward:
+        yield f"Gradients of step {spans(found.without_backward)} overflowed and were not compared."
+    for note in found.notes:
+        yield f"Note: {clean(note, 300)}."
+
+
+def growth(found: Shadowed, *, ascii_only: bool) -> Iterator[tuple[str, str, str]]:
+    """Per root and direction: what it is of, accumulated errors as a line of characters, and its ends in words."""
+    for root in found.roots:
+        for kind, what in (("output", "outputs"), ("grad_output", "gradients")):
+            line = [(m, e) for m, e in found.along_depth(root, kind) if math.isfinite(e) and e > 0.0]
+            if len(line) < 2:
+                continue
+            peak = max(line, key=lambda x: x[1])
+            ends = [line[0], line[-1]] if peak in (line[0], line[-1]) else [line[0], peak, line[-1]]
+            words = ", ".join(f"{units(e, found.u)} at {m or root}" for m, e in ends)
+            heading = f"{what} of {root}" if len(found.roots) > 1 else what
+            yield heading, sparkline([e for _, e in line], _SPARK, ascii_only=ascii_only, log=True), words
+
+
+def print_full(found: Shadowed | None, run: Mapping[str, Any], console: Console, limits: Limits, *, worst: int) -> None:
+    """The whole screen.
+
+    Args:
+        worst: how many pieces of code to list.
+    """
+    state, sentence = verdict(found, limits)
+    console.print(Text(clean(run.get("path", "")), "pd.quiet"), soft_wrap=True)
+    console.print(Text(run_facts(run), "pd.quiet"))
+    console.print(Text("\n" + sentence, _STYLES[state]))
+    if found is None or not found.steps:
+        for line in notes(found) if found is not None else ():
+            console.print(Text(line, "pd.quiet"))
+        return
+    console.print(Text(scope(found) + ".", "pd.quiet"))
+    if worst and found.worst():
+        console.print(Padding(_table(found, limits, worst, console), (1, 0, 0, 0)))
+    lines = list(growth(found, ascii_only=not can_draw(console)))
+    if lines:
+        console.print(Text(f"\nErrors along the depth, {wide(found)} all the way beside {name(found)} all the way:"))
+    for what, drawn, words in lines:
+        console.print(Text.assemble(f"  {clean(what):9}  ", drawn, "  ", (clean(words), "pd.quiet")))
+    told = list(notes(found))
+    console.print(Text("\n" + "\n".join(told), "pd.quiet") if told else "", end="\n" if told else "")
+
+
+def _table(found: Shadowed, limits: Limits, worst: int, console: Console) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
+    table.add_column("worst by its own error", overflow="fold")
+    table.add_column("of its", no_wrap=True)
+    table.add_column("own error", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("all the way", justify="right", no_wrap=True)
+    for p in _ranked(found, limits)[:worst]:
+        bad = limits.off(p, found) or limits.amplifies(p)
+        style = "pd.bad" if bad else "pd.near" if limits.above_expectation(p.local, found) else ""
+        table.add_row(
+            Text(clean(p.place), style),
+            _KINDS[p.kind],
+            Text(units(p.local, found.u), style),
+            Text(_bar(p.local, found.u, limits, ascii_only=not can_draw(console)), style or "pd.quiet"),
+            Text(units(p.accumulated, found.u), "pd.bad" if limits.amplifies(p) else ""),
+        )
+    return table
+
+
+def _ranked(found: Shadowed, limits: Limits) -> list[Piece]:
+    """What is worth a finding first, then by the own error; without any, nothing to tell."""
+    guilty = limits.guilty(found)
+    return [*guilty, *(p for p in found.worst() if p not in guilty and p.local)]
+
+
+def _bar(error: float | None, u: float, limits: Limits, *, ascii_only: bool) -> str:
+    """Logarithmic, from a quarter of a rounding on; full at 16 times the limit."""
+    if not error or not u:
+        return ""
+    top = math.log2(limits.limit * 16 * 4)
+    height = 1.0 if not math.isfinite(error) else math.log2(max(error / u * 4, 1.0)) / top
+    return ("#" if ascii_only else "━") * max(1, min(_BAR, round(height * _BAR)))
+
+
+def print_concise(found: Shadowed | None, console: Console, limits: Limits) -> None:
+    """A line per finding, then the verdict."""
+    for p in limits.guilty(found) if found is not None else ():
+        assert found is not None
+        told = f"{units(p.local, found.u)} by itself, {units(p.accumulated, found.u)} all the way"
+        console.print(f"{clean(p.place)} {_KINDS[p.kind]}: step {p.step}: {told}", soft_wrap=True)
+    console.print(verdict(found, limits)[1], soft_wrap=True)
+
+
+def markdown(found: Shadowed | None, run: Mapping[str, Any], limits: Limits, *, worst: int) -> str:
+    """The same as a section of a Markdown page."""
+    lines = ["## Is it precision?", "", run_facts(run), "", f"**{_plain(verdict(found, limits)[1])}**", ""]
+    if found is not None and found.steps:
+        lines += [scope(found) + ".", "", "| worst by its own error | of its | own error | all the way | step |"]
+        lines += ["|---|---|---:|---:|---:|"]
+        for p in _ranked(found, limits)[:worst]:
+            cells = (_KINDS[p.kind], units(p.local, found.u), units(p.accumulated, found.u), str(p.step))
+            lines.append(f"| `{_plain(clean(p.place)).replace('`', chr(39))}` | {' | '.join(cells)} |")
+        for what, drawn, words in growth(found, ascii_only=False):
+            lines += ["", f"Along the depth, {_plain(clean(what))}: `{drawn}` {_plain(clean(words))}"]
+    lines += ["", *notes(found)] if found is not None else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _plain(words: str) -> str:
+    return words.replace("|", "\\|").replace("<", "&lt;")
