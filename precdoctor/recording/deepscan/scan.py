@@ -153,7 +153,7 @@ class DeepScan:
         if self._open:
             self._close()
         mode, self._mode = self._mode, None
-        if mode is None:
+        if mode is None or not (mode.ops or mode.failure):
             return
         recorder = self._recorder
         self._cost_ns += mode.spent_ns
