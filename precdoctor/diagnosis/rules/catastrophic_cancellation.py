@@ -71,7 +71,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     fmt = known_format(fact.dtype)
     bits = fmt.mantissa_bits + 1 if fmt is not None else 0
-    lost, wrong, of = fact.number("bits_lost"), fact.count("wrong"), fact.count("of")
+    lost, wrong, of = min(fact.number("bits_lost"), bits), fact.count("wrong"), fact.count("of")
     op, source = fact.where("used_by")
     there = f" at {source.file}:{source.line}" if source is not None else ""
     share = percent(wrong / max(of, 1))

@@ -69,14 +69,15 @@ def check(view: RunView, options: Options) -> Checked:
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     wrong, of, affected = fact.count("wrong"), fact.count("of"), fact.count("affected")
-    op, source = fact.where("swallowed_by")
-    swallower = short_name(op)
+    shown, _ = fact.where("shown_by")
+    hidden, source = fact.where("hidden_by")
+    swallower = short_name(hidden or shown)
     there = f" at {source.file}:{source.line}" if source is not None else ""
     seen, exact = fact.number("seen"), fact.number("exact")
     message = (
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} made {affected:,} non-finite elements "
         f"({fact.dtype}) where FP64 gives up to {fact.number('exact_amax'):.4g}. {swallower}{there} turned them into "
-        f"finite numbers: {wrong:,} of {of:,} elements ({percent(wrong / max(of, 1))}, limit "
+        f"finite numbers; after {short_name(shown)}, {wrong:,} of {of:,} elements ({percent(wrong / max(of, 1))}, limit "
         f"{percent(options['wrong_share'])}) are off by more than half, for instance {seen:.4g} where FP64 gives "
         f"{exact:.4g}. Neither the module's outputs nor the loss show it.{elsewhere_words(group)}"
     )

@@ -66,7 +66,7 @@ def check(view: RunView, options: Options) -> Checked:
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     wrong, of, affected = fact.count("wrong"), fact.count("of"), fact.count("affected")
-    op, source = fact.where("swallowed_by")
+    op, source = fact.where("shown_by")
     there = f" at {source.file}:{source.line}" if source is not None else ""
     share = percent(wrong / max(of, 1))
     message = (

@@ -109,7 +109,7 @@ class Sums:
         magnitudes = call.again({id(x): call.before(x).detach().abs() for x in call.operands})
         if magnitudes is None:
             return
-        off = float((result.detach().double() - exact[0]).norm() / magnitudes[0].norm())
+        off = float((result.detach().double() - _rounded(exact[0], result)).norm() / magnitudes[0].norm())
         self._findings.add(
             "reduction",
             call,
@@ -238,11 +238,20 @@ def _multiplications(call: Call) -> int:
 
 
 def _relative_error(seen: Tensor, exact: Tensor) -> float | None:
-    """L2, over elements that are finite in both; None when the right ones are all zero."""
+    """L2, beyond the one rounding that the result's format takes; over elements that are finite in both.
+
+    None when the right ones are all zero.
+    """
+    exact = _rounded(exact, seen)
     seen = seen.detach().double()
     kept = torch.isfinite(seen) & torch.isfinite(exact)
     norm = float(exact[kept].norm())
     return float((seen - exact)[kept].norm()) / norm if norm > 0 else None
+
+
+def _rounded(exact: Tensor, like: Tensor) -> Tensor:
+    """FP64 values rounded to the format of a result: what is below or beyond its range is no error of a sum."""
+    return exact.to(like.dtype).double()
 
 
 def _half_ulp(dtype: torch.dtype) -> float:

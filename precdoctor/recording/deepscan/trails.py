@@ -22,6 +22,8 @@ from precdoctor.recording.deepscan.facts import Event, Findings, line_columns
 _MAX_TRAILS, _MAX_PER_PLACE, _MAX_HOPS = 64, 2, 64
 #: Shadows held at a time; each is an FP64 tensor.
 _MAX_SHADOWS = 32
+#: Where a zero that should be none does harm: as a factor of other numbers. Elsewhere an epsilon may still cover it.
+_FACTORS = names("mul div mm bmm addmm baddbmm convolution addcmul addcdiv linear")
 #: Off by more than this share of the right value is damage; by less than the second one it is none.
 _DAMAGE, _SAME = 0.5, 1.0 / 16
 #: Ops whose results can be too small for their format. Others give zeros on purpose (ReLU, dropout, masks).
@@ -39,6 +41,8 @@ class _Trail:
         self.affected, self.numel = affected, numel
         self.hops = 0
         self.over = False
+        #: The first op whose result is finite again.
+        self.hidden_by: Event | None = None
 
 
 class Trails:
@@ -150,8 +154,14 @@ class Trails:
         limits = torch.finfo(result.dtype)
         seen, size = result.detach().double(), value.abs()
         known, finite = torch.isfinite(value), torch.isfinite(seen)
+        if trail.hidden_by is None and trail.kind == "overflow" and bool(finite.all()):
+            trail.hidden_by = _said(call)
         off = (seen - value).abs()
         wrong = known & finite & (size >= limits.tiny) & (size <= limits.max) & (off > _DAMAGE * size)
+        # A unit in the last place of the largest element: what is smaller is lost in any sum with it.
+        wrong &= size >= limits.eps * torch.where(known, size, 0.0).max()
+        if trail.kind == "underflow" and not _is_factor(call):
+            wrong &= seen != 0
         if bool(wrong.any()) and (alone := call.exact()) is not None:
             wrong &= ~((alone[number] - value).abs() <= _DAMAGE * size)  # by the rounding of this op, not before it
         if bool(wrong.any()):
@@ -164,17 +174,25 @@ class Trails:
         trail.over = True
         many = int(wrong.sum())
         at = int(torch.where(wrong, value.abs(), -math.inf).flatten().argmax())
-        where = call.where
         data = {
             "wrong": many,
             "of": int(value.numel()),
             "seen": float(seen.flatten()[at]),
             "exact": float(value.flatten()[at]),
             "hops": trail.hops,
-            "swallowed_by": {"op": call.op, "module": where.module, **line_columns(where.line)},
-            "swallowed_dtype": str(call.results[0].dtype).removeprefix("torch."),
+            "hidden_by": trail.hidden_by,
+            "shown_by": _said(call),
         }
         self._findings.add_event(trail.kind, trail.event, many / value.numel(), **data)
+
+
+def _said(call: Call) -> Event:
+    return {"op": call.op, "module": call.where.module, **line_columns(call.where.line)}
+
+
+def _is_factor(call: Call) -> bool:
+    """Whether tensors are multiplied or divided element by element, or as matrices."""
+    return call.plain_name in _FACTORS and sum(x.numel() > 1 for x in call.operands) > 1
 
 
 def _fills_with_nonfinite(call: Call) -> bool:
