@@ -118,7 +118,7 @@ def _options(run: Run, chosen: Plan) -> Any:
     options = RecordOptions.from_json(json.dumps(run.info.get("options") or {}))
     policy = "examine" if options.on_nonfinite == "stop" else options.on_nonfinite
     return dataclasses.replace(
-        options, trace_steps=(chosen.first, chosen.last), on_nonfinite=policy, arm_next=0, max_disk=None
+        options, trace_steps=(chosen.first, chosen.last), on_nonfinite=policy, arm_next=0, deep_scan=0, max_disk=None
     )
 
 

@@ -30,6 +30,7 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "on-nonfinite": values.choice("examine", "stop", "skip", "observe"),
         "autopsy": values.parse_switch,
         "arm-next": values.parse_count,
+        "deep-scan": values.parse_scans,
         "scene-memory": values.parse_size,
         "max-disk": values.parse_size,
         "apply": values.parse_path,

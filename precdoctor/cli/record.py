@@ -102,6 +102,12 @@ def record(
             help="After an incident no replay explains, trace every op of the next K steps; default: 0.", metavar="K"
         ),
     ] = None,
+    deep_scan: Annotated[
+        str | None,
+        typer.Option(
+            help="Look at every op of N healthy steps, or off; default: a few steps, within --budget.", metavar="N|off"
+        ),
+    ] = None,
     scene_memory: Annotated[
         str | None,
         typer.Option(help="Memory for a replay and for weights before the step; default: 256MiB.", metavar="SIZE"),
@@ -155,6 +161,7 @@ def record(
         "first-step": first_step,
         "on-nonfinite": on_nonfinite,
         "arm-next": arm_next,
+        "deep-scan": deep_scan,
         "scene-memory": scene_memory,
         "max-disk": max_disk,
         "redact-names": redact_names,

@@ -67,6 +67,19 @@ def parse_step_list(raw: Any) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
+def parse_scans(raw: Any) -> int:
+    """A number of steps from 1; ``off`` is 0."""
+    if raw is False or str(raw).strip().lower() == "off":
+        return 0
+    try:
+        count = parse_count(raw)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"{raw!r} is neither a number of steps from 1, such as 4, nor off")
+    return count
+
+
 def parse_every(raw: Any) -> int:
     """A power of two."""
     count = parse_count(raw)

@@ -37,6 +37,7 @@ class Backward:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
         original = torch.autograd.backward
         recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
+        enter, leave = guarded(recorder)(self._enter_scan), guarded(recorder)(self._leave_scan)
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
@@ -49,12 +50,22 @@ class Backward:
             begin(tensors)
             if loss_code.supported:
                 loss_code.began(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
+            enter()
             try:
                 original(*args, **kwargs)
             finally:
+                leave()
                 end()
 
         torch.autograd.backward = backward
+
+    def _enter_scan(self) -> None:
+        if self._recorder.scan is not None:
+            self._recorder.scan.enter_backward()
+
+    def _leave_scan(self) -> None:
+        if self._recorder.scan is not None:
+            self._recorder.scan.leave()
 
     def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
         recorder = self._recorder

@@ -71,6 +71,8 @@ class StepFacts:
     autocast_dtype: str | None = None
     sampled: bool = False
     recorder_ns: int = 0
+    #: Of a step that was scanned: what that took, without the ops themselves.
+    scan_ns: int = 0
     step_ns: int = 0
     #: Constant factors found at the root of the backward passes (``loss * 65536``).
     root_factors: list[float] = field(default_factory=list)

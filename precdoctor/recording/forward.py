@@ -171,6 +171,12 @@ class Forward:
             given: dict[Any, Any] = dict(enumerate(args))
             given.update(_keyword_arguments())
             self._record_inputs(frame, given)
+        if inside is None and not recompute and mode.phase == "train" and not mode.delegated:
+            self._enter_scan(module)
+
+    def _enter_scan(self, module: nn.Module) -> None:
+        if self._recorder.scan is not None:
+            self._recorder.scan.enter_root(module)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> _Mode:
         """How a top-level call is recorded: training, no-grad inside training, evaluation (perhaps), or not at all."""

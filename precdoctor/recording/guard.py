@@ -108,6 +108,8 @@ class Guard:
         if scaler is not None and not loss_bad and not self._is_stuck(scaler):
             self._examine_buffers(poisoned)
             if self._let_through and self._skips == SUSPICIOUS_SKIPS and not poisoned:
+                if self._recorder.scan is not None:
+                    self._recorder.scan.suspect()
                 self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[])
             return False  # the scaler takes care of it
         follows, self._last_bad = self._last_bad == step - 1, step

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.backward import Backward
+from precdoctor.recording.deepscan.scan import DeepScan
 from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
 from precdoctor.recording.guard import Guard
 from precdoctor.recording.loss_code import LossCode
@@ -83,6 +84,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         recorder.end_open_step = manual.end_step_if_updated
         if applier is not None:
             applier.install_after()
+        recorder.scan = DeepScan(recorder)
         if options.trace_steps is not None:
             recorder.trace = LiveTrace(recorder, options.trace_steps, functools.partial(_stop_traced, recorder))
         if options.shadow is not None:

@@ -57,6 +57,8 @@ class RecordOptions:
     shadow_steps: tuple[int | None, int | None] = (None, None)
     #: After an incident that could not be led back to an op, trace this many steps.
     arm_next: int = 0
+    #: Healthy steps whose ops are looked at one by one; 0: none; null: a few, within the budget.
+    deep_scan: int | None = None
     #: Kept per rank and step, for update rows and for what a replay of the step needs.
     scene_memory: int = 256 << 20
     #: Stop writing (training goes on) when a rank directory reaches this size; null: no limit.
@@ -93,6 +95,8 @@ class RecordOptions:
             raise UsageError(f"--at takes step numbers from 0, got {min(self.shadow_at)}")
         if self.arm_next < 0:
             raise UsageError(f"--arm-next takes a number of steps from 0, got {self.arm_next}")
+        if self.deep_scan is not None and self.deep_scan < 0:
+            raise UsageError(f"--deep-scan takes a number of steps, or off, got {self.deep_scan}")
         if self.first_step < 0:
             raise UsageError(f"--first-step takes a step number from 0, got {self.first_step}")
 

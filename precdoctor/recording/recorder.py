@@ -26,6 +26,7 @@ from precdoctor.recording.sampling import Sampler
 from precdoctor.recording.slots import Entry, Site, SlotTable
 
 if TYPE_CHECKING:
+    from precdoctor.recording.deepscan.scan import DeepScan
     from precdoctor.recording.drain import Drain
     from precdoctor.recording.microscope.live import LiveTrace
     from precdoctor.recording.shadowing.shadow import Shadow
@@ -59,6 +60,8 @@ class Recorder:
         self.trace: LiveTrace | None = None
         #: Compares chosen steps with a wide reference, when asked to.
         self.shadow: Shadow | None = None
+        #: Looks at the ops of a few steps.
+        self.scan: DeepScan | None = None
         #: Called before the log is closed: a step that nobody announces may have ended.
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
@@ -148,6 +151,7 @@ class Recorder:
                     if self.trace is not None:
                         self.trace.end(died=True)
                     self.end_open_step()
+                    self._end_scan()
                     if self._step_has_begun():
                         self._hand_over(complete=False)
                     if self.facts is not None:
@@ -271,6 +275,7 @@ class Recorder:
 
     def end_step(self) -> None:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
+        self._end_scan()
         self._hand_over(complete=True)
         self._note_cost()
         self.step += 1
@@ -280,13 +285,20 @@ class Recorder:
         if self.facts is not None:
             self.facts.write_if_changed()
 
+    def _end_scan(self) -> None:
+        try:
+            if self.scan is not None:
+                self.scan.end_step()
+        except Exception as error:  # noqa: BLE001 - the step is to be logged all the same
+            self.internal_error(error)
+
     def _note_cost(self) -> None:
         """Let the sampler know what the step has cost; it may move the period."""
         facts, drain = self.current, self.drain
         if drain is None:
             return
         cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
-        self.sampler.ended(facts.optimizer, sampled=facts.sampled, step_ns=facts.step_ns, cost_ns=cost)
+        self.sampler.ended(facts.optimizer, sampled=facts.sampled, step_ns=facts.step_ns - facts.scan_ns, cost_ns=cost)
         if facts.sampled and (change := self.sampler.reconsider(behind=drain.behind)) is not None:
             self.event("sampling", data=change)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -247,6 +248,10 @@ def _stat(x: Tensor, slot: int) -> None:
         native.measure_at(x, *home.addresses(slot), home.counter_address, want)
         return
     blocks = () if not _with_blocks else at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
+    _launch(x, home, slot, blocks)
+
+
+def _launch(x: Tensor, home: Bank, slot: int, blocks: Sequence[int]) -> None:
     if x.is_cuda and cuda.measure(x, *home.row(slot), home.counter, blocks):
         return
     fast = x.is_cpu and x.dtype != torch.float64
@@ -295,6 +300,33 @@ def update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
         torch.ops.precdoctor.update.default(before, after, intended, slot)
     else:
         _update(before, after, intended, slot)
+
+
+_alone = threading.local()
+
+
+def measured(x: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """The slot row of one tensor by itself, without block histograms; waits for its device.
+
+    Args:
+        x: as :func:`stat` takes it.
+
+    Returns:
+        Integer and float columns (see ``layout``), to be read before the next call.
+    """
+    x = _measurable(x)
+    banks: dict[torch.device, Bank] = _alone.__dict__.setdefault("banks", {})
+    home = banks.get(x.device)
+    if home is None:
+        home = banks[x.device] = Bank(x.device)
+    ints, floats = home.row(0)
+    _fill(ints, home._fresh_ints)
+    _fill(floats, home._fresh_floats)
+    if native.supports(x):
+        native.measure_at(x, *home.addresses(0), home.counter_address, 0)
+    else:
+        _launch(x, home, 0, ())
+    return ints.cpu().numpy(), floats.cpu().numpy()
 
 
 def in_use(device: torch.device) -> str:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
 from precdoctor.recording.microscope.facts import badness, describe
+from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.replay import Replay
-from precdoctor.recording.microscope.tracer import External, Tracer, storage_key
+from precdoctor.recording.microscope.tracer import External, Tracer
 
 _WRAPPED = 1 << 63
 #: Nodes that give their operand another shape, which they do not save.

@@ -18,9 +18,10 @@ from precdoctor.recording import kernels
 from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.frames import Line
+from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.restore import RandomState
-from precdoctor.recording.microscope.tracer import External, Tracer, storage_key
+from precdoctor.recording.microscope.tracer import External, Tracer
 
 _HOOKS = tuple(
     f"_optimizer_{which}_{when}_hooks"

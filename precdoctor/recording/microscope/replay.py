@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from precdoctor.recording import leaves
 from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
 from precdoctor.recording.microscope.slicing import Slice, slice_back
-from precdoctor.recording.microscope.tracer import External, Source, Tracer, storage_key
+from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall
 

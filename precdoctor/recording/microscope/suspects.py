@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.microscope.facts import describe, value_at
+from precdoctor.recording.microscope.fp64 import in_fp64
 
-#: An op with more operand elements than this is not run again in FP64.
-_MAX_REFERENCE = 1 << 26
 _MAX_OPERANDS = 8
 _MAX_RESULTS = 3
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def closer_look(
@@ -70,23 +68,7 @@ def _reference(
     func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], bad: dict[str, Any] | None, *, values: bool
 ) -> dict[str, Any] | None:
     """What the op gives when its operands and its result are FP64; None where it cannot be run so."""
-
-    def widened(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            value = swapped.get(id(value), value)
-            return value.to(torch.float64) if value.dtype in _NARROW else value.clone()
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(widened, value))
-        return torch.float64 if value in _NARROW and isinstance(value, torch.dtype) else value
-
-    if torch.Tag.nondeterministic_seeded in func.tags or any(a.is_out for a in func._schema.arguments):
-        return None
-    if sum(x.numel() for x in _all_tensors(args, kwargs)) > _MAX_REFERENCE:
-        return None
-    try:
-        result = func(*map(widened, args), **{k: widened(v) for k, v in kwargs.items()})
-    except (RuntimeError, TypeError, NotImplementedError):
-        return None  # no FP64 kernel, or operands that must not be wide
+    result = in_fp64(func, args, kwargs, swapped)
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     if not isinstance(first, Tensor) or first.dtype != torch.float64:
         return None
@@ -94,8 +76,3 @@ def _reference(
     if values and bad is not None and list(first.shape) == bad["shape"]:
         facts["value"] = value_at(first, bad["first_bad"], first.shape)
     return facts
-
-
-def _all_tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    flat = [x for a in (*args, *kwargs.values()) for x in _listed(a)]
-    return [x for x in flat if isinstance(x, Tensor)]

@@ -7,7 +7,7 @@ at once of every op that turns finite operands into a non-finite result, because
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from precdoctor.recording import leaves
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
+from precdoctor.recording.microscope.ops import (
+    OVERWRITING,
+    UNINITIALISED,
+    computes_itself,
+    is_out_variant,
+    op_name,
+    sequence_number,
+    storage_key,
+    tensors_in,
+    written_by,
+)
 from precdoctor.recording.microscope.suspects import closer_look
 
 #: Suspects looked at closely while tracing; a mask filled in each layer is one each.
@@ -26,14 +36,6 @@ _MAX_SUSPECTS = 256
 MAX_OPS = 400_000
 #: Writers remembered per storage: a buffer filled slice by slice.
 _MAX_WRITERS = 64
-
-#: The number the next autograd node will get; the node of a running forward op has the one before.
-_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # not in __all__
-
-#: They leave memory as it was before somebody else used it.
-_UNINITIALISED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"))
-#: What they write to is not read by them.
-_OVERWRITING = frozenset(("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"))
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,10 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         written = written_by(func, args, kwargs)
         self.admit(written)
-        operands = [x for x in _tensors((args, kwargs)) if x.is_floating_point() or x.is_complex()]
+        operands = [x for x in tensors_in((args, kwargs)) if x.is_floating_point() or x.is_complex()]
         before = [x.clone() if any(x is w for w in written) else x for x in operands]
         sources = tuple(self.source(x) for x in operands)
-        sequence = _sequence_number()
+        sequence = sequence_number()
         result = func(*args, **kwargs)
         record = self._record(func, sources)
         self._made_by_sequence.setdefault(sequence - 1, record.index)
@@ -164,15 +166,15 @@ class Tracer(TorchDispatchMode):
         written: list[Tensor],
         result: Any,
     ) -> None:
-        name = _name(func)
-        if name in _UNINITIALISED:
+        name = op_name(func)
+        if name in UNINITIALISED:
             return
-        results = [x for x in _tensors(result) if x.is_floating_point() or x.is_complex()]
+        results = [x for x in tensors_in(result) if x.is_floating_point() or x.is_complex()]
         results += [w for w in written if not any(w is r for r in results)]
         for x in results:
             record.bad_out |= badness(x)
         if record.bad_out:
-            ignored = name in _OVERWRITING or _out_variant(func)
+            ignored = name in OVERWRITING or is_out_variant(func)
             record.bad_in = tuple(
                 0 if ignored and any(x is w for w in written) else badness(b)
                 for x, b in zip(operands, before, strict=True)
@@ -222,64 +224,10 @@ class Tracer(TorchDispatchMode):
         mine = {storage_key(w) for w in written}
         for key in mine - {None}:
             assert key is not None
-            old = () if _name(func) in _OVERWRITING else self._writers.get(key, ())
+            old = () if op_name(func) in OVERWRITING else self._writers.get(key, ())
             self._writers[key] = (*old, index)[-_MAX_WRITERS:]
         inputs = {storage_key(x) for x in operands}
-        for x in _tensors(result):
+        for x in tensors_in(result):
             key = storage_key(x)
             if key is not None and key not in inputs:  # a view of an operand was written by whoever wrote that
                 self._writers[key] = (index,)
-
-
-def storage_key(x: Tensor) -> int | None:
-    """Equal for tensors that share memory, as long as both are alive; None without memory of its own."""
-    if x.layout is not torch.strided or leaves.is_wrapped(x):
-        return None
-    return int(x.untyped_storage()._cdata)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Tensors in the arguments or results of an op, which nests lists only."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-
-
-def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The floating-point arguments an op changes in place."""
-    found: list[Tensor] = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            found += [x for x in _tensors(value) if x.is_floating_point() or x.is_complex()]
-    return found or (_statistics(func, args) if _name(func).endswith("batch_norm") else found)
-
-
-def _statistics(func: Any, args: Any) -> list[Tensor]:
-    """Running statistics, which older batch norm ops write to without saying so."""
-    named = {a.name: x for a, x in zip(func._schema.arguments, args, strict=False)}
-    if not named.get("training", named.get("train")):
-        return []
-    return [x for n in ("running_mean", "running_var") if isinstance(x := named.get(n), Tensor)]
-
-
-def _out_variant(func: Any) -> bool:
-    return any(a.is_out for a in func._schema.arguments)
-
-
-def _name(func: Any) -> str:
-    """``add_`` of ``aten.add_.Tensor``."""
-    return str(func.overloadpacket.__name__)
-
-
-def computes_itself(kind: type) -> bool:
-    """Whether a tensor subclass dispatches its own inner ops."""
-    if kind is Tensor or kind is torch.nn.Parameter:
-        return False
-    dispatch = getattr(kind, "__torch_dispatch__", None)
-    return dispatch is not None and dispatch is not Tensor.__torch_dispatch__

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from precdoctor.recording.microscope.tracer import computes_itself, written_by
+from precdoctor.recording.microscope.ops import computes_itself, written_by
 
 #: Bits of a float that any wide format here has more of.
 _BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}

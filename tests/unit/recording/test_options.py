@@ -29,6 +29,7 @@ OPTIONS = st.builds(
     first_step=st.integers(0, 1 << 60),
     on_nonfinite=st.sampled_from(POLICIES),
     arm_next=st.integers(0, 1 << 30),
+    deep_scan=st.none() | st.integers(0, 1 << 30),
     trace_steps=st.none() | st.tuples(st.integers(0, 1 << 30), st.integers(0, 1 << 30)),
     scene_memory=st.integers(0, 1 << 60),
     max_disk=st.none() | st.integers(0, 1 << 60),
@@ -52,6 +53,7 @@ def test_every_option_is_covered_above():
     assert fields == {
         "every",
         "arm_next",
+        "deep_scan",
         "budget",
         "ranks",
         "kinds",
@@ -91,6 +93,7 @@ def test_anything_else_is_refused_in_one_sentence(text):
         ({"ranks": (-1,)}, "--ranks takes all, or ranks from 0"),
         ({"steps": (5, 5)}, "got 5:5"),
         ({"steps": (-1, None)}, "--steps takes a half-open range"),
+        ({"deep_scan": -1}, "--deep-scan takes a number of steps, or off, got -1"),
         ({"first_step": -1}, "--first-step takes a step number from 0, got -1"),
     ],
 )

@@ -1,0 +1,221 @@
+"""What deep scans saw of healthy steps: the facts of the ``scan`` events, and what the rules on them share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from precdoctor.diagnosis.examined import real
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Source, Status
+from precdoctor.diagnosis.rows import integer, text
+from precdoctor.diagnosis.rule import Checked
+from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.view import RunView
+
+#: Places in the code told apart in one diagnosis, per rule, and modules listed for each.
+_MAX_PLACES, _MAX_MODULES = 8, 16
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One scan of one process; ``outcome`` is done, refused or dropped."""
+
+    step: int
+    rank: int
+    outcome: str
+    why: str
+    ops: int
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something measured at one op."""
+
+    kind: str
+    step: int
+    rank: int
+    root: str
+    module: str
+    op: str
+    source: Source | None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def short(self) -> str:
+        """``mul`` of ``aten.mul_.Tensor``."""
+        return short_name(self.op)
+
+    @property
+    def backward(self) -> bool:
+        """Whether the op ran in the backward pass."""
+        return text(self.data.get("phase")) == "backward"
+
+    @property
+    def dtype(self) -> str:
+        """Of its first result."""
+        results = self.data.get("results")
+        first = results[0] if isinstance(results, list) and results else None
+        return text(first.get("dtype")) if isinstance(first, Mapping) else ""
+
+    @property
+    def line(self) -> str:
+        """`` at train.py:42``; empty when the line is not known."""
+        return f" at {self.source.file}:{self.source.line}" if self.source is not None else ""
+
+    def number(self, name: str) -> float:
+        """A number of ``data``; NaN where there is none."""
+        value = real(self.data.get(name))
+        return math.nan if value is None else value
+
+    def count(self, name: str) -> int:
+        """A whole number of ``data``; 0 where there is none."""
+        return integer(self.data.get(name)) or 0
+
+    def where(self, name: str) -> tuple[str, Source | None]:
+        """Op and line of another op that ``data`` names: what the value was used by."""
+        other = self.data.get(name)
+        if not isinstance(other, Mapping):
+            return "", None
+        line, file = integer(other.get("line")), text(other.get("file"))
+        return text(other.get("op")), Source(file, line, text(other.get("code")) or None) if line is not None else None
+
+
+def short_name(op: str) -> str:
+    """``mul`` of ``aten.mul_.Tensor``."""
+    parts = op.split(".")
+    return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
+
+
+def scans(view: RunView) -> Sequence[Scan]:
+    """Every scan, in order of time."""
+    return view.remember("scans", lambda: [_scan(e) for e in _events(view) if e["data"].get("kind") == "step"])
+
+
+def _scan(event: Mapping[str, Any]) -> Scan:
+    data = event["data"]
+    step, rank = integer(event.get("step")) or 0, integer(event.get("rank")) or 0
+    return Scan(step, rank, text(data.get("outcome")), text(data.get("why")), integer(data.get("ops")) or 0)
+
+
+def facts(view: RunView, *kinds: str) -> list[Fact]:
+    """What was measured, on steps that are no incident: there the incident has its own findings."""
+    return [f for f in view.remember("scan-facts", lambda: _facts(view)) if f.kind in kinds]
+
+
+def _facts(view: RunView) -> list[Fact]:
+    sick = {(integer(e.get("rank")), integer(e.get("step"))) for e in view.events_of("incident")}
+    found = []
+    for event in _events(view):
+        step, rank = integer(event.get("step")), integer(event.get("rank"))
+        kind = text(event["data"].get("kind"))
+        if step is None or rank is None or (rank, step) in sick or kind in ("step", "coverage"):
+            continue
+        line, file = integer(event.get("line")), text(event.get("file"))
+        source = Source(file, line, text(event.get("code")) or None) if file and line is not None else None
+        root, module, op = (text(event.get(name)) for name in ("root", "module", "op"))
+        found.append(Fact(kind, step, rank, root, module, op, source, event["data"]))
+    return found
+
+
+def _events(view: RunView) -> list[dict[str, Any]]:
+    return view.remember("scan-events", lambda: view.events_of("scan"))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Facts of one place in the code, the worst first; layers of one class share their lines."""
+
+    worst: Fact
+    facts: Sequence[Fact]
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules it runs in."""
+        return sorted({f.module for f in self.facts})[:_MAX_MODULES]
+
+    @property
+    def steps(self) -> list[int]:
+        """The scanned steps it was seen on."""
+        return sorted({f.step for f in self.facts})
+
+
+def check_facts(
+    view: RunView,
+    kinds: Sequence[str],
+    guilty: Callable[[Fact], float],
+    tell: Callable[[Group], Finding],
+    *,
+    seen: str,
+) -> Checked:
+    """The check of a rule on scan facts.
+
+    Args:
+        kinds: of facts it is about.
+        guilty: how bad one is; 0: not at all.
+        tell: makes the finding of one place in the code.
+        seen: what a scan of which nothing is told has looked at.
+    """
+    known = scans(view)
+    done = [s for s in known if s.outcome == "done"]
+    if not done:
+        why = next((s.why for s in known if s.why), "no step was looked at op by op (record --deep-scan)")
+        return Checked.not_applicable(why)
+    looked = f"{plural(sum(s.ops for s in done), 'op')} of {plural(len(done), 'scanned step')}"
+    bad = [(weight, f) for f in facts(view, *kinds) if (weight := guilty(f)) > 0]
+    if not bad:
+        return Checked((), f"{looked}: {seen}")
+    groups = _grouped(bad)
+    places = plural(len(groups), "place")
+    return Checked([tell(g) for g in groups[:_MAX_PLACES]], f"{places} in {looked}", Status.FAILED)
+
+
+def _grouped(bad: Iterable[tuple[float, Fact]]) -> list[Group]:
+    places: dict[tuple[Any, ...], list[tuple[float, Fact]]] = {}
+    for weight, fact in bad:
+        at = fact.source
+        key = (fact.root, fact.op, at.file, at.line) if at is not None else (fact.root, fact.op, fact.module)
+        places.setdefault(key, []).append((weight, fact))
+    ordered = [sorted(found, key=lambda f: -f[0]) for found in places.values()]
+    ordered.sort(key=lambda found: -found[0][0])
+    return [Group(found[0][1], [f for _, f in found]) for found in ordered]
+
+
+def locate(view: RunView, group: Group) -> Location:
+    """The place of a group: that of its worst fact."""
+    fact = group.worst
+    return Location(
+        root=fact.root or None,
+        module=fact.module if fact.root else None,
+        module_class=view.module_classes.get((fact.root, fact.module)),
+        phase=Phase.BACKWARD if fact.backward else Phase.FORWARD,
+        rank=fact.rank,
+        step=min(group.steps),
+        op=fact.op,
+        source=fact.source,
+    )
+
+
+def place_words(fact: Fact) -> str:
+    """``in `blocks.3.attn```."""
+    return f"in `{fact.module or fact.root}`" if fact.root else "in the backward pass"
+
+
+def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[str, Any]:
+    """What was measured at the worst place, where else, and against which limits."""
+    kept = {k: v for k, v in group.worst.data.items() if k not in ("kind", "phase", "settings")}
+    return {
+        **kept,
+        "limits": dict(limits),
+        "modules": group.modules,
+        "scanned_steps": group.steps,
+        "confidence_reason": reason,
+    }
+
+
+def elsewhere_words(group: Group) -> str:
+    """In how many modules and on how many scanned steps."""
+    modules, steps = len({f.module for f in group.facts}), len(group.steps)
+    also = f" The same line does so in {modules} modules." if modules > 1 else ""
+    return f"{also} Seen on {plural(steps, 'scanned step')}, first at step {group.steps[0]}."

@@ -1,0 +1,162 @@
+"""The dispatch mode of a scan: runs every op as it is, then has a look at what went in and what came out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from precdoctor.recording import kernels
+from precdoctor.recording.deepscan.call import Call, Where
+from precdoctor.recording.deepscan.casts import Casts
+from precdoctor.recording.deepscan.facts import Coverage, Findings
+from precdoctor.recording.deepscan.sums import Sums
+from precdoctor.recording.deepscan.trails import Trails
+from precdoctor.recording.microscope.frames import innermost_user_line
+from precdoctor.recording.microscope.ops import (
+    OVERWRITING,
+    UNINITIALISED,
+    computes_itself,
+    is_out_variant,
+    op_name,
+    sequence_number,
+    tensors_in,
+    written_by,
+)
+
+#: Ops looked at per scan: rollouts and long recurrences make millions.
+MAX_OPS = 20_000
+#: Bytes of an element of a shadow.
+_FP64 = 8
+
+
+class ScanMode(TorchDispatchMode):
+    """Looks at ops while it is entered; whatever goes wrong in here ends the looking, never the op.
+
+    Args:
+        memory: bytes that one op's FP64 operands, and all shadows together, may take.
+        values: whether single operand values may be kept.
+
+    Attributes:
+        modules: root and FQN of the modules whose forward runs, outermost first.
+        ops: ops looked at.
+        spent_ns: host time this has taken, without the ops themselves.
+        failure: what ended the looking.
+    """
+
+    def __init__(self, memory: int, *, values: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+        self.modules: list[tuple[str, str]] = []
+        self.micro_step = 0
+        self.ops = 0
+        self.spent_ns = 0
+        self.failure: Exception | None = None
+        self.coverage = Coverage()
+        self.findings = Findings(values=values)
+        self._limit = memory // _FP64
+        self.trails = Trails(self.findings, self._limit)
+        self._casts, self._sums = Casts(self.findings), Sums(self.findings)
+        #: By the sequence number of its autograd node: where a forward op stood.
+        self._made: dict[int, Where] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs compiled, unseen."""
+        return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether no op was left out."""
+        return self.ops < MAX_OPS
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(computes_itself(t) for t in types):
+            return NotImplemented  # its inner ops will come by here
+        if self.failure is not None or not self.complete or torch._C._functorch.maybe_current_level() is not None:
+            return func(*args, **kwargs)
+        swapped = self._before(func, args, kwargs)
+        sequence = sequence_number()
+        result = func(*args, **kwargs)
+        if swapped is not None:
+            self._after(func, args, kwargs, swapped, sequence, result)
+        return result
+
+    # --- around an op ------------------------------------------------------------------------------------------------
+
+    def _before(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
+        """Copies of what the op is about to write to, by ``id``; None when it is not to be looked at."""
+        began = time.perf_counter_ns()
+        try:
+            if func.namespace != "aten" or is_out_variant(func):
+                return None
+            written = [] if op_name(func) in OVERWRITING else written_by(func, args, kwargs)
+            if sum(x.numel() for x in written) > self._limit or any(map(_is_elsewhere, written)):
+                return None
+            with kernels.apart_from_user_modes():
+                return {id(x): x.detach().clone() for x in written}
+        except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
+            self.failure = error
+            return None
+        finally:
+            self.spent_ns += time.perf_counter_ns() - began
+
+    def _after(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
+        began = time.perf_counter_ns()
+        try:
+            with kernels.apart_from_user_modes():
+                self._look(func, args, kwargs, swapped, sequence, result)
+        except Exception as error:  # noqa: BLE001 - the same
+            self.failure = error
+        finally:
+            self.spent_ns += time.perf_counter_ns() - began
+
+    def _look(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
+        name, phase = op_name(func), self._phase()
+        results = [x for x in tensors_in(result) if x.is_floating_point()]
+        if name in UNINITIALISED or any(map(_is_elsewhere, results)):
+            return
+        where = self._where(phase, sequence)
+        if phase == "recompute":
+            return  # seen when it was computed first
+        call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit)
+        if phase == "forward":
+            self.trails.after(call)
+            self._casts.after(call)
+        self._sums.after(call)
+        if not func.is_view and (results or call.operands):
+            self.ops += 1
+            counts = call.counts(results[0]) if results else None
+            self.coverage.note(call, _dtypes(call.operands), _dtypes(results), counts)
+
+    # --- where -------------------------------------------------------------------------------------------------------
+
+    def _phase(self) -> str:
+        node: Any = torch._C._current_autograd_node()
+        if node is None and torch._C._current_graph_task_id() == -1:
+            return "forward"
+        return "recompute" if self.modules else "backward"
+
+    def _where(self, phase: str, sequence: int) -> Where:
+        root, module = self.modules[-1] if self.modules else ("", "")
+        line = innermost_user_line(past_own=True)
+        if phase != "backward":
+            where = Where(root, module, line)
+            self._made.setdefault(sequence - 1, where)
+            return where
+        node: Any = torch._C._current_autograd_node()
+        made = self._made.get(node._sequence_nr()) if node is not None else None
+        return Where("", "", line) if made is None else Where(made.root, made.module, line or made.line)
+
+
+def _is_elsewhere(x: Tensor) -> bool:
+    """No memory of its own that could be read."""
+    return x.layout is not torch.strided or x.device.type == "meta" or x.is_nested
+
+
+def _dtypes(tensors: list[Tensor]) -> str:
+    """``float16,float32``: each once, in order of occurrence."""
+    return ",".join(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in tensors))

@@ -1,0 +1,222 @@
+"""When a scan looks, and at what: the forward of top-level modules, and backward, of the steps that are due.
+
+The mode is entered in the pre-hook of a top-level module and left in its hook, and entered again around backward: it is
+never open while the code between them runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from precdoctor.recording import attach
+from precdoctor.recording.deepscan.mode import ScanMode
+from precdoctor.recording.deepscan.schedule import Schedule
+from precdoctor.recording.naming import unwrap
+from precdoctor.recording.recorder import guarded
+
+if TYPE_CHECKING:
+    from precdoctor.recording.recorder import Recorder
+
+#: Micro-steps of one step that are scanned: with gradient accumulation they are all alike.
+_MAX_MICRO_STEPS = 2
+
+
+class DeepScan:
+    """The scans of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._enter_module, self._leave_module = guarded(recorder)(self._entered), guarded(recorder)(self._left)
+        recorder.when_forked.append(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.schedule = Schedule(self._recorder.options)
+        self._began = time.perf_counter_ns()
+        self._mode: ScanMode | None = None
+        #: The step it was last asked about.
+        self._asked: int | None = None
+        #: The module whose forward the mode is open in; None while it is closed, or open in backward.
+        self._root: nn.Module | None = None
+        self._open = False
+        self._handles: list[Any] = []
+        self._refused: set[str] = set()
+        self._known: frozenset[Any] = frozenset()
+        self._number = 0
+        self._cost_ns = 0
+
+    # --- windows -----------------------------------------------------------------------------------------------------
+
+    def enter_root(self, module: nn.Module) -> None:
+        """A top-level module is called in training; its hooks have been chosen, its forward has not begun."""
+        if self.schedule.off or (self._open and torch._C._current_graph_task_id() != -1):
+            return
+        if self._open:  # left by an exception that no hook is told of
+            self._close()
+        if self._due() and self._allows(module):
+            assert self._mode is not None
+            self._root = module
+            self._enter()
+            self._entered(module, ())
+
+    def enter_backward(self) -> None:
+        """``backward`` begins."""
+        if self._mode is not None and not self._open and self._mode.ops and self._in_time():
+            self._root = None
+            self._enter()
+
+    def leave(self) -> None:
+        """``backward`` has ended."""
+        if self._open:
+            self._close()
+
+    def _due(self) -> bool:
+        recorder = self._recorder
+        if recorder.trace is not None:
+            return False
+        if self._asked != recorder.step:
+            self._asked = recorder.step
+            elapsed = time.perf_counter_ns() - self._began
+            if self.schedule.wants(recorder.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
+                options = recorder.options
+                self._mode = ScanMode(options.scene_memory, values=not options.redact_names)
+        return self._mode is not None and self._in_time()
+
+    def _in_time(self) -> bool:
+        return self._recorder.micro_step < _MAX_MICRO_STEPS
+
+    def _allows(self, module: nn.Module) -> bool:
+        why = why_not(module)
+        if why is not None and why not in self._refused:
+            self._refused.add(why)
+            self._recorder.event("scan", root=self._name(module), data={"kind": "step", "outcome": "refused",
+                                                                       "why": why})  # fmt: skip
+        return why is None
+
+    def _name(self, module: nn.Module) -> str:
+        place = self._recorder.names.find(unwrap(module))
+        return place.root if place is not None else ""
+
+    def _enter(self) -> None:
+        assert self._mode is not None
+        self._mode.micro_step = self._recorder.micro_step
+        self._mode.modules.clear()
+        place = nn.modules.module
+        self._handles = [
+            place.register_module_forward_pre_hook(self._enter_module),
+            place.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        self._open = True
+        self._mode.__enter__()  # type: ignore[no-untyped-call] # as torch has it
+
+    def _close(self) -> None:
+        mode, self._open, self._root = self._mode, False, None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if mode is not None:
+            _leave_mode(mode)
+            mode.modules.clear()
+
+    def _entered(self, module: nn.Module, _args: Any) -> None:
+        mode = self._mode
+        if mode is None or torch.compiler.is_compiling():
+            return
+        above = mode.modules[-1] if mode.modules else ("", "")
+        place = self._recorder.names.find(module)
+        inside = (place.root, place.module) if place is not None else (
+            above[0], f"{above[1]}.{type(module).__name__}".lstrip("."))  # fmt: skip
+        mode.modules.append(inside)
+
+    def _left(self, module: nn.Module, _args: Any, _result: Any) -> None:
+        mode = self._mode
+        if mode is None or torch.compiler.is_compiling():
+            return
+        if mode.modules:
+            mode.modules.pop()
+        if module is self._root and not mode.modules:
+            self._close()
+
+    # --- the step ----------------------------------------------------------------------------------------------------
+
+    def suspect(self) -> None:
+        """Something looks wrong: the next step is worth a look."""
+        self.schedule.suspect()
+
+    def end_step(self) -> None:
+        """The step is over: log what was found in it."""
+        if self._open:
+            self._close()
+        mode, self._mode = self._mode, None
+        if mode is None or not (mode.ops or mode.failure):
+            return
+        recorder = self._recorder
+        self._cost_ns += mode.spent_ns
+        recorder.current.scan_ns += mode.spent_ns
+        number = f"{attach.global_rank()}-s{self._number}"
+        self._number += 1
+        if mode.failure is not None:
+            why = f"{type(mode.failure).__name__}: {mode.failure}"[:500]
+            recorder.event("warning", data={"message": f"the deep scan of step {recorder.step} was dropped: {why}"})
+            recorder.event("scan", id=number, data={"kind": "step", "outcome": "dropped", "why": why})
+            return
+        data = {
+            "kind": "step",
+            "outcome": "done",
+            "ops": mode.ops,
+            "complete": mode.complete,
+            "micro_steps": min(recorder.micro_step, _MAX_MICRO_STEPS),
+            "followed": mode.trails.begun,
+            "lost": mode.trails.lost,
+            "spent_ns": mode.spent_ns,
+        }
+        recorder.event("scan", id=number, data=data)
+        rows = mode.findings.events()
+        if mode.coverage.signature != self._known:  # said once as long as it stays the same
+            self._known = mode.coverage.signature
+            rows += mode.coverage.events()
+        for index, row in enumerate(rows):
+            recorder.event("scan", id=f"{number}.{index}", parent_id=number, **row)
+
+
+def why_not(module: nn.Module) -> str | None:
+    """The reason that ops of this module must not be looked at; None when nothing speaks against it."""
+    if _compiles():
+        return "torch.compile is in use: a compiled graph would not run as it does without us"
+    if torch._C._len_torch_dispatch_stack():
+        return "another dispatch mode is active"
+    if torch._C._functorch.maybe_current_level() is not None or torch._C._get_tracing_state() is not None:
+        return "it runs inside a transform or is being traced"
+    if torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    for part in module.modules():
+        names = {c.__name__ for c in type(part).__mro__}
+        if isinstance(part, (torch.jit.ScriptModule, torch.fx.GraphModule)):
+            return f"{type(part).__name__} is compiled"
+        if names & {"FSDPModule", "FullyShardedDataParallel", "DeepSpeedEngine", "PipelineStage", "DataParallel"}:
+            return f"{type(part).__name__} schedules its own passes"
+    return None
+
+
+def _compiles() -> bool:
+    """Whether anything was given to ``torch.compile`` in this process; optimizers alone load its package, too."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return any(callable(backend) for backend in getattr(frames, "cached_backends", {}).values())
+
+
+def _leave_mode(mode: ScanMode) -> None:
+    """Take our mode off the stack; those that somebody left open above it stay."""
+    above: list[Any] = []
+    while torch._C._len_torch_dispatch_stack():
+        top: Any = torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)
+        if top is mode:
+            mode.__exit__(None, None, None)
+            break
+        above.append(torch._C._pop_torch_dispatch_stack())
+    for other in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(other)

@@ -1,0 +1,262 @@
+"""Sums that are really accumulated in half, and variances taken as the difference of two large moments.
+
+What an op is called and what dtype it returns say little: kernels widen inside. So a reduction is run again in FP64 on
+the operands it had, and the error it made is what counts. A running total that is added to on one line has an FP64 twin
+that is added to beside it. Moments are small and keep their FP64 values, until it shows what their difference is for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.deepscan.call import Call, names
+from precdoctor.recording.deepscan.facts import Event, Findings, line_columns
+
+_HALF = frozenset((torch.float16, torch.bfloat16))
+_FLOATS = _HALF | {torch.float32}
+_REDUCTIONS = names(
+    "sum mean var std var_mean std_mean norm linalg_vector_norm logsumexp prod dot vdot mv addmv cumsum cumprod "
+    "logcumsumexp embedding_dense_backward index_put _index_put_impl index_add scatter_add scatter_reduce "
+    "index_reduce segment_reduce _embedding_bag_dense_backward mm bmm addmm baddbmm"
+)
+_PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm"))
+#: Multiplications of a matrix product that is worth running again.
+_MAX_PRODUCT = 1 << 22
+#: Of one reduction at one place so many are run again.
+_MAX_PER_PLACE = 2
+#: Relative errors (L2) from here on are noted, in half units of the dtype's last place.
+_NOTED_ULPS = 16.0
+#: Terms of a running total from which on its error is looked at, whenever their number is a power of two.
+_MIN_TERMS = 16
+_MOMENTS = frozenset(("sum", "mean"))
+_SQUARES = frozenset(("mul", "pow", "square"))
+_DIFFERENCES = frozenset(("sub", "add", "rsub"))
+#: What a variance is for; by then its error matters or an epsilon has covered it.
+_USES = frozenset(("rsqrt", "sqrt", "div", "reciprocal", "pow", "log", "mul"))
+#: Beyond so many bits FP64 itself has lost the difference: it is zero, and nobody can tell it better.
+_KNOWN_BITS = 44
+_MAX_SHADOWS = 256
+
+
+@dataclass
+class _Total:
+    """A running total on one line."""
+
+    last: weakref.ref[Tensor]
+    twin: Tensor | None = None
+    terms: int = 1
+
+
+@dataclass
+class _Moment:
+    """A small tensor that goes back to reductions: its FP64 value, and what it is."""
+
+    ref: weakref.ref[Tensor]
+    value: Tensor
+    #: mean | mean-of-products | product | difference
+    kind: str
+    #: Of a difference: the op, and the bits it lost (median over elements).
+    event: Event | None = None
+    bits: float = 0.0
+
+
+class Sums:
+    """Looks at reductions and what is made of them."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._places: dict[Any, int] = {}
+        self._totals: dict[Any, _Total] = {}
+        self._moments: dict[int, _Moment] = {}
+        self._products: dict[int, weakref.ref[Tensor]] = {}
+
+    def after(self, call: Call) -> None:
+        """Any op has run."""
+        if not call.results or call.results[0].dtype not in _FLOATS:
+            return
+        if call.results[0].dtype in _HALF:
+            if call.plain_name in _REDUCTIONS:
+                self._reduction(call)
+            elif call.plain_name == "add":
+                self._total(call)
+        if call.phase == "forward":
+            self._follow_moments(call)
+
+    # --- one op ------------------------------------------------------------------------------------------------------
+
+    def _reduction(self, call: Call) -> None:
+        place: Any = (call.where, call.op)
+        if call.plain_name in _PRODUCTS:  # how they accumulate is up to the kernel, not to the place
+            if (size := _multiplications(call)) > _MAX_PRODUCT:
+                return
+            place = (call.op, size)
+        if self._places.get(place, 0) >= _MAX_PER_PLACE:
+            return
+        self._places[place] = self._places.get(place, 0) + 1
+        exact = call.exact()
+        if exact is None:
+            return
+        result = call.results[0]
+        error = _relative_error(result, exact[0])
+        if error is None or error < _NOTED_ULPS * _half_ulp(result.dtype):
+            return
+        # What cancels in the sum is no fault of the accumulation: the error counts beside the sum of magnitudes, too.
+        magnitudes = call.again({id(x): call.before(x).detach().abs() for x in call.operands})
+        if magnitudes is None:
+            return
+        off = float((result.detach().double() - _rounded(exact[0], result)).norm() / magnitudes[0].norm())
+        self._findings.add(
+            "reduction",
+            call,
+            error,
+            dtype=_spelled(result),
+            error=error,
+            error_of_magnitudes=off,
+            terms=max((x.numel() for x in call.operands), default=0) / max(result.numel(), 1),
+        )
+
+    # --- running totals ----------------------------------------------------------------------------------------------
+
+    def _total(self, call: Call) -> None:
+        """``total = total + x`` on one line: the operand is what this line made the last time."""
+        result, place = call.results[0], (call.where, call.op, call.phase)
+        known = self._totals.get(place)
+        last = known.last() if known is not None else None
+        if known is None or last is None or not any(x is last for x in call.operands):
+            self._totals[place] = _Total(weakref.ref(result))
+            return
+        if known.twin is None:
+            known.twin = call.before(last).detach().double()
+        again = call.again({id(last): known.twin})
+        if again is None:
+            del self._totals[place]
+            return
+        known.twin, known.last, known.terms = again[0], weakref.ref(result), known.terms + 1
+        if known.terms < _MIN_TERMS or known.terms & (known.terms - 1):
+            return
+        error = _relative_error(result, known.twin)
+        if error is not None and error >= _NOTED_ULPS * _half_ulp(result.dtype):
+            self._findings.add("total", call, error, dtype=_spelled(result), error=error, terms=known.terms)
+
+    # --- differences of moments --------------------------------------------------------------------------------------
+
+    def _moment(self, x: Tensor) -> _Moment | None:
+        found = self._moments.get(id(x))
+        return found if found is not None and found.ref() is x else None
+
+    def _follow_moments(self, call: Call) -> None:
+        result = call.results[0]
+        if call.plain_name in _SQUARES:
+            self._products[id(result)] = weakref.ref(result)
+        if call.plain_name in _MOMENTS:
+            self._new_moment(call, result)
+            return
+        given = {id(x): m for x in call.operands if (m := self._moment(x)) is not None}
+        if not given:
+            return
+        difference = next((m for m in given.values() if m.kind == "difference"), None)
+        used = difference is not None and call.plain_name in _USES
+        if not used and result.numel() > 2 * max(m.value.numel() for m in given.values()):
+            return
+        again = call.again({key: m.value for key, m in given.items()})
+        if again is None:
+            return
+        if used and difference is not None:
+            self._judge(call, difference, again[0])
+            return
+        self._keep(result, again[0], *self._kind(call, given, again[0], difference))
+
+    def _new_moment(self, call: Call, result: Tensor) -> None:
+        terms = call.operands[0] if call.operands else None
+        if terms is None or result.numel() < 2 or 2 * result.numel() > terms.numel():
+            return
+        exact = call.exact()
+        if exact is not None:
+            of = self._products.get(id(terms))
+            self._keep(result, exact[0], "mean-of-products" if of is not None and of() is terms else "mean")
+
+    def _kind(
+        self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None
+    ) -> tuple[str, Event | None, float]:
+        kinds = {m.kind for m in given.values()}
+        if difference is not None:
+            return "difference", difference.event, difference.bits
+        if call.plain_name in _SQUARES and kinds == {"mean"}:
+            return "product", None, 0.0
+        if call.plain_name in _DIFFERENCES and kinds >= {"mean-of-products", "product"}:
+            size = torch.stack([m.value.abs().broadcast_to(value.shape) for m in given.values()]).amax(0)
+            known = (value != 0) & (size > 0)
+            lost = torch.log2(size[known] / value[known].abs())
+            lost = lost[lost < _KNOWN_BITS]
+            if 2 * lost.numel() > value.numel():
+                return "difference", self._findings.event_of(call, closely=True), float(lost.median())
+        return next(iter(kinds)), None, 0.0
+
+    def _keep(self, x: Tensor, value: Tensor, kind: str, event: Event | None = None, bits: float = 0.0) -> None:
+        if len(self._moments) >= _MAX_SHADOWS:
+            gone = [k for k, m in self._moments.items() if m.ref() is None]
+            for key in gone or list(self._moments):
+                del self._moments[key]
+            self._products = {k: ref for k, ref in self._products.items() if ref() is not None}
+        self._moments[id(x)] = _Moment(weakref.ref(x), value, kind, event, bits)
+
+    def _judge(self, call: Call, difference: _Moment, value: Tensor) -> None:
+        """Where the difference is used: how far off is what comes out?"""
+        result = call.results[0]
+        seen = result.detach().double()
+        known = torch.isfinite(value) & (value != 0)
+        off = (seen - value).abs() / value.abs()
+        wrong = known & ~(off <= 0.25)  # NaN is wrong, too
+        many, of = int(wrong.sum()), int(known.sum())
+        if difference.event is None or not many:
+            return
+        worst = int(torch.where(wrong, off.nan_to_num(torch.inf), -1.0).flatten().argmax())
+        where = call.where
+        self._findings.add_event(
+            "cancellation",
+            difference.event,
+            many / of,
+            dtype=_spelled(result),
+            bits_lost=difference.bits,
+            wrong=many,
+            of=of,
+            seen=float(seen.flatten()[worst]),
+            exact=float(value.flatten()[worst]),
+            used_by={"op": call.op, "module": where.module, **line_columns(where.line)},
+        )
+
+
+def _multiplications(call: Call) -> int:
+    """Of a matrix product, from the shapes of its two factors."""
+    factors = [x for x in call.operands if x.dim() >= 2][-2:]
+    return factors[0].numel() * factors[1].shape[-1] if len(factors) == 2 else 0
+
+
+def _relative_error(seen: Tensor, exact: Tensor) -> float | None:
+    """L2, beyond the one rounding that the result's format takes; over elements that are finite in both.
+
+    None when the right ones are all zero.
+    """
+    exact = _rounded(exact, seen)
+    seen = seen.detach().double()
+    kept = torch.isfinite(seen) & torch.isfinite(exact)
+    norm = float(exact[kept].norm())
+    return float((seen - exact)[kept].norm()) / norm if norm > 0 else None
+
+
+def _rounded(exact: Tensor, like: Tensor) -> Tensor:
+    """FP64 values rounded to the format of a result: what is below or beyond its range is no error of a sum."""
+    return exact.to(like.dtype).double()
+
+
+def _half_ulp(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).eps) / 2
+
+
+def _spelled(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

@@ -1,0 +1,201 @@
+"""What becomes of an overflow or a total underflow inside a module: followed in FP64 until it is seen, or harmless.
+
+An op that makes an infinity, or mostly zeros, where FP64 would not, leaves the FP64 values behind as a shadow of its
+result. Each op that reads the tensor is run again in FP64 on the shadow. Where both come to the same (a mask, a guard
+of ``where``, a saturating function, an epsilon that is larger), nothing is lost and the trail ends. Where the run's
+result is finite, and off by more than half of what FP64 says, the damage has been done and nobody sees it.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.deepscan.call import Call, names
+from precdoctor.recording.deepscan.facts import Event, Findings, line_columns
+
+#: Trails followed per scan and from one line, and ops a trail is followed through.
+_MAX_TRAILS, _MAX_PER_PLACE, _MAX_HOPS = 64, 2, 64
+#: Shadows held at a time; each is an FP64 tensor.
+_MAX_SHADOWS = 32
+#: Where a zero that should be none does harm: as a factor of other numbers. Elsewhere an epsilon may still cover it.
+_FACTORS = names("mul div mm bmm addmm baddbmm convolution addcmul addcdiv linear")
+#: Off by more than this share of the right value is damage; by less than the second one it is none.
+_DAMAGE, _SAME = 0.5, 1.0 / 16
+#: Ops whose results can be too small for their format. Others give zeros on purpose (ReLU, dropout, masks).
+_CAN_FLUSH = names(
+    "mul div pow square exp exp2 expm1 sigmoid reciprocal rsqrt sqrt _softmax softmax _to_copy sum mean var prod "
+    "norm linalg_vector_norm mm bmm addmm baddbmm addcmul addcdiv erfc sinh sin log1p"
+)
+_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32))
+
+
+class _Trail:
+    def __init__(self, kind: str, event: Event, affected: int, numel: int) -> None:
+        self.kind = kind
+        self.event = event
+        self.affected, self.numel = affected, numel
+        self.hops = 0
+        self.over = False
+        #: The first op whose result is finite again.
+        self.hidden_by: Event | None = None
+
+
+class Trails:
+    """All trails of one scan.
+
+    Attributes:
+        begun: overflows and underflows that were followed.
+        lost: of those that had to be given up: too large, or ops that cannot be run again.
+    """
+
+    def __init__(self, findings: Findings, limit: int) -> None:
+        self._findings = findings
+        self._left = limit
+        self._shadows: dict[int, tuple[weakref.ref[Tensor], Tensor, _Trail]] = {}
+        self._places: dict[Any, int] = {}
+        self.begun = 0
+        self.lost = 0
+
+    def after(self, call: Call) -> None:
+        """An op of a forward pass has run."""
+        given = [(x, *found) for x in call.operands if (found := self._shadow(x)) is not None]
+        if given:
+            self._follow(call, given)
+        elif call.results and self.begun < _MAX_TRAILS:
+            self._begin(call)
+
+    def _shadow(self, x: Tensor) -> tuple[Tensor, _Trail] | None:
+        found = self._shadows.get(id(x))
+        if found is None or found[0]() is not x or found[2].over:
+            return None
+        return found[1], found[2]
+
+    def _put(self, x: Tensor, value: Tensor, trail: _Trail) -> None:
+        self._tidy()
+        if len(self._shadows) >= _MAX_SHADOWS or value.numel() > self._left:
+            self._lose(trail)
+            return
+        self._left -= value.numel()
+        self._shadows[id(x)] = (weakref.ref(x), value, trail)
+
+    def _tidy(self) -> None:
+        """Let go of shadows whose tensors are gone."""
+        for key in [k for k, (ref, _, trail) in self._shadows.items() if trail.over or ref() is None]:
+            self._left += self._shadows.pop(key)[1].numel()
+
+    def _lose(self, trail: _Trail) -> None:
+        if not trail.over:
+            trail.over = True
+            self.lost += 1
+
+    # --- where it begins ---------------------------------------------------------------------------------------------
+
+    def _begin(self, call: Call) -> None:
+        result = call.results[0]
+        counts = call.counts(result)
+        if counts is None or result.dtype not in _FLOATS:
+            return
+        if counts.bad and not _fills_with_nonfinite(call):
+            kind = "overflow"
+        elif counts.zero * 2 >= counts.numel and call.plain_name in _CAN_FLUSH:
+            kind = "underflow"
+        else:
+            return
+        place = (kind, call.where, call.op)
+        if self._places.get(place, 0) >= _MAX_PER_PLACE or any(c.bad for c in call.operand_counts()):
+            return
+        exact = call.exact()
+        if exact is None:
+            return
+        value, seen = exact[0], result.detach().double()
+        there = torch.isfinite(value)
+        affected = there & (~torch.isfinite(seen) if kind == "overflow" else (seen == 0) & (value != 0))
+        many, possible = int(affected.sum()), int((there & (value != 0)).sum())
+        if not many or (kind == "underflow" and 2 * many < possible):
+            return
+        self._places[place] = self._places.get(place, 0) + 1
+        self.begun += 1
+        event = self._findings.event_of(call, closely=True)
+        sizes = value[affected].abs()
+        event["data"] |= {"exact_amax": float(sizes.max()), "exact_amin": float(sizes.min()), "affected": many}
+        trail = _Trail(kind, event, many, result.numel())
+        self._put(result, torch.where(affected, value, seen), trail)
+
+    # --- where it goes -----------------------------------------------------------------------------------------------
+
+    def _follow(self, call: Call, given: list[tuple[Tensor, Tensor, _Trail]]) -> None:
+        trail = given[0][2]
+        trail.hops += 1
+        if not call.results:
+            return  # indices and comparisons: what an infinity is compared with, it is larger than in FP64, too
+        again = call.again({id(x): value for x, value, _ in given})
+        if again is None or trail.hops > _MAX_HOPS:
+            self._lose(trail)
+            return
+        for number, (result, value) in enumerate(zip(call.results, again, strict=True)):
+            left = self._judge(call, trail, number, result, value)
+            if trail.over:
+                return
+            if left is not None:
+                self._put(result, left, trail)
+            else:
+                self._shadows.pop(id(result), None)
+
+    def _judge(self, call: Call, trail: _Trail, number: int, result: Tensor, value: Tensor) -> Tensor | None:
+        """What is left to follow of one result; None when the run's is as good as the shadow's."""
+        if result.dtype not in _FLOATS and result.dtype != torch.float64:
+            self._lose(trail)
+            return None
+        limits = torch.finfo(result.dtype)
+        seen, size = result.detach().double(), value.abs()
+        known, finite = torch.isfinite(value), torch.isfinite(seen)
+        if trail.hidden_by is None and trail.kind == "overflow" and bool(finite.all()):
+            trail.hidden_by = _said(call)
+        off = (seen - value).abs()
+        wrong = known & finite & (size >= limits.tiny) & (size <= limits.max) & (off > _DAMAGE * size)
+        # A unit in the last place of the largest element: what is smaller is lost in any sum with it.
+        wrong &= size >= limits.eps * torch.where(known, size, 0.0).max()
+        if trail.kind == "underflow" and not _is_factor(call):
+            wrong &= seen != 0
+        if bool(wrong.any()) and (alone := call.exact()) is not None:
+            wrong &= ~((alone[number] - value).abs() <= _DAMAGE * size)  # by the rounding of this op, not before it
+        if bool(wrong.any()):
+            self._tell(call, trail, wrong, seen, value)
+            return None
+        affected = known & (~finite | (off > _SAME * size))
+        return torch.where(affected, value, seen) if bool(affected.any()) else None
+
+    def _tell(self, call: Call, trail: _Trail, wrong: Tensor, seen: Tensor, value: Tensor) -> None:
+        trail.over = True
+        many = int(wrong.sum())
+        at = int(torch.where(wrong, value.abs(), -math.inf).flatten().argmax())
+        data = {
+            "wrong": many,
+            "of": int(value.numel()),
+            "seen": float(seen.flatten()[at]),
+            "exact": float(value.flatten()[at]),
+            "hops": trail.hops,
+            "hidden_by": trail.hidden_by,
+            "shown_by": _said(call),
+        }
+        self._findings.add_event(trail.kind, trail.event, many / value.numel(), **data)
+
+
+def _said(call: Call) -> Event:
+    return {"op": call.op, "module": call.where.module, **line_columns(call.where.line)}
+
+
+def _is_factor(call: Call) -> bool:
+    """Whether tensors are multiplied or divided element by element, or as matrices."""
+    return call.plain_name in _FACTORS and sum(x.numel() > 1 for x in call.operands) > 1
+
+
+def _fills_with_nonfinite(call: Call) -> bool:
+    """A mask being made: the infinity is an argument."""
+    values = [*call.args, *call.kwargs.values()]
+    return any(isinstance(v, float) and not math.isfinite(v) for v in values)

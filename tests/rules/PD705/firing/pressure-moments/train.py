@@ -1,0 +1,40 @@
+"""Air pressure in pascal, around 101325 with a deviation of 20: the two moments agree in all of their bits."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+STEPS = 12
+
+
+class Standardise(nn.Module):
+    """Rows to mean 0 and deviation 1."""
+
+    def forward(self, x):
+        mean = x.mean(dim=-1, keepdim=True)
+        var = (x * x).mean(dim=-1, keepdim=True) - mean**2
+        return (x - mean) / (var.clamp_min(0) + 1e-5).sqrt()
+
+
+class Forecast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = Standardise()
+        self.hidden = nn.Linear(24, 32)
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, x):
+        return self.head(self.hidden(self.norm(x)).relu())
+
+
+torch.manual_seed(0)
+model = Forecast()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(STEPS):
+    changes = torch.randn(32, 25)
+    history = 101325.0 + 20.0 * changes[:, :24]
+    loss = F.mse_loss(model(history), changes[:, 23:24])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}: loss {loss.item():.4f}")
