@@ -15,7 +15,7 @@ _EXPLAINS = {
     "PD103": ("PD301",),
 }
 #: What leads to a non-finite value, or is the same fault seen from another side: told with it, whatever the steps.
-_NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD601", "PD602", "PD603", "PD604", "PD605")
+_NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605")
 #: Findings of the first code explain those of the others wherever they are: both speak of the run as a whole.
 _EXPLAINS_RUN = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105"), _NEAR_NONFINITE),

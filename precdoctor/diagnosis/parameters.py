@@ -32,11 +32,15 @@ def stepped(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
     """Of the trainable weights in these dtypes those whose own gradient an optimizer is given.
 
     Where 16-bit weights are copies of FP32 master weights, the optimizer is given the masters' gradients instead. All
-    of them when no such gradient is on record.
+    that have no master when no such gradient is on record.
     """
-    weights = trainable(view, dtypes)
-    given = {f"{root}.{'.'.join(s for s in rest if s)}" for root, *rest in view.places("weight_grad_step")}
+    masters, given = (_names(view, kind) for kind in ("master_weight", "weight_grad_step"))
+    weights = {name: n for name, n in trainable(view, dtypes).items() if name not in masters}
     return {name: n for name, n in weights.items() if name in given} if given else weights
+
+
+def _names(view: RunView, kind: str) -> set[str]:
+    return {f"{root}.{'.'.join(s for s in rest if s)}" for root, *rest in view.places(kind)}
 
 
 def adam_groups(view: RunView) -> list[Mapping[str, Any]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 import precdoctor
+from precdoctor.recording.flags import flags
 from precdoctor.recording.naming import Names, Root
+from precdoctor.recording.reduction import reduction
 
 
 class Facts:
@@ -69,7 +70,7 @@ class Facts:
             "optimizers": list(self._optimizers.values()),
             "scalers": list(self._scalers.values()),
             "autocast": sorted(self._autocast),
-            "flags": _flags(),
+            "flags": flags(),
             "versions": {
                 "precdoctor": precdoctor.__version__,
                 "torch": torch.__version__,
@@ -98,7 +99,10 @@ def _root(root: Root, names: Names) -> dict[str, Any]:
             }
         )
     modules = [{"name": name, "class": kind} for name, kind in root.modules]
-    return {"name": root.name, "class": root.name.rpartition("#")[0], "modules": modules, "parameters": parameters}
+    facts = {"name": root.name, "class": root.name.rpartition("#")[0], "modules": modules, "parameters": parameters}
+    outer = root.outer() if root.outer is not None else None
+    reduced = reduction(outer, module) if module is not None else None
+    return facts if reduced is None else {**facts, "reduction": reduced}
 
 
 def _plain(value: Any) -> Any:
@@ -108,23 +112,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
     return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
-
-
-def _flags() -> dict[str, Any]:
-    """Switches that change the numerics of a run."""
-    matmul = torch.backends.cuda.matmul
-    flags = {
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "num_threads": torch.get_num_threads(),
-        "python_flags_optimize": sys.flags.optimize,
-    }
-    for name in ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
-        flags[f"matmul_{name}"] = _plain(getattr(matmul, name, None))
-    return flags
 
 
 def _device() -> dict[str, Any]:

@@ -47,6 +47,8 @@ class Root:
     trained: bool = False
     parametric: bool = True
     modules: list[tuple[str, str]] = field(default_factory=list)
+    #: What it is wrapped in.
+    outer: weakref.ref[nn.Module] | None = None
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -168,6 +170,9 @@ class Names:
             if (gone := self.roots.get(name)) is not None:  # a loss module made anew each step
                 root.trained, root.modules = gone.trained, gone.modules
             self.roots[name] = root
+        if outer is not inner and (root.outer is None or root.outer() is not outer):
+            root.outer = weakref.ref(outer)
+            self.version += 1
         self._read(root, outer)
 
     def _read(self, root: Root, outer: nn.Module | None = None) -> None:

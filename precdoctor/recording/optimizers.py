@@ -20,6 +20,7 @@ from precdoctor.recording.batch import defer
 from precdoctor.recording.guard import GradientsAside, Guard
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
+from precdoctor.recording.optimizer_state import Masters, StateRows, masters_in_state
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scalers import Scalers
 from precdoctor.recording.sentinel import Look, gradient_sentinel
@@ -42,6 +43,8 @@ class Attempt:
         self.aside: GradientsAside | None = None
         #: Copies of weights from before the step, by id of the parameter.
         self.before: dict[int, Tensor] = {}
+        #: Optimizers that this one drives, and that stepped.
+        self.driven: list[torch.optim.Optimizer] = []
 
 
 class Optimizers:
@@ -59,6 +62,8 @@ class Optimizers:
         self._next_copied = 0
         self._known_frozen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._buffer_versions: dict[int, tuple[weakref.ref[Tensor], object]] = {}
+        self._masters = Masters(recorder)
+        self._state_rows = StateRows(recorder)
         self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler)
 
     def install(self) -> None:
@@ -161,8 +166,11 @@ class Optimizers:
         attempt = self._attempt
         if attempt is None or not attempt.by_scaler:
             if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
+                attempt.driven.append(optimizer)
                 return  # an optimizer that drives another one: the outer one's step is the attempt
             attempt = self._open(optimizer, by_scaler=False, closure=closure is not None)
+        elif attempt.optimizer is not optimizer:
+            attempt.driven.append(optimizer)
         attempt.closure = closure is not None
         if not attempt.by_scaler and not attempt.closure:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._look)
@@ -193,6 +201,7 @@ class Optimizers:
             self._guard.after_step(optimizer, attempt.before)
             if self._recorder.live:
                 self._record_updates(attempt)
+                self._record_state(attempt)
         attempt.before.clear()
         if not attempt.by_scaler:
             self._close(attempt)
@@ -214,13 +223,16 @@ class Optimizers:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _parameters(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Place, str, dict[str, Any]]]:
-        """Each floating-point parameter with its place and name; those no module owns are ``group.index``."""
+        """Each floating-point parameter with its place and name; those no module owns are ``group.index``, master
+        copies are called as their weights.
+        """
         recorder = self._recorder
         for g, group in enumerate(optimizer.param_groups):
             for i, parameter in enumerate(group["params"]):
                 if not parameter.is_floating_point():
                     continue
-                found = recorder.names.parameter(parameter)
+                weight = self._masters.weight_of(parameter)
+                found = recorder.names.parameter(parameter if weight is None else weight)
                 place, name = found or (Place(self._name(optimizer), "", type(optimizer).__name__), f"{g}.{i}")
                 if recorder.wants(place):
                     yield parameter, place, name, group
@@ -236,9 +248,16 @@ class Optimizers:
 
     def _record_weights(self, optimizer: torch.optim.Optimizer) -> None:
         recorder = self._recorder
+        self._masters.look_at(optimizer)
         for parameter, place, name, _ in self._parameters(optimizer):
-            if parameter.requires_grad:
-                recorder.measure(recorder.site(place, "weight", name, parameter), parameter, restart=True)
+            if not parameter.requires_grad:
+                continue
+            weight = self._masters.weight_of(parameter)
+            own = parameter if weight is None else weight
+            masters = masters_in_state(optimizer, parameter) if weight is None else (parameter,)
+            recorder.measure(recorder.site(place, "weight", name, own), own, restart=True)
+            for master in masters:
+                recorder.measure(recorder.site(place, "master_weight", name, master), master, restart=True)
         for root in recorder.names.roots.values():
             module = root.module()
             if module is not None:
@@ -318,6 +337,11 @@ class Optimizers:
                 continue
             launch = functools.partial(_update, before, local.detach())
             recorder.measure(recorder.site(place, "update", name, parameter), parameter, after.detach(), launch=launch)
+
+    def _record_state(self, attempt: Attempt) -> None:
+        if self._state_rows.due(attempt.name):
+            parameters = ((p, place, name) for p, place, name, _ in self._parameters(attempt.optimizer))
+            self._state_rows.take(attempt.name, (attempt.optimizer, *attempt.driven), parameters)
 
     # --- clipping ----------------------------------------------------------------------------------------------------
 

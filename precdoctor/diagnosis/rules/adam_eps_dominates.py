@@ -9,6 +9,7 @@ from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import watched_steps
+from precdoctor.diagnosis.optimizer_state import Owner, decay_of, second_moments
 from precdoctor.diagnosis.parameters import adam_groups
 from precdoctor.diagnosis.rows import Key, integer, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -20,10 +21,11 @@ PAGE = RulePage(
     finds="""
 Weight matrices under Adam or AdamW of whose gradient, as the optimizer is given it, most elements are smaller than
 `eps / damping`: from the first recorded steps on and in the median of all. Adam divides by sqrt(v) + eps, and sqrt(v)
-is about the size of the gradient g, so the step is g / (g + eps) of the learning rate: a ninth of it or less where g is
-eps / 8 or less. Gradients that fall that low only as the loss approaches zero are convergence and do not count; nor do
-zeros. Biases and gains are not judged: a bias before a normalisation, or of attention keys, has a gradient of zero by
-mathematics, and what is recorded of it is rounding.
+is about the size of the gradient g, so the step is g / (g + eps) of the learning rate: a ninth of it or less where g
+is eps / 8 or less. Where the optimizer's state was recorded, sqrt(v) itself must be that small, too: one large
+gradient in a thousand steps keeps it up. Gradients that fall that low only as the loss approaches zero are convergence
+and do not count; nor do zeros. Biases and gains are not judged: a bias before a normalisation, or of attention keys,
+has a gradient of zero by mathematics, and what is recorded of it is rounding.
 """,
     matters="""
 Adam's promise is a step of about the learning rate for every element, whatever the size of its gradient. Where eps
@@ -43,7 +45,8 @@ lower eps to the value in the finding. In FP16 optimizer state eps must stay abo
 scaling helps.
 """,
     confidence="""
-0.85: the share is counted, that sqrt(v) is about the gradient's size is an approximation. 0.7 below eight steps.
+0.95 where the state was recorded. Without it 0.85: the share is counted, that sqrt(v) is about the gradient's size is
+an approximation. 0.7 below eight steps.
 """,
     references=(
         "Kingma and Ba, Adam: A Method for Stochastic Optimization, arXiv:1412.6980, algorithm 1",
@@ -76,11 +79,16 @@ def check(view: RunView, options: Options) -> Checked:
     if not gradients:
         return Checked.not_applicable("no gradient of a weight was recorded as Adam was given it")
     seen = f"{plural(len(gradients), 'gradient')} against eps {eps:g} / {options['damping']:g}"
-    guilty = {k: g for k, g in gradients.items() if _damped(g, options)}
+    roots = _measured(view, eps, options)
+    guilty = {
+        k: g
+        for k, g in gradients.items()
+        if _damped(g, options) and ((known := roots.get(_owner(k))) is None or known.share >= options["below_share"])
+    }
     if not guilty:
         worst = max(g.share for g in gradients.values())
         return Checked((), f"{seen}: {percent(worst)} of the elements below it in the worst")
-    finding = _finding(view, guilty, len(gradients), eps, options)
+    finding = _finding(view, guilty, roots, eps, options, len(gradients))
     return Checked([finding], f"{len(guilty):,} of {seen} are mostly below it", Status.FAILED)
 
 
@@ -103,6 +111,34 @@ def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]
     return found
 
 
+@dataclass(frozen=True)
+class _Root:
+    """The recorded sqrt(v) of a weight, bias correction applied: medians over steps."""
+
+    share: float
+    rms: float
+
+
+def _owner(key: Key) -> Owner:
+    return key[0], key[1], key[3]
+
+
+def _measured(view: RunView, eps: float, options: Options) -> dict[Owner, _Root]:
+    """Of the weights whose second moment is on record."""
+    found = {}
+    for owner, moments in second_moments(view).items():
+        decay, shares, sizes = decay_of(view, moments[-1].name), [], []
+        for m in moments:
+            if decay is None or not m.held.histogram.total:
+                continue
+            corrected = 1.0 - decay ** (m.step + 1)  # v is divided by it before the root is taken
+            shares.append(m.held.at_most((eps / options["damping"]) ** 2 * corrected) / m.held.histogram.total)
+            sizes.append(math.sqrt(m.held.sum / m.held.numel / corrected))
+        if shares:
+            found[owner] = _Root(median(shares), median(sizes))
+    return found
+
+
 def _damped(gradient: _Gradient, options: Options) -> bool:
     """Below eps from the start: what falls below it later has converged."""
     ordered = [gradient.shares[s] for s in sorted(gradient.shares)]
@@ -120,7 +156,14 @@ def _smaller(histogram: ExponentHistogram, eps: float) -> float:
     return float(10.0 ** max(-30, min(math.floor(edge * math.log10(2.0)) - 1, math.floor(math.log10(eps)) - 1)))
 
 
-def _finding(view: RunView, guilty: Mapping[Key, _Gradient], total: int, eps: float, options: Options) -> Finding:
+def _finding(
+    view: RunView,
+    guilty: Mapping[Key, _Gradient],
+    roots: Mapping[Owner, _Root],
+    eps: float,
+    options: Options,
+    total: int,
+) -> Finding:
     key, gradient = max(guilty.items(), key=lambda item: item[1].share)
     process, step = gradient.last
     row = next(r for r in view.rows(process, step) if r.key == key)
@@ -129,18 +172,20 @@ def _finding(view: RunView, guilty: Mapping[Key, _Gradient], total: int, eps: fl
     after = gradient.histogram.at_most(better).low / gradient.histogram.total
     rms = row.rms or 0.0
     factor = rms / (rms + eps)
+    root = roots.get(_owner(key))
+    measured = f", the RMS of sqrt(v), as recorded, {root.rms:.2g}" if root is not None else ""
     message = (
         f"{percent(gradient.share)} of the non-zero elements of the gradient of `{parameter}` are at most "
         f"1/{options['damping']:g} of Adam's eps, {eps:g}, in the median of {plural(len(gradient.shares), 'step')} "
-        f"(limit {percent(options['below_share'])}); at step {step} its RMS is {rms:.2g}. Where sqrt(v) is "
-        f"that size, a step is {percent(factor)} of what Adam means it to be. "
+        f"(limit {percent(options['below_share'])}); at step {step} its RMS is {rms:.2g}{measured}. Where sqrt(v) "
+        f"is that size, a step is {percent(factor)} of what Adam means it to be. "
         f"{plural(len(guilty), 'weight')} of {total:,} affected."
     )
     return Finding(
         code="PD503",
         name="adam-eps-dominates",
         severity=Severity.WARNING,
-        confidence=0.85 if len(gradient.shares) >= 8 else 0.7,
+        confidence=0.95 if root is not None else 0.85 if len(gradient.shares) >= 8 else 0.7,
         title=f"Adam's eps {eps:g} swallows the gradient of `{parameter}` (RMS {rms:.1g})",
         message=message,
         location=Location(
@@ -151,6 +196,7 @@ def _finding(view: RunView, guilty: Mapping[Key, _Gradient], total: int, eps: fl
             "limit": options["below_share"],
             "eps": eps,
             "gradient_rms": rms,
+            "sqrt_v_rms": root.rms if root is not None else None,
             "step_size_factor": factor,
             "weights": [
                 {"parameter": f"{k[1]}.{k[3]}".strip("."), "below_eps_share": g.share}
@@ -158,7 +204,9 @@ def _finding(view: RunView, guilty: Mapping[Key, _Gradient], total: int, eps: fl
             ],
             "range": range_evidence(row),
             "path": path_evidence([row]),
-            "confidence_reason": "gradients were counted against eps; sqrt(v) is taken to be of their size",
+            "confidence_reason": "gradients and the recorded sqrt(v) were counted against eps"
+            if root is not None
+            else "gradients were counted against eps; sqrt(v) is taken to be of their size",
         },
         prescriptions=(_prescribe(row.dtype, eps, better, gradient.share, after, factor, rms),),
     )

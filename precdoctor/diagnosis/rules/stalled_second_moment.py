@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import by_optimizer
+from precdoctor.diagnosis.optimizer_state import excess, label, second_moments
 from precdoctor.diagnosis.parameters import HALF, adam_groups, beta2_of, stepped
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -14,10 +19,12 @@ from precdoctor.diagnosis.view import RunView
 
 PAGE = RulePage(
     finds="""
-Adam or AdamW on 16-bit weights, whose moments torch keeps in the weight's own format, with 1 - beta2 below half an ulp
-of that format: 0.001 against 2^-9 = 0.002 in BF16. Then `v * beta2` rounds back to `v`, and a new squared gradient is
-added only when it is at least twice `v`: the second moment goes up and never comes down. It is a warning when the
-gradient norm has fallen by `fallen` since its peak, so that `v` is too large by the square of that; information before.
+A second moment kept in BF16 or FP16 with 1 - beta2 below half an ulp of that format: 0.001 against 2^-9 = 0.002 in
+BF16. Then `v * beta2` rounds back to `v`, and a new squared gradient is added only when it is at least twice `v`: the
+second moment goes up and never comes down. Its format is that of the recorded state; without such rows, that of the
+weights under torch's Adam and AdamW. What it costs is measured: the mean of `v` against what FP32 would have left of
+the recorded gradients. It is a warning when sqrt(v) is `fallen` times too large, so that steps are too small by that
+factor; information before. Without recorded state the fall of the gradient norm since its peak stands for it.
 """,
     matters="""
 Adam's step is the gradient over sqrt(v). With `v` stuck at the largest gradient ever seen, usually that of the first
@@ -33,8 +40,8 @@ Keep weights and moments in FP32 and compute in BF16 under autocast. If memory f
 value in the finding, or an optimizer that keeps its state in FP32 or rounds it stochastically.
 """,
     confidence="""
-0.9: format, beta2 and optimizer class are facts of the run. The finding is about torch's own Adam and AdamW; others may
-keep wider state and are not judged.
+0.95 where the state was recorded, else 0.9: format, beta2 and optimizer class are facts of the run, and without the
+state only torch's own Adam and AdamW are judged; others may keep it wider.
 """,
     references=(
         "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1",
@@ -44,22 +51,66 @@ keep wider state and are not judged.
 )
 
 
+#: Steps that are smaller by less than this nobody would notice.
+_WORTH_TELLING = 1.5
+
+
+@dataclass(frozen=True)
+class _Narrow:
+    """The second moments in one 16-bit format."""
+
+    dtype: str
+    #: Element count by full name of the parameter.
+    weights: Mapping[str, int]
+    #: How many times too large sqrt(v) was seen to be; None when the state is not on record.
+    measured: float | None = None
+
+
 def check(view: RunView, options: Options) -> Checked:
     """One finding for the narrow format with most weights."""
-    groups = [b for g in adam_groups(view) if (b := beta2_of(g)) is not None]
-    weights = {d: stepped(view, (d,)) for d in HALF}
-    dtype = max(HALF, key=lambda d: sum(weights[d].values()))
-    if not groups or not weights[dtype]:
-        return Checked.not_applicable("no Adam or AdamW on weights in BF16 or FP16")
-    beta2, limit = max(groups), _half_ulp(dtype)
+    groups = [b for g in _groups(view) if (b := beta2_of(g)) is not None]
+    beta2 = max(groups, default=0.0)
+    narrow = _recorded(view, beta2) or _by_weights(view)
+    if not groups or not narrow.weights:
+        return Checked.not_applicable("no second moment of Adam's kind in BF16 or FP16")
+    limit = _half_ulp(narrow.dtype)
     if 1.0 - beta2 >= limit:
-        return Checked((), f"1 - beta2 = {1.0 - beta2:.3g} is above half an ulp of {dtype}, {limit:.3g}")
+        return Checked((), f"1 - beta2 = {1.0 - beta2:.3g} is above half an ulp of {narrow.dtype}, {limit:.3g}")
     steps = max((len(s) for s in view.timeline.values()), default=0)
     if steps < options["min_steps"]:
         return Checked((), f"{plural(steps, 'step')}: nothing had to decay yet")
-    finding = _finding(view, dtype, weights[dtype], beta2, limit, options)
-    return Checked([finding], f"the second moments of {plural(len(weights[dtype]), 'weight')} cannot decay",
+    finding = _finding(view, narrow, beta2, limit, options)
+    return Checked([finding], f"the second moments of {plural(len(narrow.weights), 'weight')} cannot decay",
                    Status.FAILED)  # fmt: skip
+
+
+def _groups(view: RunView) -> list[Mapping[str, Any]]:
+    """Of all optimizers where the state tells its format, else of torch's own."""
+    if second_moments(view):
+        return [g for o in view.optimizers for g in o.get("groups") or ()]
+    return adam_groups(view)
+
+
+def _recorded(view: RunView, beta2: float) -> _Narrow | None:
+    """The formats as the recorded state has them; None when none is on record."""
+    moments = {o: kept for o, kept in second_moments(view).items() if kept[-1].name.endswith("exp_avg_sq")}
+    if not moments:
+        return None
+    of = {d: {o: m for o, m in moments.items() if m[-1].held.dtype == d} for d in HALF}
+    dtype = max(HALF, key=lambda d: sum(m[-1].held.numel for m in of[d].values()))
+    factors = [e for kept in of[dtype].values() if (e := excess(kept, beta2)) is not None]
+    return _Narrow(
+        dtype,
+        {f"{owner[0]}.{label(owner)}": kept[-1].held.numel for owner, kept in of[dtype].items()},
+        math.sqrt(median(factors)) if factors else None,
+    )
+
+
+def _by_weights(view: RunView) -> _Narrow:
+    """Moments are in the format of the weight, as torch's Adam has it."""
+    weights = {d: stepped(view, (d,)) for d in HALF}
+    dtype = max(HALF, key=lambda d: sum(weights[d].values()))
+    return _Narrow(dtype, weights[dtype])
 
 
 def _half_ulp(dtype: str) -> float:
@@ -81,10 +132,10 @@ def _fall(view: RunView) -> tuple[float, float, float]:
     return best
 
 
-def _finding(
-    view: RunView, dtype: str, weights: dict[str, int], beta2: float, limit: float, options: Options
-) -> Finding:
-    peak, present, ratio = _fall(view)
+def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options: Options) -> Finding:
+    peak, present, fall = _fall(view)
+    dtype, weights = narrow.dtype, narrow.weights
+    ratio = fall if narrow.measured is None else narrow.measured
     elements = sum(weights.values())
     better = 1.0 - 2.0 * limit
     message = (
@@ -92,17 +143,23 @@ def _finding(
         f"= {1.0 - beta2:.3g} is below half an ulp of it (limit {limit:.3g}): v * beta2 rounds back to v, which grows "
         "and never decays. "
     )
-    message += (
-        f"The gradient norm has come down from {peak:.3g} to {present:.3g}; steps are up to {ratio:.3g} times "
-        "smaller than Adam means them to be."
-        if ratio >= 1.5
-        else "What that costs depends on how far the gradients fall from here."
-    )
+    if ratio < _WORTH_TELLING:
+        message += "What that costs depends on how far the gradients fall from here."
+    elif narrow.measured is None:
+        message += (
+            f"The gradient norm has come down from {peak:.3g} to {present:.3g}; steps are up to {ratio:.3g} times "
+            "smaller than Adam means them to be."
+        )
+    else:
+        message += (
+            f"Held against the recorded gradients, sqrt(v) is {ratio:.3g} times too large in the median weight: steps "
+            "are that much smaller than Adam means them to be."
+        )
     return Finding(
         code="PD505",
         name="stalled-second-moment",
         severity=Severity.WARNING if ratio >= options["fallen"] else Severity.INFO,
-        confidence=0.9,
+        confidence=0.9 if narrow.measured is None else 0.95,
         title=f"Adam's second moment cannot decay in {dtype}: beta2 {beta2:g} is within half an ulp of 1",
         message=message,
         location=Location(root=next(iter(weights)).split(".", 1)[0], phase=Phase.OPTIMIZER),
@@ -114,7 +171,9 @@ def _finding(
             "elements": elements,
             "grad_norm": {"peak": peak, "present": present},
             "step_too_small_by": ratio,
-            "confidence_reason": "format, beta2 and optimizer class are facts of the run",
+            "confidence_reason": "format, beta2 and optimizer class are facts of the run"
+            if narrow.measured is None
+            else "the state was recorded, and held against the gradients that went into it",
         },
         prescriptions=(
             Prescription(
@@ -141,7 +200,7 @@ RULE = Rule(
             "fallen",
             4.0,
             "times",
-            "Fall of the gradient norm since its peak that makes it a warning.",
+            "How much too large sqrt(v) must be for a warning; without recorded state, the fall of the gradient norm.",
             "Precdoctor's own: steps a quarter of their size are worth a change.",
             1.0,
         ),

@@ -164,5 +164,13 @@ def test_names_are_without_the_wrapper(ddp):
     assert set(rows[rows["kind"] == "batch"]["numel"]) == {24}
 
 
+def test_rank_json_tells_how_gradients_are_reduced(ddp):
+    for rank in ddp.ranks:
+        (net,) = (r for r in rank.facts["roots"] if r["name"] == "Net#0")
+        assert net["reduction"] == {
+            "wrapper": "DistributedDataParallel", "ranks": 2, "hook": "fp16_compress_hook", "dtype": "float16",
+        }  # fmt: skip
+
+
 def test_a_hand_written_scale_is_inferred_although_gradients_are_averaged_over_ranks(ddp):
     assert set(ddp.steps()["loss_scale"]) == {1024.0}

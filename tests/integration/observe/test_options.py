@@ -24,7 +24,7 @@ def sampled(tmp_path_factory):
     env = environment(
         PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}",
         PRECDOCTOR_RUN=str(runs),
-        PRECDOCTOR_OPTIONS=json.dumps({"strict": True, "every": 2, "exclude": ["2", "head*"], "first_step": 100}),
+        PRECDOCTOR_OPTIONS=json.dumps({"strict": True, "every": 2, "exclude": ["2", "head*"], "first_step": 96}),
         ZOO_RUNS=str(runs),
     )
     command = [sys.executable, "-m", "tests.support.zoo", "hand_scaled", "evaluations", "gpt_fp16_scaler", *CLOSURES]
@@ -42,7 +42,7 @@ def test_sampling_is_neutral_too(zoo, sampled):
 def test_steps_between_have_their_losses_but_no_rows(zoo, sampled):
     for name, run in sampled[1].items():
         steps, rows = run.steps().set_index("step"), run.tensors()
-        assert steps.index.tolist() == list(range(100, 100 + len(zoo.steps(name))))
+        assert steps.index.tolist() == list(range(96, 96 + len(zoo.steps(name))))
         assert steps["sampled"].tolist() == [step % 2 == 0 for step in steps.index]
         assert set(rows["step"]) == set(steps.index[steps["sampled"]])
         assert steps["loss"].tolist() == zoo.steps(name)["loss"].tolist(), name
@@ -54,7 +54,7 @@ def test_rows_of_sampled_steps_are_those_of_the_full_record(zoo, sampled):
     site = ["step", "root", "module", "kind", "name", "call"]
     for name, run in sampled[1].items():
         rows, full = run.tensors(), zoo.rows(name)
-        rows["step"] -= 100
+        rows["step"] -= 96
         assert not rows["module"].str.fullmatch("2|head.*").any()
         kept = full[(full["step"] % 2 == 0) & ~full["module"].str.fullmatch("2|head.*")]
         prints = [dict(zip(map(tuple, f[site].values), f["fingerprint"], strict=True)) for f in (rows, kept)]

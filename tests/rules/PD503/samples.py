@@ -1,6 +1,7 @@
 """Gradients against Adam's eps."""
 
 from tests.support.samples import Sample
+from tests.support.states import with_moment
 from tests.support.training import FACTS, Training, normal
 
 
@@ -33,6 +34,11 @@ def a_bias_before_a_norm() -> Training:
     return given(1e-10).change(lambda r: r.update(shape=[4096]), kind="weight_grad_step", module="head")
 
 
+def one_large_gradient() -> Training:
+    """Most gradients are far below eps, but sqrt(v) remembers the one that was not."""
+    return with_moment(Training(), lambda step, x: (1e-3 if step == 0 else 1e-10) * x)
+
+
 def under_sgd() -> Training:
     run = given(1e-10)
     run.facts = {**FACTS, "optimizers": [{"name": "SGD#0", "class": "SGD", "groups": [{"lr": 0.1, "parameters": 8}]}]}
@@ -42,6 +48,8 @@ def under_sgd() -> Training:
 FIRING = {
     "tiny": Sample(lambda: given(1e-10), module="head", kind="weight_grad_step", severity="warning",
                    says=("1e-08", "limit 50 %")),
+    "state_recorded": Sample(lambda: with_moment(Training(), lambda _, x: 1e-10 * x), module="head",
+                             severity="warning", says=("the RMS of sqrt(v), as recorded, 9.9e-11",)),
     "a_tenth_of_eps": Sample(lambda: given(1e-9), module="head", severity="warning"),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (converges, above, about_eps, a_bias_before_a_norm, under_sgd)}
+HEALTHY = {f.__name__: f for f in (converges, above, about_eps, a_bias_before_a_norm, under_sgd, one_large_gradient)}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.support.samples import Sample
+from tests.support.states import with_moment
 from tests.support.training import FACTS, Training
 
 
@@ -39,7 +40,40 @@ def short() -> Training:
     return adam("bfloat16", 0.999, steps=6)
 
 
+def recorded(steps: int = 40, *, apart: int = 1) -> Training:
+    """The state is on record, and in FP16: gradients fall a hundredfold after four steps."""
+    run = adam("float32", 0.9999, steps=steps)
+    return with_moment(
+        run, lambda s, x: (1.0 if s < 4 else 0.01) * x, "float16", beta2=0.9999, forgets=False, apart=apart
+    )
+
+
+def sampled_seldom(run: Training, every: int) -> Training:
+    """The same rows, ``every`` steps apart."""
+    for rows in run.tensors.values():
+        for row in rows:
+            row["step"] *= every
+    for row in run.step_rows.values():
+        row["step"] *= every
+    return run
+
+
+def long_ago() -> Training:
+    """Gradients were a hundred times larger for four of 24 samples; exact moments would have forgotten them."""
+    return sampled_seldom(recorded(24, apart=4096), 4096)
+
+
+def wide_state() -> Training:
+    """The optimizer keeps FP32 state for its BF16 weights."""
+    return with_moment(adam("bfloat16", 0.999, 8.0), lambda _, x: x)
+
+
 FIRING = {
+    "remembers": Sample(long_ago, kind=None, severity="warning", rank=None, bare=True, says=("times too large",)),
+    "state_of_another_format": Sample(
+        lambda: recorded(), kind=None, severity="info", rank=None, bare=True,
+        says=("float16", "What that costs"),
+    ),
     "fallen": Sample(
         lambda: adam("bfloat16", 0.999, 8.0), kind=None, severity="warning", rank=None, bare=True,
         says=("limit 0.00195", "8 times"),
@@ -47,4 +81,4 @@ FIRING = {
     "level": Sample(lambda: adam("bfloat16", 0.999), kind=None, severity="info", rank=None, bare=True),
     "fp16_slower": Sample(lambda: adam("float16", 0.9999), kind=None, severity="info", rank=None, bare=True),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (in_fp32, faster_decay, in_fp16, short)}
+HEALTHY = {f.__name__: f for f in (in_fp32, faster_decay, in_fp16, short, wide_state)}

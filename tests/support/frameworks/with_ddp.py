@@ -6,6 +6,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 
 class Net(nn.Module):
@@ -22,6 +23,7 @@ def main():
                             rank=int(os.environ["RANK"]))  # fmt: skip
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Net())
+    model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + dist.get_rank())
     losses = []

@@ -1,0 +1,200 @@
+"""PD506: squared gradients rounded to zero in the format of the optimizer's second moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.optimizer_state import Moment, Owner, adds_eps_to_root, decay_of, label, second_moments
+from precdoctor.diagnosis.rows import TensorRow, known_format, number, path_evidence, range_evidence
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.view import RunView
+from precdoctor.numerics.formats import FP32
+
+PAGE = RulePage(
+    finds="""
+Second moments of Adam, AdamW or RMSprop that hold exact zeros for elements whose gradient, in that very step, is larger
+than eps: its square was rounded to zero in the format the state is kept in. Counted from the recorded state: zeros of
+the moment, less the elements whose gradient is zero or at most eps (there the zero does no harm, whatever it stems
+from). Embedding rows that were never looked up, frozen or unused weights and gradients far below eps do not count.
+""",
+    matters="""
+Adam divides by sqrt(v) + eps. Where v is zero, only eps is left, and the step is |m| / eps of the learning rate instead
+of about one: hundreds of times too long with an eps of 1e-5. Where eps is zero in the state's format, too (FP16 rounds
+everything below 3e-8 to zero, and with it torch's default of 1e-8), the division gives an infinity or NaN.
+""",
+    example="""
+    model = model.half()
+    torch.optim.Adam(model.parameters(), eps=1e-4)  # moments in FP16: a gradient of 1e-3 adds 1e-9 to v, which is zero
+""",
+    remedy="""
+Keep the state in FP32: FP32 weights under autocast, or FP32 master weights. A larger eps only hides it: every element
+below it is then damped.
+""",
+    confidence="""
+0.95: zeros of the moment and of the gradient are exact counts of the same step. 0.8 with fewer than four such steps.
+""",
+    references=(
+        "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1",
+        "IEEE 754-2019, table 3.5 (binary16: smallest subnormal 2^-24)",
+        "PyTorch source: torch/optim/adam.py (exp_avg_sq = zeros_like(parameter))",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """What one parameter's second moment has lost, over its recorded steps."""
+
+    moments: Sequence[Moment]
+    shares: Sequence[float]
+
+    @property
+    def share(self) -> float:
+        return median(self.shares)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the second moment that has lost most."""
+    if not adds_eps_to_root(view):
+        return Checked.not_applicable("the weights are not trained by Adam, AdamW or RMSprop alone")
+    moments = second_moments(view)
+    if not moments:
+        return Checked.not_applicable("no second moment was recorded with its gradient")
+    eps = _eps(view)
+    lost = {owner: _judge(kept, eps, options) for owner, kept in moments.items()}
+    steps = max(len(kept) for kept in moments.values())
+    seen = f"{plural(len(moments), 'second moment')} after {plural(steps, 'step')}"
+    guilty = {o: v for o, v in lost.items() if len(v.shares) >= options["min_steps"] and v.share >= options["share"]}
+    if not guilty:
+        worst = max((v.share for v in lost.values() if v.shares), default=0.0)
+        return Checked((), f"{seen}: {percent(worst)} of the elements with a gradient above eps are zero in the worst")
+    return Checked([_finding(view, guilty, len(moments), eps, options)], f"{len(guilty):,} of {seen} have zeros",
+                   Status.FAILED)  # fmt: skip
+
+
+def _eps(view: RunView) -> float:
+    """The largest: below it zeros do no harm."""
+    groups = [g for o in view.optimizers for g in o.get("groups") or ()]
+    return max((e for g in groups if (e := number(g.get("eps"))) is not None), default=0.0)
+
+
+def _judge(moments: Sequence[Moment], eps: float, options: Options) -> _Lost:
+    kept, shares = [], []
+    for m in moments:
+        intended = m.gradient.certainly_above(eps)
+        if m.held.numel != m.gradient.numel or intended < options["min_elements"]:
+            continue
+        harmless = m.gradient.zero + (m.gradient.histogram.total - intended)
+        kept.append(m)
+        shares.append(max(0.0, m.held.zero - harmless) / intended)
+    return _Lost(kept, shares)
+
+
+def _finding(view: RunView, guilty: Mapping[Owner, _Lost], total: int, eps: float, options: Options) -> Finding:
+    owner, lost = max(guilty.items(), key=lambda item: item[1].share)
+    last = lost.moments[-1]
+    row = _row(view, owner, last)
+    fmt = known_format(last.held.dtype)
+    added = 1.0 - (decay_of(view, last.name) or 0.999)
+    limit = (fmt.flush_limit / added) ** 0.5 if fmt is not None and added > 0.0 else 0.0
+    stored_eps = 0.0 if fmt is not None and eps <= fmt.flush_limit else eps
+    subnormal = last.held.subnormal / max(1, last.held.histogram.total)
+    step = (
+        f"the step is up to {limit / stored_eps:.3g} times the learning rate"
+        if stored_eps
+        else f"and eps, {eps:g}, is zero in {last.held.dtype}, too: a division by zero"
+    )
+    message = (
+        f"{percent(lost.share)} of the elements of `{label(owner)}` with a gradient above eps ({eps:g}) have a second "
+        f"moment of exactly zero, in the median of {plural(len(lost.shares), 'step')} (limit "
+        f"{percent(options['share'])}); of the others {percent(subnormal)} are subnormal. It is kept in "
+        f"{last.held.dtype}: (1 - beta2) g^2 becomes zero below g = {limit:.2g}. There only eps divides, {step}. "
+        f"{plural(len(guilty), 'parameter')} of {total:,} affected."
+    )
+    return Finding(
+        code="PD506",
+        name="second-moment-underflow",
+        severity=Severity.WARNING,
+        confidence=0.95 if len(lost.shares) >= 4 else 0.8,
+        title=f"the second moment of `{label(owner)}` is zero for {percent(lost.share)} of its gradient ({row.dtype})",
+        message=message,
+        location=Location(
+            *(row.root, row.module, row.module_class or None, row.kind),
+            phase=Phase.OPTIMIZER,
+            rank=last.process.rank,
+            step=last.step,
+        ),
+        evidence={
+            "zero_share": lost.share,
+            "limit": options["share"],
+            "subnormal_share": subnormal,
+            "dtype": last.held.dtype,
+            "eps": eps,
+            "eps_in_state_format": stored_eps,
+            "smallest_gradient_kept": limit,
+            "parameters": [
+                {"parameter": label(o), "zero_share": v.share}
+                for o, v in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
+            ],
+            "range": range_evidence(row),
+            "path": path_evidence([row]),
+            "confidence_reason": "zeros of the moment and of the gradient were counted in the same steps",
+        },
+        prescriptions=(_prescribe(view, lost, last, added),),
+    )
+
+
+def _row(view: RunView, owner: Owner, moment: Moment) -> TensorRow:
+    key = (owner[0], owner[1], "opt_state", moment.name)
+    return next(r for r in view.rows(moment.process, moment.step) if r.key[:4] == key)
+
+
+def _prescribe(view: RunView, lost: _Lost, last: Moment, added: float) -> Prescription:
+    limit = (FP32.flush_limit / added) ** 0.5 if added > 0.0 else 0.0
+    left = last.gradient.histogram.at_most(limit * last.gradient.scale).high / max(1, last.gradient.histogram.total)
+    return Prescription(
+        title=f"FP32 optimizer state: zero where there is a gradient {percent(lost.share)} -> {percent(left)}",
+        change={"weight_dtype": {"from": last.held.dtype, "to": "float32"}},
+        predicted={"zero_share": {"from": lost.share, "to": left}},
+        snippet=(
+            "import torch\n\n"
+            "model = model.float()  # before the optimizer is made\n"
+            f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
+            "    loss = compute_loss(model, batch)\n"
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD506",
+    name="second-moment-underflow",
+    severity=Severity.WARNING,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "share",
+            0.01,
+            "fraction",
+            "Elements with a second moment of zero, of those whose gradient is above eps, in the median over steps.",
+            "Precdoctor's own: each of them takes steps that are too long by orders of magnitude.",
+            maximum=1.0,
+        ),
+        RuleOption("min_steps", 2.0, "steps", "Steps with recorded state, at least.", "Precdoctor's own.", 1.0),
+        RuleOption(
+            "min_elements",
+            16.0,
+            "elements",
+            "Elements with a gradient above eps, at least.",
+            "Shares of a few elements are chance.",
+            1.0,
+        ),
+    ),
+    kinds=("opt_state",),
+    columns=("zero", "dtype", "exp_lo", "exp_hist"),
+    check=check,
+)

@@ -1,0 +1,57 @@
+"""Second moments that hold zeros where there is a gradient."""
+
+import numpy as np
+
+from tests.support.samples import Sample
+from tests.support.states import with_moment
+from tests.support.training import FACTS, Training
+
+
+def adam(eps: float, **more: object) -> Training:
+    """A run of AdamW with this eps."""
+    group = {**FACTS["optimizers"][0]["groups"][0], "eps": eps}
+    return Training(facts={**FACTS, "optimizers": [{**FACTS["optimizers"][0], "groups": [group], **more}]})
+
+
+def half(sigma: float, eps: float = 1e-5) -> Training:
+    """Moments in FP16 of gradients of this size."""
+    return with_moment(adam(eps), lambda _, x: sigma * x, "float16")
+
+
+def in_fp32() -> Training:
+    """Squares of 1e-5 are far from FP32's end."""
+    return with_moment(adam(1e-8), lambda _, x: 1e-5 * x)
+
+
+def large_gradients() -> Training:
+    """FP16 holds squares of gradients of order 10."""
+    return half(10.0)
+
+
+def rows_never_looked_up() -> Training:
+    """Zeros of the moment where the gradient is zero: embedding rows."""
+    alive = np.arange(4096) < 512
+    return with_moment(adam(1e-5), lambda _, x: 10.0 * x * alive, "float16")
+
+
+def far_below_eps() -> Training:
+    """Squares of 1e-24 are zero in FP32, and eps outweighs them anyway."""
+    tiny = np.arange(4096) < 1024
+    return with_moment(adam(1e-8), lambda _, x: np.where(tiny, 1e-24, 1e-3) * x)
+
+
+def another_optimizer() -> Training:
+    """Who knows what it divides by."""
+    return with_moment(adam(1e-5, **{"class": "Sophia"}), lambda _, x: 1e-4 * x, "float16")
+
+
+FIRING = {
+    "small": Sample(
+        lambda: half(1e-3), module="head", kind="opt_state", severity="warning",
+        says=("float16", "limit 1 %", "times the learning rate"),
+    ),
+    "eps_is_zero_too": Sample(
+        lambda: half(1e-4, 1e-8), module="head", severity="warning", says=("a division by zero",)
+    ),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (in_fp32, large_gradients, rows_never_looked_up, far_below_eps, another_optimizer)}
