@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.recording import kernels
@@ -70,6 +70,7 @@ def launch(
         kernels.stat(x, entry.slot)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_columns_are_those_of_the_slow_reference(data):
     kernels.forget_all()
