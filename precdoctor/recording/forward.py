@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from precdoctor.recording import leaves
 from precdoctor.recording.fp8.casts import Casts
-from precdoctor.recording.fp8.scope import Call
+from precdoctor.recording.fp8.scope import Call, node_number
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
@@ -54,7 +54,7 @@ class _Mode:
 class Frame:
     """One module call in progress."""
 
-    __slots__ = ("call", "call_made", "kept", "mode", "module", "outermost", "place", "recorded")
+    __slots__ = ("call", "call_made", "first_node", "kept", "mode", "module", "outermost", "place", "recorded")
 
     def __init__(self, module: nn.Module, place: Place | None, mode: _Mode) -> None:
         self.module = module
@@ -62,6 +62,8 @@ class Frame:
         self.mode = mode
         self.call = 0
         self.recorded = False
+        #: Number of the first autograd node that the call could make.
+        self.first_node = 0
         #: Top-level calls in training: what a replay of them needs.
         self.kept: RootCall | None = None
         #: Nothing but wrappers (DistributedDataParallel and the like) around it.
@@ -165,6 +167,7 @@ class Forward:
         frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
         stack.append(frame)
         frame.recorded = recorder.live and mode is not _NOT_RECORDED and recorder.wants(place)
+        frame.first_node = node_number() if frame.recorded else 0
         if place.is_wrapper:  # of these only a compiled model says what its inside does not
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:

@@ -15,7 +15,7 @@ from precdoctor.recording.fp8.mode import CastMode, is_open, supported, take_off
 from precdoctor.recording.fp8.observer import Observer, measure, outside
 from precdoctor.recording.fp8.operand import FLOAT8, Operand
 from precdoctor.recording.fp8.provenance import Notes, is_float
-from precdoctor.recording.fp8.scope import OUTSIDE, Call, Calls, node_number
+from precdoctor.recording.fp8.scope import OUTSIDE, Call, Calls
 from precdoctor.recording.recorder import Recorder, guarded
 
 if TYPE_CHECKING:
@@ -93,10 +93,10 @@ class Casts:
     def _note_running(self) -> None:
         """The calls in progress at the first cast of all were begun unnoticed."""
         self._follow_step()
+        running = self._running()
         for frame in getattr(self._recorder.local, "stack", ()):
             if frame.recorded and frame.place is not None:
-                frame.call_made = _call_of(frame)
-                frame.call_made.first = node_number() - 1  # an autograd function that casts has its node by then
+                frame.call_made = dataclasses.replace(_call_of(frame), missed=frame is running)
 
     def _outside(self, x: Tensor, dtype: torch.dtype, call: Call) -> None:
         """A cast that no mode sees: nothing is known of how the tensor was made."""
@@ -134,8 +134,6 @@ class Casts:
         self._follow_step()
         looked_at = frame.recorded and not recompute
         frame.call_made = call = _call_of(frame) if looked_at and frame.place is not None else None
-        if call is not None:
-            call.first = node_number()
         if self._open or (call is not None and type(frame.module) in self._casting and self._may_open()):
             self._push(frame.module, self._observing(frame.module, call, given))
 
@@ -200,6 +198,8 @@ class Casts:
         if running > (depth if threading.get_ident() == thread else 0):
             return None
         found = self._calls.of_node(number) if number is not None else None
+        if found is not None and found.missed:
+            return None
         return dataclasses.replace(found or Call(OUTSIDE), phase="train", backward=True)
 
     # --- names -------------------------------------------------------------------------------------------------------
@@ -223,4 +223,4 @@ class Casts:
 
 def _call_of(frame: Frame) -> Call:
     assert frame.place is not None, "checked by the caller"
-    return Call(frame.place, frame.call, frame.mode.phase, frame.mode.evaluating)
+    return Call(frame.place, frame.call, frame.mode.phase, evaluating=frame.mode.evaluating, first=frame.first_node)

@@ -139,10 +139,12 @@ class Observer:
         scales = [args[2], args[5]] if newer else [args[2], args[3]]
         for x, inverse in zip(args[:2], scales, strict=True):
             entry = self._results.get(x)
-            if isinstance(entry, Entry) and entry.operand is not None and entry.operand.factors is None:
-                only = inverse[0] if isinstance(inverse, (list, tuple)) and len(inverse) == 1 else inverse
-                if (value := scalar(only)) is not None:
-                    entry.operand.factors = ((value, True),)
+            operand = entry.operand if isinstance(entry, Entry) else None
+            if operand is None or operand.factors is not None or operand.by_parts:
+                continue
+            only = inverse[0] if isinstance(inverse, (list, tuple)) and len(inverse) == 1 else inverse
+            if (value := scalar(only)) is not None:
+                operand.factors = ((value, True),)
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -157,7 +159,8 @@ class Observer:
             known = call.names.at(made.origin)
         # A tensor nobody knows and nothing has multiplied may have been scaled and clipped by something not followed.
         followed = known is not None or made.factors != ()
-        operand = Operand(fmt, made.factors if followed else None, made.whole and followed)
+        factors = made.factors if followed else None
+        operand = Operand(fmt, factors, made.whole and followed, by_parts=made.factors is None)
         name = self._name(call, known or ("grad_output" if call.backward else "cast"))
         return measure(recorder, call, name, x, operand)
 

@@ -35,13 +35,15 @@ class Operand:
 
     Attributes:
         fmt: the format cast to.
-        factors: their product is the quantiser's scale; None when that is not known.
+        factors: their product is the quantiser's scale; None when that is not known, or not one number.
         whole: nothing unseen can have clipped the tensor before it was measured.
+        by_parts: it was scaled by row or block.
     """
 
     fmt: Format
     factors: tuple[Factor, ...] | None
     whole: bool
+    by_parts: bool = False
 
     def scale(self) -> float | None:
         """The multiplier in force; waits for the device if it has to (drain thread only)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from precdoctor.recording import leaves
 from precdoctor.recording.fp8.provenance import Notes
@@ -30,6 +30,8 @@ class Call:
     Attributes:
         names: of the tensors it was given and of its own parameters.
         first: number of the first autograd node that it, or what it called, could make.
+        backward: its backward is meant.
+        missed: its casts were not seen on the way forward, so those on the way back could not be told apart.
     """
 
     place: Place
@@ -39,6 +41,7 @@ class Call:
     names: Notes = field(default_factory=Notes)
     first: int = 0
     backward: bool = False
+    missed: bool = False
 
     def note_names(self, module: nn.Module, given: Mapping[Any, Any]) -> None:
         """Name what it was given ``input`` (``input.0``, ``input.mask`` if there are several), and its parameters."""
@@ -80,9 +83,3 @@ def running_node() -> int | None:
     """Number of the autograd node that runs on this thread."""
     node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
-
-
-def storage_names(call: Call, x: Tensor) -> str | None:
-    """What the call knows a tensor as."""
-    found: str | None = call.names.get(x)
-    return found
