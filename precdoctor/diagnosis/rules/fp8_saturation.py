@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.rows import (
+    Key,
+    TensorRow,
+    integer,
+    known_format,
+    path_evidence,
+    path_to,
+    range_evidence,
+    text,
+)
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, records
@@ -45,16 +55,18 @@ block, 0.6 below 4,096 elements.
     ),
 )
 
-_KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer", "fp8_operand")
+_STORED = ("input", "output", "grad_output", "weight", "weight_grad", "buffer")
+_KINDS = (*_STORED, "fp8_operand")
 _FLOAT8 = tuple(f.dtype for f in FORMATS.values() if f.dtype.startswith("float8"))
 _COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "at_max", "saturated"),
+    *("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "at_max", "saturated", "format"),
     *("nan", "pos_inf", "neg_inf", "exp_lo", "exp_hist"),
 )
 
 
 @dataclass
 class _Tensor:
+    #: Float8 dtype it is in, or is cast to.
     dtype: str
     exact: bool
     numel: int
@@ -80,23 +92,27 @@ def check(view: RunView, options: Options) -> Checked:
     if not guilty:
         worst = max(t.share for t in tensors.values())
         return Checked((), f"{seen}: {percent(worst)} at the maximum in the worst")
-    key, tensor = max(guilty.items(), key=lambda item: item[1].share)
+    key, tensor = max(guilty.items(), key=lambda item: (item[1].exact, item[1].share))
     finding = _finding(view, key, tensor, limits[tensor.exact], options, len(guilty))
     return Checked([finding], f"{plural(len(guilty), 'tensor')} of {seen} above the limit", Status.FAILED)
 
 
 def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[int]]:
+    """Tensors stored in a float8 dtype, and wider ones whose cast to one was observed."""
     tensors: dict[Key, _Tensor] = {}
     steps: set[int] = set()
-    for frame in view.scan(_COLUMNS, _KINDS, where=[("dtype", "in", _FLOAT8)]):
+    stored = view.scan(_COLUMNS, _STORED, where=[("dtype", "in", _FLOAT8)])
+    for frame in itertools.chain(stored, view.scan(_COLUMNS, ("fp8_operand",))):
         for r in records(frame):
-            numel = int(r["numel"])
-            if numel < options["min_elements"]:
-                continue
+            numel, dtype = int(r["numel"]), str(r["dtype"])
             clipped = integer(r.get("saturated"))
+            if dtype not in _FLOAT8:
+                dtype = text(r.get("format"))
+            if numel < options["min_elements"] or (clipped is None and dtype != r["dtype"]):
+                continue  # of a wider tensor nothing but the count says what the cast did
             share = (int(r["at_max"]) if clipped is None else clipped) / numel
             key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            tensor = tensors.setdefault(key, _Tensor(str(r["dtype"]), clipped is not None, numel))
+            tensor = tensors.setdefault(key, _Tensor(dtype, clipped is not None, numel))
             tensor.shares.append(share)
             steps.add(int(r["step"]))
             if share > tensor.worst_share:
@@ -129,9 +145,11 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     fmt = known_format(tensor.dtype)
     largest = fmt.max if fmt is not None else math.nan
     what = "clipped at" if tensor.exact else "exactly at"
-    source = _wide_source(row, rows)
+    source = None if row.kind == "fp8_operand" else _wide_source(row, rows)
     binades = tensor.binades
-    if source is not None and source.amax:
+    if row.kind == "fp8_operand" and row.amax and not row.dtype.startswith("float8"):
+        binades = max(1, math.ceil(math.log2(row.amax / largest)))  # the row is of what the cast was given
+    elif source is not None and source.amax:
         binades = max(1, math.ceil(math.log2(source.amax * (row.scale or 1.0) / largest)))
     confidence = 0.95 if tensor.exact else 0.8 if tensor.numel >= 4096 else 0.6
     return Finding(
@@ -140,8 +158,8 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
         title=f"{percent(tensor.share)} of {row.label} is {what} the maximum of {tensor.dtype}, {largest:g}",
-        message=f"{percent(tensor.share)} of the elements of {row.label} ({row.dtype}) are {what} {largest:g} in the "
-        f"median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
+        message=f"{percent(tensor.share)} of the elements of {row.label} ({tensor.dtype}) are {what} {largest:g} in "
+        f"the median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
         f"{percent(tensor.worst_share)} at step {step}. "
         f"Larger values all became equal, silently. {plural(guilty, 'tensor')} above the limit.",
         location=Location(
@@ -149,7 +167,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
             row.module,
             row.module_class or None,
             row.kind,
-            Phase.BACKWARD if row.kind.startswith(("grad", "weight_grad")) else Phase.FORWARD,
+            _phase(row),
             process.rank,
             step,
         ),
@@ -168,6 +186,11 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     )
 
 
+def _phase(row: TensorRow) -> Phase:
+    name = row.name if row.kind == "fp8_operand" else row.kind
+    return Phase.BACKWARD if name.startswith(("grad", "weight_grad")) else Phase.FORWARD
+
+
 def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | None:
     """The tensor this one was cast from: the last wider one of as many elements before it."""
     if row.order is None:
@@ -182,19 +205,28 @@ def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | Non
 
 def _prescribe(row: TensorRow, tensor: _Tensor, binades: int, source: TensorRow | None, largest: float) -> Prescription:
     factor = 2.0**-binades
+    if tensor.exact and row.scale and row.amax and not row.dtype.startswith("float8"):
+        scale = row.scale * largest / row.amax
+        return Prescription(
+            title=f"scale by {scale:.4g} in place of {row.scale:.4g}: scaled by that, it reaches {row.amax:.4g} of "
+            f"{largest:g}",
+            change={"scale": {"from": row.scale, "to": scale}},
+            predicted={"saturated_share": {"from": tensor.worst_share, "to": 0.0}},
+            snippet=_snippet(tensor.dtype, largest),
+        )
     if source is not None and source.amax:
         scale = largest / source.amax
         return Prescription(
             title=f"scale by {scale:.4g} before the cast: its source {source.label} reaches {source.amax:.4g}",
             change={"scale": {"from": row.scale or 1.0, "to": scale}},
             predicted={"saturated_share": {"from": tensor.share, "to": 0.0}},
-            snippet=_snippet(row.dtype, largest),
+            snippet=_snippet(tensor.dtype, largest),
         )
     return Prescription(
         title=f"lower the scale of this tensor by 2^{binades} (to {factor:g} of what it is)",
         change={"scale_multiplier": factor},
         predicted={"at_max_share": {"from": tensor.share, "to": tensor.share * 0.5**binades}},
-        snippet=_snippet(row.dtype, largest),
+        snippet=_snippet(tensor.dtype, largest),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from precdoctor.recording import kernels
+from precdoctor.recording import kernels, leaves
 from precdoctor.recording.deepscan.call import Call, Where
 from precdoctor.recording.deepscan.casts import Casts
 from precdoctor.recording.deepscan.facts import Coverage, Findings
@@ -19,7 +19,6 @@ from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.microscope.ops import (
     OVERWRITING,
     UNINITIALISED,
-    computes_itself,
     is_out_variant,
     op_name,
     sequence_number,
@@ -74,7 +73,7 @@ class ScanMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(computes_itself(t) for t in types):
+        if any(leaves.computes_itself(t) for t in types):
             return NotImplemented  # its inner ops will come by here
         if self.failure is not None or not self.complete or torch._C._functorch.maybe_current_level() is not None:
             return func(*args, **kwargs)

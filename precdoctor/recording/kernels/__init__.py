@@ -234,13 +234,13 @@ def want_blocks(*, wanted: bool) -> None:
     _with_blocks = wanted
 
 
-def _measurable(x: Tensor) -> Tensor:
+def measurable(x: Tensor) -> Tensor:
     """FP64 exists on CPUs and CUDA devices only; elsewhere the tensor is brought to the host."""
     return x if x.is_cpu or x.is_cuda else x.cpu()
 
 
 def _stat(x: Tensor, slot: int) -> None:
-    x = _measurable(x)
+    x = measurable(x)
     home = bank(x.device)
     home.launches += 1
     if native.supports(x):
@@ -259,7 +259,7 @@ def _launch(x: Tensor, home: Bank, slot: int, blocks: Sequence[int]) -> None:
 
 
 def _update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
-    before, after, intended = (_measurable(t) for t in (before, after, intended))
+    before, after, intended = (measurable(t) for t in (before, after, intended))
     home = bank(before.device)
     home.launches += 1
     if native.supports_update(before, after, intended):
@@ -314,7 +314,7 @@ def measured(x: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
     Returns:
         Integer and float columns (see ``layout``), to be read before the next call.
     """
-    x = _measurable(x)
+    x = measurable(x)
     banks: dict[torch.device, Bank] = _alone.__dict__.setdefault("banks", {})
     home = banks.get(x.device)
     if home is None:

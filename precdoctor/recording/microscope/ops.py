@@ -64,11 +64,3 @@ def is_out_variant(func: Any) -> bool:
 def op_name(func: Any) -> str:
     """``add_`` of ``aten.add_.Tensor``."""
     return str(func.overloadpacket.__name__)
-
-
-def computes_itself(kind: type) -> bool:
-    """Whether tensors of this class have a dispatch of their own, whose inner ops come by a mode one by one."""
-    if kind is Tensor or kind is torch.nn.Parameter:
-        return False
-    dispatch = getattr(kind, "__torch_dispatch__", None)
-    return dispatch is not None and dispatch is not Tensor.__torch_dispatch__

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from precdoctor.recording import leaves
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.microscope.ops import (
     OVERWRITING,
     UNINITIALISED,
-    computes_itself,
     is_out_variant,
     op_name,
     sequence_number,
@@ -113,7 +113,7 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(computes_itself(t) for t in types):
+        if any(leaves.computes_itself(t) for t in types):
             return NotImplemented  # its inner ops will come by here
         if len(self.records) >= MAX_OPS:
             self.complete = False
