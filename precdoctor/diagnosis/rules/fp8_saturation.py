@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.fp8_casts import KIND, Operand, operands
+from precdoctor.diagnosis.fp8_cures import confidence, listed, location, rescaled, scale_words, seen_words
 from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -18,8 +21,9 @@ PAGE = RulePage(
     finds="""
 Tensors in a float8 dtype of which a large share sits exactly at the format's maximum (448 in E4M3FN, 57344 in E5M2).
 Where the log holds the exact count of clipped elements (`saturated`, from a cast that was observed), that count is
-judged instead, against its own, stricter limit. One element at the maximum per scaled block is healthy, amax scaling
-puts it there, which is why the default limit is above 1/128.
+judged instead, against its own, stricter limit; so it is for every cast to float8 that was seen (`fp8_operand`). One
+element at the maximum per scaled block is healthy, amax scaling puts it there, which is why the default limit is above
+1/128.
 """,
     matters="""
 E4M3FN has no infinity: a cast of too large a value saturates silently, the largest activations all become equal, and
@@ -45,7 +49,7 @@ block, 0.6 below 4,096 elements.
     ),
 )
 
-_KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer", "fp8_operand")
+_KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer", KIND)
 _FLOAT8 = tuple(f.dtype for f in FORMATS.values() if f.dtype.startswith("float8"))
 _COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "at_max", "saturated"),
@@ -72,8 +76,17 @@ class _Tensor:
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the worst tensor, with the others above the limit as evidence."""
     tensors, steps = _survey(view, options)
-    if not tensors:
+    casts = {k: o for k, o in operands(view).items() if o.settled and o.settled[0].numel >= options["min_elements"]}
+    if not tensors and not operands(view):
         return Checked.not_applicable("no tensor is in a float8 dtype")
+    clipped = [o for o in casts.values() if o.saturated_share > options["saturated_share"]]
+    if clipped:
+        clipped.sort(key=lambda o: (-o.saturated_share, o.key))
+        reason = f"{plural(len(clipped), 'operand')} of {seen_words(casts)} above the limit"
+        return Checked([_clipped(view, clipped, options)], reason, Status.FAILED)
+    if not tensors:
+        worst = max((o.saturated_share for o in casts.values()), default=0.0)
+        return Checked((), f"{seen_words(casts)}: {percent(worst)} clipped in the worst")
     seen = f"{plural(len(tensors), 'FP8 tensor')} on {plural(len(steps), 'step')}"
     limits = {True: options["saturated_share"], False: options["at_max_share"]}
     guilty = {k: t for k, t in tensors.items() if t.share > limits[t.exact]}
@@ -88,7 +101,7 @@ def check(view: RunView, options: Options) -> Checked:
 def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[int]]:
     tensors: dict[Key, _Tensor] = {}
     steps: set[int] = set()
-    for frame in view.scan(_COLUMNS, _KINDS, where=[("dtype", "in", _FLOAT8)]):
+    for frame in view.scan(_COLUMNS, _KINDS[:-1], where=[("dtype", "in", _FLOAT8)]):
         for r in records(frame):
             numel = int(r["numel"])
             if numel < options["min_elements"]:
@@ -165,6 +178,53 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
             else "elements at the maximum, above what amax scaling puts there",
         },
         prescriptions=(_prescribe(row, tensor, binades, source, largest),),
+    )
+
+
+def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Finding:
+    """From the casts themselves: what was clipped is still there to be counted."""
+    operand = clipped[0]
+    share, largest = operand.saturated_share, operand.fmt.max
+    cast = max(operand.settled, key=lambda c: (c.saturated_share, -c.step))
+    sure, why = confidence(operand)
+    return Finding(
+        code="PD401",
+        name="fp8-saturation",
+        severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
+        confidence=0.95 if sure > 0.7 else sure,
+        title=f"{percent(share)} of the {operand.label} is clipped at the maximum of {operand.fmt.dtype}, {largest:g}",
+        message=f"{percent(share)} of the elements of the {operand.label} are beyond {largest:g} when they are cast to "
+        f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
+        f"{percent(options['saturated_share'])}); {percent(cast.saturated_share)} at step {cast.step}, where "
+        f"{scale_words(cast)}. Larger values all became equal, silently. {plural(len(clipped), 'operand')} above the "
+        f"limit.",
+        location=location(operand, cast),
+        evidence={
+            "saturated_share": share,
+            "limit": options["saturated_share"],
+            "exact": True,
+            "steps_examined": len(operand.settled),
+            "scale": cast.scale,
+            "tensors": listed(clipped, lambda o: {"saturated_share": o.saturated_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": why,
+        },
+        prescriptions=(_lower(operand, share),),
+    )
+
+
+def _lower(operand: Operand, share: float) -> Prescription:
+    """The scale of the tensor's own amax, with what it clips and flushes."""
+    cure = rescaled(operand)
+    return Prescription(
+        title=f"{cure.words}: clipped {percent(share)} -> {percent(cure.damage.saturated)}, flushed "
+        f"{percent(operand.flushed_share)} -> {percent(cure.damage.flushed)}",
+        change=cure.change,
+        predicted={
+            "saturated_share": {"from": share, "to": cure.damage.saturated},
+            "flushed_share": {"from": operand.flushed_share, "to": cure.damage.flushed},
+        },
+        snippet=cure.snippet,
     )
 
 
