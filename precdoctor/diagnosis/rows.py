@@ -184,6 +184,7 @@ class TensorRow:
         if self.kind == "loss":
             return "the loss"
         what = {"grad_output": "gradient of the output", "weight_grad": "gradient", "weight_grad_step": "gradient"}
+        what["fp8_operand"] = "FP8 operand"
         words = [f"`{self.place}`", what.get(self.kind, self.kind)]
         if self.name:
             words.append(f"`{self.name}`")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from precdoctor.recording import attach
 from precdoctor.recording.batch import defer
+from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place, Root
@@ -25,8 +26,9 @@ _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_ligh
 class Backward:
     """Patches ``torch.autograd.backward`` (``Tensor.backward`` calls it by attribute) and hooks leaf gradients."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps, loss_code: LossCode) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps, loss_code: LossCode, casts: Casts) -> None:
         self._recorder = recorder
+        self._casts = casts
         self._loss_code = loss_code
         self._manual = manual
         self._begin = guarded(recorder)(self._began)
@@ -37,6 +39,8 @@ class Backward:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
         original = torch.autograd.backward
         recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
+        casts_begin = guarded(recorder)(self._casts.backward_begins)
+        casts_end = guarded(recorder)(self._casts.backward_ended)
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
@@ -49,9 +53,12 @@ class Backward:
             begin(tensors)
             if loss_code.supported:
                 loss_code.began(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
+            looking = casts_begin() if self._casts.met else None
             try:
                 original(*args, **kwargs)
             finally:
+                if looking is not None:
+                    casts_end(looking)
                 end()
 
         torch.autograd.backward = backward

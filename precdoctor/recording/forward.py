@@ -17,11 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import leaves
+from precdoctor.recording.fp8.casts import Casts
+from precdoctor.recording.fp8.scope import Call, node_number
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scene import RootCall, Scene
+from precdoctor.recording.seen import Seen
 from precdoctor.recording.slots import Entry, Site
 
 _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass
@@ -48,10 +51,10 @@ class _Mode:
         return "eval" if self.evaluating else self.phase
 
 
-class _Frame:
+class Frame:
     """One module call in progress."""
 
-    __slots__ = ("call", "kept", "mode", "module", "outermost", "place", "recorded")
+    __slots__ = ("call", "call_made", "first_node", "kept", "mode", "module", "outermost", "place", "recorded")
 
     def __init__(self, module: nn.Module, place: Place | None, mode: _Mode) -> None:
         self.module = module
@@ -59,24 +62,31 @@ class _Frame:
         self.mode = mode
         self.call = 0
         self.recorded = False
+        #: Number of the first autograd node that the call could make.
+        self.first_node = 0
         #: Top-level calls in training: what a replay of them needs.
         self.kept: RootCall | None = None
         #: Nothing but wrappers (DistributedDataParallel and the like) around it.
         self.outermost = False
+        #: Once casts to float8 have been met: the call as those see it.
+        self.call_made: Call | None = None
 
 
 class Forward:
     """The two global hooks and what they share."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps, scene: Scene, loss_code: LossCode) -> None:
+    def __init__(
+        self, recorder: Recorder, manual: ManualSteps, scene: Scene, loss_code: LossCode, casts: Casts
+    ) -> None:
         self._recorder = recorder
         self._manual = manual
         self._scene = scene
         self._loss_code = loss_code
+        self._casts = casts
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
-        self._seen = _Seen(recorder)
+        self._seen = Seen(recorder)
         #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
 
@@ -104,11 +114,13 @@ class Forward:
         return precdoctor_forward_pre
 
     def _post_hook(self) -> Callable[[nn.Module, Any, Any], None]:
-        recorder, leave = self._recorder, self._leave
+        recorder, leave, casts = self._recorder, self._leave, self._casts
 
         def precdoctor_forward(module: nn.Module, _args: Any, result: Any) -> None:
             if torch.compiler.is_compiling():
                 return
+            if casts.met:
+                casts.left(module)  # first of all: what it has opened must not outlive the call
             if not recorder.live and not self._was_entered(module):
                 return
             if recorder.state == "armed":
@@ -131,18 +143,18 @@ class Forward:
 
     # --- entering ----------------------------------------------------------------------------------------------------
 
-    def _stack(self) -> list[_Frame]:
+    def _stack(self) -> list[Frame]:
         local = self._recorder.local
         if not hasattr(local, "stack"):
             local.stack = []
-        stack: list[_Frame] = local.stack
+        stack: list[Frame] = local.stack
         return stack
 
     def _entered(self, module: nn.Module, args: Any) -> None:
         recorder, stack = self._recorder, self._stack()
         above = stack[-1] if stack else None
         if _has_no_identity(module) or torch._C._get_tracing_state() is not None:
-            stack.append(_Frame(module, above.place if above else None, _NOT_RECORDED))
+            stack.append(Frame(module, above.place if above else None, _NOT_RECORDED))
             return
         recompute = _in_recompute() != -1
         inside = above if above is not None and above.place is not None else None
@@ -151,10 +163,11 @@ class Forward:
         parent, caller = (None, None) if inside is None else (inside.place, inside.module)
         place = recorder.names.place(module, parent, caller)
         mode = self._root_mode(module, place, recompute) if inside is None else _inner_mode(inside.mode)
-        frame = _Frame(module, place, mode)
+        frame = Frame(module, place, mode)
         frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
         stack.append(frame)
         frame.recorded = recorder.live and mode is not _NOT_RECORDED and recorder.wants(place)
+        frame.first_node = node_number() if frame.recorded else 0
         if place.is_wrapper:  # of these only a compiled model says what its inside does not
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:
@@ -171,6 +184,8 @@ class Forward:
             given: dict[Any, Any] = dict(enumerate(args))
             given.update(_keyword_arguments())
             self._record_inputs(frame, given)
+        if self._casts.met:
+            self._casts.entered(frame, {**dict(enumerate(args)), **_keyword_arguments()}, recompute=recompute)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> _Mode:
         """How a top-level call is recorded: training, no-grad inside training, evaluation (perhaps), or not at all."""
@@ -194,7 +209,7 @@ class Forward:
                 if recorder.facts is not None:
                     recorder.facts.autocast(device, dtype)
 
-    def _record_inputs(self, frame: _Frame, given: dict[Any, Any]) -> None:
+    def _record_inputs(self, frame: Frame, given: dict[Any, Any]) -> None:
         recorder = self._recorder
         for name, x in leaves.floating(given):
             if self._seen.storage_of(x) or isinstance(x, nn.Parameter) or recorder.names.parameter(x) is not None:
@@ -216,6 +231,8 @@ class Forward:
             return  # entered before recording began
         frame = stack[depth]
         del stack[depth:]
+        if self._casts.met:
+            self._casts.ended(frame)
         if frame.recorded and result is not None:
             self._record_outputs(frame, result)
         if frame.kept is not None and result is not None:
@@ -223,7 +240,7 @@ class Forward:
             if self._loss_code.supported:
                 self._loss_code.open()
 
-    def _record_outputs(self, frame: _Frame, result: Any) -> None:
+    def _record_outputs(self, frame: Frame, result: Any) -> None:
         recorder = self._recorder
         recompute = _in_recompute() != -1
         for name, x in leaves.floating(result):
@@ -265,7 +282,7 @@ class Forward:
 
     # --- shared ------------------------------------------------------------------------------------------------------
 
-    def _site(self, frame: _Frame, kind: str, name: str, x: Tensor) -> Site:
+    def _site(self, frame: Frame, kind: str, name: str, x: Tensor) -> Site:
         assert frame.place is not None
         mode = frame.mode
         return self._recorder.site(
@@ -274,50 +291,6 @@ class Forward:
 
     def _was_hooked_last(self, x: Tensor) -> bool:
         return self._last_hooked is not None and self._last_hooked() is x
-
-
-class _Seen:
-    """The tensors the rows of this micro-step already speak of, as they were then: a version tells in-place writes.
-
-    A live tensor keeps its address from being used again, so a dead reference means "not seen".
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._when = (-1, -1)
-        self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._storages: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        recorder.when_forked.append(self._clear)
-
-    def _clear(self) -> None:
-        self._tensors.clear()
-        self._storages.clear()
-
-    def add(self, x: Tensor) -> None:
-        """Note a tensor that a row was made of."""
-        self._forget_what_was()
-        entry = (weakref.ref(x), _version(x))
-        self._tensors[id(x)] = entry
-        if x.layout is torch.strided and not leaves.is_wrapped(x):
-            self._storages[x.untyped_storage()._cdata] = entry
-
-    def _forget_what_was(self) -> None:
-        now = (self._recorder.step, self._recorder.micro_step)
-        if now != self._when:
-            self._clear()
-            self._when = now
-
-    def tensor(self, x: Tensor) -> bool:
-        """Whether this very tensor has a row."""
-        found = self._tensors.get(id(x))
-        return found is not None and found[0]() is x and found[1] == _version(x)
-
-    def storage_of(self, x: Tensor) -> bool:
-        """Whether this tensor, or one it is a view of, has a row."""
-        if x.layout is not torch.strided or leaves.is_wrapped(x):
-            return self.tensor(x)
-        found = self._storages.get(x.untyped_storage()._cdata)
-        return found is not None and found[0]() is not None and found[1] == _version(x)
 
 
 _NOT_RECORDED = _Mode("", evaluating=False)
@@ -351,10 +324,6 @@ def _inside_function() -> bool:
 def _has_no_identity(module: nn.Module) -> bool:
     """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
     return isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)) or getattr(module, "_is_replica", False)
-
-
-def _version(x: Tensor) -> int:
-    return -1 if x.is_inference() else x._version
 
 
 def _keyword_arguments() -> dict[str, Any]:

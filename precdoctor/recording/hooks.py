@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.backward import Backward
 from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
+from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
@@ -76,8 +77,10 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             applier.install_before()
         manual, scene = ManualSteps(recorder), Scene(recorder)
         loss_code = LossCode(recorder, scene)
-        Forward(recorder, manual, scene, loss_code).install()
-        Backward(recorder, manual, loss_code).install()
+        casts = Casts(recorder)
+        Forward(recorder, manual, scene, loss_code, casts).install()
+        Backward(recorder, manual, loss_code, casts).install()
+        casts.install()
         Optimizers(recorder, manual, Guard(recorder, scene)).install()
         recorder.end_open_step = manual.end_step_if_updated
         if applier is not None:

@@ -66,10 +66,15 @@ def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
 
 def is_wrapped(x: Tensor) -> bool:
     """Whether ``x`` is a subclass that computes by itself (DTensor, FakeTensor, quantised tensors)."""
-    kind = type(x)
+    return computes_itself(type(x))
+
+
+def computes_itself(kind: type) -> bool:
+    """The same, by the tensor's type."""
     if kind is Tensor or kind is torch.nn.Parameter:
         return False
-    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return dispatch is not None and dispatch is not Tensor.__torch_dispatch__
 
 
 def plain(x: Tensor) -> Tensor | None:

@@ -319,7 +319,8 @@ class Recorder:
         trained = self.current.losses or self.micro_step
         first = self.step == self.options.first_step  # a run that never trains is recorded, too
         rows = (e for e in self.slots.touched.values() if first or e.site.phase == "train")
-        return bool(trained) or any(map(self._counts_as_training, rows))
+        # Weights are exported to float8 after training, too: a cast alone begins no step.
+        return bool(trained) or any(self._counts_as_training(e) for e in rows if e.operand is None)
 
     def _counts_as_training(self, entry: Entry) -> bool:
         """Evaluation passes do not: no backward went through them, and their root is one that trains."""

@@ -91,6 +91,7 @@ def _largest(gradients: list[Tensor]) -> Tensor:
     """Largest magnitude; NaN if there is one."""
     home = gradients[0].device
     exact = torch.float64 if home.type in {"cpu", "cuda"} else torch.float32
+    gradients = [g if g.element_size() > 1 else g.float() for g in gradients]  # float8 has neither
     if home.type == "cpu":  # there the infinity norm takes fifteen times as long
         ends: tuple[Tensor, ...] | list[Tensor] = [end for g in gradients for end in torch.aminmax(g)]
     else:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from precdoctor.recording import kernels
 from precdoctor.recording.naming import Place
+
+if TYPE_CHECKING:
+    from precdoctor.recording.fp8.operand import Operand
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Entry:
     reached_by_backward: bool = False
     #: It carries the loss scale, which its kind alone does not say.
     scaled: bool = False
+    #: Of a tensor about to be cast to float8: what is known of the cast.
+    operand: Operand | None = None
 
 
 class SlotTable:
@@ -55,7 +61,7 @@ class SlotTable:
         slot = self._slots.get((site, device))
         if slot is None:
             slot = self._slots[(site, device)] = len(self._slots)
-            if site.kind == "weight":
+            if site.kind in ("weight", "fp8_operand"):
                 kernels.want_block16(slot)
         entry = self.touched.get(slot)
         if entry is None:

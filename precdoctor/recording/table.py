@@ -7,6 +7,7 @@ together. A row costs a few microseconds this way, ten times less than as a Pyth
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from precdoctor.numerics import EXP_MIN
 from precdoctor.recording.batch import StepBatch
+from precdoctor.recording.fp8.operand import flush_bins
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.slots import Entry
@@ -124,6 +126,7 @@ class StepTensors:
         self._codes, self._calls = sites.codes(entries, slots)
         self._bad: _Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
         self._micro_starts = batch.facts.micro_starts
+        self._cast_rows = [row for row, entry in enumerate(entries) if entry.operand is not None]
 
     # --- what the steps row and the events are made from --------------------------------------------------------------
 
@@ -183,10 +186,38 @@ class StepTensors:
         extents = np.fromiter(itertools.chain.from_iterable(e.shape for e in self._entries), np.int64, int(sizes.sum()))
         columns["shape"] = arrays.lists(sizes, arrays.numbers(extents))
         columns |= self._firsts_bad() | self._extremes_and_histogram() | self._updates() | self._blocks()
-        if scale is not None:
-            scaled = self.of_kinds(*_SCALED_KINDS) | np.fromiter((e.scaled for e in self._entries), np.bool_, count)
-            columns["scale"] = arrays.numbers(np.full(count, scale), scaled)
-        return columns
+        return columns | self._casts() | self._scales(scale)
+
+    def _scales(self, loss_scale: float | None) -> dict[str, Any]:
+        """The loss scale of gradients, the quantiser's of tensors that were cast."""
+        scales = np.full(self.rows, math.nan if loss_scale is None else loss_scale)
+        known: _Bools = np.zeros(self.rows, np.bool_)
+        if loss_scale is not None:
+            known = self.of_kinds(*_SCALED_KINDS) | np.fromiter((e.scaled for e in self._entries), np.bool_, self.rows)
+        for row in self._cast_rows:
+            operand = self._entries[row].operand
+            value = operand.scale() if operand is not None else None
+            known[row], scales[row] = value is not None, math.nan if value is None else value
+        return {"scale": arrays.numbers(scales, known)} if known.any() else {}
+
+    def _casts(self) -> dict[str, Any]:
+        """Which format a tensor was cast to, and what that clipped and flushed."""
+        if not self._cast_rows:
+            return {}
+        names: list[str | None] = [None] * self.rows
+        counts, known = np.zeros((2, self.rows), np.int64), np.zeros((2, self.rows), np.bool_)
+        bins = self._ints(at.HIST + 1, at.HIST + 1 + at.HIST_BINS)
+        for row in self._cast_rows:
+            operand = self._entries[row].operand
+            assert operand is not None, "that is what makes it one of these rows"
+            names[row] = operand.fmt.dtype
+            counts[:, row] = self._head[row, at.SATURATED], bins[row, : flush_bins(operand.fmt)].sum()
+            known[:, row] = not operand.hides_clipping(self._floats[row, at.AMAX]), True
+        return {
+            "format": arrays.strings(names),
+            "saturated": arrays.numbers(counts[0], known[0]),
+            "flushed": arrays.numbers(counts[1], known[1]),
+        }
 
     def _unique_calls(self) -> npt.NDArray[np.int32]:
         """A call without gradients comes after those with, one in another dtype after the first."""

@@ -77,6 +77,12 @@ def _row(entry, ints, floats, batch, rank) -> dict[str, Any]:
     if site.kind == "update":
         row["unchanged"] = int(ints[at.UNCHANGED])
         row["rel_lo"], row["rel_hist"] = _trim(ints[at.REL : at.REL + at.REL_BINS], at.REL_MIN)
+    if entry.operand is not None:
+        fmt = entry.operand.fmt
+        hidden = not entry.operand.whole and row["amax"] == fmt.max
+        flushed = [n for k, n in enumerate(hist, lo or 0) if 2.0 ** (k + 1) <= fmt.flush_limit]
+        row |= {"format": fmt.dtype, "flushed": int(sum(flushed)), "scale": entry.operand.scale(), "scaled": False}
+        row["saturated"] = None if hidden else int(ints[at.SATURATED])
     for block in at.BLOCK_SIZES:
         first = at.block_hist(block)
         below = ints[first : first + at.BLOCK_BINS]

@@ -222,13 +222,13 @@ def want_block16(slot: int) -> None:
     _with_block16.add(slot)
 
 
-def _measurable(x: Tensor) -> Tensor:
+def measurable(x: Tensor) -> Tensor:
     """FP64 exists on CPUs and CUDA devices only; elsewhere the tensor is brought to the host."""
     return x if x.is_cpu or x.is_cuda else x.cpu()
 
 
 def _stat(x: Tensor, slot: int) -> None:
-    x = _measurable(x)
+    x = measurable(x)
     home = bank(x.device)
     home.launches += 1
     if native.supports(x):
@@ -243,7 +243,7 @@ def _stat(x: Tensor, slot: int) -> None:
 
 
 def _update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
-    before, after, intended = (_measurable(t) for t in (before, after, intended))
+    before, after, intended = (measurable(t) for t in (before, after, intended))
     home = bank(before.device)
     home.launches += 1
     if native.supports_update(before, after, intended):

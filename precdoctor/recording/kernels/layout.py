@@ -22,6 +22,7 @@ FIRST_BAD_ORDER: Final = 3  # ... over the launches that held a NaN or an Inf
 SUBNORMAL: Final = 4
 AT_MAX: Final = 5
 UNCHANGED: Final = 6
+SATURATED: Final = UNCHANGED  # in rows of casts, which are no updates
 FINGERPRINT: Final = 7
 NAN: Final = 8
 POS_INF: Final = 9

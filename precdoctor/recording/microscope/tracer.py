@@ -111,7 +111,7 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(_computes_itself(t) for t in types):
+        if any(leaves.computes_itself(t) for t in types):
             return NotImplemented  # its inner ops will come by here
         if len(self.records) >= MAX_OPS:
             self.complete = False
@@ -275,10 +275,3 @@ def _out_variant(func: Any) -> bool:
 def _name(func: Any) -> str:
     """``add_`` of ``aten.add_.Tensor``."""
     return str(func.overloadpacket.__name__)
-
-
-def _computes_itself(kind: type) -> bool:
-    if kind is Tensor or kind is torch.nn.Parameter:
-        return False
-    dispatch = getattr(kind, "__torch_dispatch__", None)
-    return dispatch is not None and dispatch is not Tensor.__torch_dispatch__

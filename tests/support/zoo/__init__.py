@@ -83,6 +83,14 @@ def fit(
 
 def load(names: Iterable[str]) -> list[Callable[[], Trained]]:
     """The specimens with these names; all for none."""
-    from tests.support.zoo import adversarial, healthy, language, oddities, sequences, vision  # noqa: F401 - register
+    from tests.support.zoo import (  # noqa: F401 - register
+        adversarial,
+        healthy,
+        language,
+        narrow,
+        oddities,
+        sequences,
+        vision,
+    )
 
     return [SPECIMENS[name] for name in (names or SPECIMENS)]

@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.recording import kernels
 from precdoctor.recording.batch import StepBatch, StepFacts
+from precdoctor.recording.fp8.operand import FLOAT8, Operand, launcher
 from precdoctor.recording.naming import Place
 from precdoctor.recording.slots import Site, SlotTable
 from precdoctor.recording.table import Sites, StepTensors
@@ -23,7 +24,7 @@ from tests.support.reference_rows import tensor_rows
 
 CPU = torch.device("cpu")
 
-VALUES = st.sampled_from([0.0, -0.0, 1.0, -3.0, 1e-42, 65504.0, 3e38, math.inf, -math.inf, math.nan, 2.0**-20])
+VALUES = st.sampled_from([0.0, -0.0, 1.0, -3.0, 448.0, 1e-42, 65504.0, 3e38, math.inf, -math.inf, math.nan, 2.0**-20])
 TENSORS = st.lists(VALUES, min_size=1, max_size=40).map(torch.tensor)
 SITES = st.builds(
     Site,
@@ -34,6 +35,13 @@ SITES = st.builds(
     st.sampled_from(["train", "no_grad"]),
     st.sampled_from(["float32", "bfloat16"]),
 )
+OPERANDS = st.builds(
+    Operand,
+    st.sampled_from(sorted(FLOAT8.values(), key=lambda f: f.name)),
+    st.none() | st.lists(st.tuples(st.sampled_from([448.0, 0.5, 0.0]), st.booleans()), max_size=3).map(tuple),
+    st.booleans(),
+)
+LAUNCHES = st.tuples(SITES, TENSORS, st.booleans(), st.none() | OPERANDS)
 
 
 @pytest.fixture(autouse=True)
@@ -47,24 +55,30 @@ def finish(slots: SlotTable, facts: StepFacts) -> StepBatch:
     return StepBatch(facts, slots.take(), {CPU: kernels.bank(CPU).snapshot(len(slots))})
 
 
-def launch(slots: SlotTable, site: Site, x: torch.Tensor, *, scaled: bool = False) -> None:
+def launch(
+    slots: SlotTable, site: Site, x: torch.Tensor, *, scaled: bool = False, operand: Operand | None = None
+) -> None:
     entry = slots.entry(site, CPU)
     entry.shape, entry.scaled = tuple(x.shape), scaled
     x = x.bfloat16() if site.dtype == "bfloat16" else x
     if site.kind == "update":
         kernels.update(x, x + 1, torch.full_like(x, 1e-3, dtype=torch.float32), entry.slot)
+    elif operand is not None and site.kind == "fp8_operand":
+        launcher(operand.fmt)(x, entry.slot)
+        entry.operand = operand
     else:
         kernels.stat(x, entry.slot)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_columns_are_those_of_the_slow_reference(data):
     kernels.forget_all()
     slots, sites = SlotTable(), Sites()
     for number in range(data.draw(st.integers(1, 3))):
         facts = StepFacts(number, micro_starts=[{CPU: data.draw(st.integers(0, 6))}], sampled=True)
-        for site, x, scaled in data.draw(st.lists(st.tuples(SITES, TENSORS, st.booleans()), max_size=12)):
-            launch(slots, site, x, scaled=scaled)
+        for site, x, scaled, operand in data.draw(st.lists(LAUNCHES, max_size=12)):
+            launch(slots, site, x, scaled=scaled, operand=operand)
         if data.draw(st.booleans()):  # a tensor that was announced and never measured
             slots.entry(data.draw(SITES), CPU)
         scale = data.draw(st.none() | st.just(1024.0))

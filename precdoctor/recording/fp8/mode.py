@@ -1,0 +1,117 @@
+"""The dispatch mode that sees casts, and the multiplications and clamps before them. It changes nothing it sees."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from precdoctor.recording import leaves
+
+if TYPE_CHECKING:
+    from precdoctor.recording.fp8.observer import Observer
+
+_aten: Any = torch.ops.aten
+#: What is done about an op; all others only end what was known of the tensor they write to.
+_OPS: dict[Any, str] = {
+    _aten._to_copy.default: "convert",
+    _aten.clone.default: "convert",
+    _aten.copy_.default: "copy",
+    _aten.mul.Tensor: "mul",
+    _aten.mul.Scalar: "mul",
+    _aten.mul_.Tensor: "mul",
+    _aten.mul_.Scalar: "mul",
+    _aten.div.Tensor: "div",
+    _aten.div.Scalar: "div",
+    _aten.div_.Tensor: "div",
+    _aten.div_.Scalar: "div",
+    _aten.clamp.default: "clamp",
+    _aten.clamp.Tensor: "clamp",
+    _aten.clamp_.default: "clamp",
+    _aten.clamp_.Tensor: "clamp",
+    _aten.hardtanh.default: "clamp",
+    _aten.clamp_min.default: "clamp",
+    _aten.clamp_max.default: "clamp",
+    _aten.minimum.default: "bound",
+    _aten.maximum.default: "bound",
+    _aten._scaled_mm.default: "matmul",
+}
+if hasattr(_aten, "_scaled_mm_v2"):  # torch 2.9
+    _OPS[_aten._scaled_mm_v2.default] = "matmul"
+
+
+class CastMode(TorchDispatchMode):
+    """Open on the code of one module call, or on one backward pass."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+        self.observer = observer
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions called in here stay compiled; what they cast is not seen."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(leaves.computes_itself(t) for t in types):
+            return NotImplemented  # its inner ops will come by here
+        what = _OPS.get(func)
+        if what is None:
+            result = func(*args, **kwargs)
+            if _is_mutable(func):
+                self.observer.written(args, kwargs)
+            return result
+        before = self.observer.before(what, args, kwargs)
+        result = func(*args, **kwargs)
+        self.observer.after(what, args, result, before)
+        return result
+
+
+_mutable: dict[Any, bool] = {}
+
+
+def _is_mutable(func: Any) -> bool:
+    found = _mutable.get(func)
+    if found is None:
+        schema = getattr(func, "_schema", None)  # higher-order ops have none
+        found = _mutable[func] = schema is not None and bool(schema.is_mutable)
+    return found
+
+
+def supported() -> bool:
+    """Whether the mode can be open without changing what runs.
+
+    Before torch 2.8 a function called under any dispatch mode is not compiled, so there it must not meet one.
+    """
+    if hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is None or not getattr(dynamo, "cached_backends", None)
+
+
+def take_off(mode: CastMode) -> None:
+    """Close a mode, also under modes that somebody has opened since and not closed."""
+    if not any(m is mode for m in _get_current_dispatch_mode_stack()):
+        return
+    above: list[Any] = []
+    while _get_current_dispatch_mode() is not mode:
+        above.append(_pop_mode())
+    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call] # as torch has it
+    for other in reversed(above):
+        _push_mode(other)
+
+
+def is_open() -> bool:
+    """Whether this thread's ops are being looked at."""
+    return any(isinstance(m, CastMode) for m in _get_current_dispatch_mode_stack())

@@ -1,0 +1,123 @@
+"""How a tensor that is cast to float8 came about: what it was before scalars multiplied it, and which.
+
+Tensors are told apart by their memory, so views need no attention. A weak reference to that memory keeps its address
+from being used again while a note speaks of it; it keeps no tensor alive.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from precdoctor.recording import kernels
+from precdoctor.recording.batch import defer
+from precdoctor.recording.fp8.operand import Factor
+from precdoctor.recording.microscope.tracer import storage_key
+from precdoctor.recording.slots import Entry
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor's history.
+
+    Attributes:
+        origin: the memory of the tensor it began as.
+        parameter: the name of the parameter that was, if it was one.
+        factors: what multiplied it since; None when that was no scalar.
+        whole: no op has clipped it.
+        measured: the row of the tensor before it was clipped at the maximum of a format.
+    """
+
+    origin: int | None
+    parameter: str | None
+    factors: tuple[Factor, ...] | None = ()
+    whole: bool = True
+    measured: Entry | None = None
+
+    def times(self, factors: tuple[Factor, ...] | None) -> Made:
+        """Multiplied by scalars (None: by something else)."""
+        together = None if self.factors is None or factors is None else self.factors + factors
+        return dataclasses.replace(self, factors=together, measured=None)
+
+
+class Notes:
+    """Notes on tensors, by their memory."""
+
+    def __init__(self) -> None:
+        self._notes: dict[int, tuple[StorageWeakRef, Any]] = {}
+
+    def get(self, x: Tensor) -> Any:
+        """The note on a tensor's memory; None without one."""
+        key = storage_key(x)
+        return None if key is None else self.at(key)
+
+    def at(self, key: int) -> Any:
+        """The same by :func:`storage_key`."""
+        found = self._notes.get(key)
+        return None if found is None else found[1]
+
+    def put(self, x: Tensor, note: Any) -> None:
+        """Replace what was noted."""
+        if (key := storage_key(x)) is not None:
+            self._notes[key] = (StorageWeakRef(x.untyped_storage()), note)
+
+    def drop(self, x: Tensor) -> None:
+        """The memory was written to."""
+        if self._notes and (key := storage_key(x)) is not None:
+            self._notes.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._notes.clear()
+
+
+def scaled(a: Any, b: Any, result: Tensor, *, divide: bool) -> tuple[Tensor, tuple[Factor, ...] | None] | None:
+    """Which operand of ``a * b`` or ``a / b`` is the data, and by what scalar it was multiplied (None: no scalar).
+
+    Returns:
+        None when neither operand multiplies the other: both are as large as the result, or it is a scalar itself.
+    """
+    first = divide or (isinstance(a, Tensor) and a.numel() == result.numel())
+    data, other = (a, b) if first else (b, a)
+    size = result.numel()
+    if size == 1 or not is_float(data) or data.numel() != size:
+        return None
+    if isinstance(other, Tensor) and other.numel() == size:
+        return None
+    factor = scalar(other)
+    return data, None if factor is None else ((factor, divide),)
+
+
+def scalar(value: Any) -> Any:
+    """A number to be read later; None when it is not one: scales per row or block."""
+    if isinstance(value, (bool, int, float)):
+        return float(value)
+    if not isinstance(value, Tensor) or value.numel() != 1 or value.dtype.is_complex:
+        return None
+    with kernels.apart_from_user_modes():
+        return defer(value.detach())
+
+
+def bound(lower: Any, upper: Any) -> float | None:
+    """``m`` of a clamp to ``[-m, m]``, where reading that needs no device."""
+    low, high = _number(lower), _number(upper)
+    return high if high is not None and low is not None and low == -high else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or not value.is_cpu:
+            return None
+        with kernels.apart_from_user_modes():
+            return float(value)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def is_float(x: Any) -> bool:
+    """Whether ``x`` is a tensor of floating-point numbers wider than 8 bits."""
+    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype.itemsize > 1 and x.layout is torch.strided
