@@ -29,7 +29,6 @@ from precdoctor.diagnosis.rows import (
     text,
 )
 from precdoctor.diagnosis.view import Process, RunView, records
-from precdoctor.errors import CorruptRunError
 from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.fp8_scaling import AmaxSeries, Recipe, scale_series
@@ -58,6 +57,7 @@ class Cast:
 
     Attributes:
         statistics: of the elements as they are cast: times ``scale``.
+        peak: largest finite magnitude given to the cast; 0 when there is none but zero.
         scale: the multiplier in force, whatever it was; None where not known.
         alive: finite elements that are not zero.
         saturated, flushed: exact counts; 0 clipped where the tensor may have been clipped before anybody looked.
@@ -67,17 +67,13 @@ class Cast:
     process: Process
     step: int
     statistics: TensorStatistics
+    peak: float
     scale: float | None
     numel: int
     alive: int
     saturated: int
     flushed: int
     non_finite: int
-
-    @property
-    def peak(self) -> float:
-        """Largest finite magnitude given to the cast; 0 when there is none but zero."""
-        return self.statistics.amax or 0.0
 
     @property
     def scale_is_sound(self) -> bool:
@@ -243,7 +239,7 @@ class Operand:
     def evidence(self, view: RunView, cast: Cast) -> dict[str, Any]:
         """The fixed-shape ``range`` and ``path`` of a finding, the range in the unit of the format."""
         rows = view.rows(cast.process, cast.step)
-        mine = [r for r in rows if r.key == self.key and r.amax == cast.statistics.amax]
+        mine = [r for r in rows if r.key == self.key and r.amax == cast.peak]
         if not mine:
             return {}
         row = replace(mine[0], dtype=self.fmt.dtype)
@@ -324,21 +320,32 @@ def _cast(r: Mapping[str, Any]) -> Cast | None:
     saturated, flushed = integer(r["saturated"]), integer(r["flushed"])
     if flushed is None:
         return None
-    histogram = exponents("exp_hist", r["exp_lo"], r["exp_hist"])
-    try:
-        statistics = TensorStatistics(
-            histogram,
-            number(r["amax"]) or None,
-            number(r["amin_nonzero"]),
-            number(r["sum_sq"]),
-            known_format(text(r["dtype"])) if number(r["scale"]) in (None, 1.0) else None,
-        )
-    except ValueError as error:
-        raise CorruptRunError(f"the log is damaged: {error} in an fp8_operand row of step {r['step']}") from None
+    statistics = _statistics(r)
     return Cast(
-        Process(int(r["rank"]), int(r["attempt"])), int(r["step"]), statistics, number(r["scale"]), int(r["numel"]),
-        histogram.total, saturated or 0, flushed, int(r["nan"]) + int(r["pos_inf"]) + int(r["neg_inf"]),
-    )  # fmt: skip
+        process=Process(int(r["rank"]), int(r["attempt"])),
+        step=int(r["step"]),
+        statistics=statistics,
+        peak=number(r["amax"]) or 0.0,
+        scale=number(r["scale"]),
+        numel=int(r["numel"]),
+        alive=statistics.histogram.total,
+        saturated=saturated or 0,
+        flushed=flushed,
+        non_finite=int(r["nan"]) + int(r["pos_inf"]) + int(r["neg_inf"]),
+    )
+
+
+def _statistics(r: Mapping[str, Any]) -> TensorStatistics:
+    """Of a row; where its columns contradict each other, of its exponents alone."""
+    histogram = exponents("exp_hist", r["exp_lo"], r["exp_hist"])
+    # A scale that is no power of two takes the elements off the grid of their dtype.
+    source = known_format(text(r["dtype"])) if number(r["scale"]) == 1.0 else None
+    try:
+        return TensorStatistics(
+            histogram, number(r["amax"]) or None, number(r["amin_nonzero"]), number(r["sum_sq"]), source
+        )
+    except ValueError:
+        return TensorStatistics(histogram)
 
 
 def _together(a: Cast, b: Cast) -> Cast:
