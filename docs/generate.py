@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+from precdoctor.comparison.leading import INDICATORS
 from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.registry import RULES
@@ -42,6 +43,12 @@ def pages() -> dict[Path, str]:
         "| code | name | severity | finds |",
         "|---|---|---|---|",
         *(f"| {r.code} | {r.name} | {r.severity.value} | {r.doc} |" for r in REGRESSIONS),
+        "",
+        "`precdoctor record --reference RUN` holds a running training against a healthy one:",
+        "",
+        "| code | name | severity | finds |",
+        "|---|---|---|---|",
+        *(f"| {i.code} | {i.name} | {i.severity.value} | {i.doc} |" for i in INDICATORS),
         "",
     ]
     generated = {DOCS / "rules" / f"{rule.code}.md": rule.markdown() for rule in RULES}

@@ -30,19 +30,22 @@ def explain(
 
     What it finds, why it matters, what to do, its options. Without a code, list all rules.
     """
+    from precdoctor.comparison.leading import INDICATORS, Indicator
     from precdoctor.comparison.regressions import REGRESSIONS, Regression
     from precdoctor.diagnosis import registry
     from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.rule_view import print_page, print_regression, print_rules
+    from precdoctor.reporting.rule_view import print_indicator, print_page, print_regression, print_rules
 
     console = make_console()
     if code is None:
         print_rules(registry.RULES, console)
         return 0
-    known: list[Rule | Regression] = [*registry.RULES, *REGRESSIONS]
+    known: list[Rule | Regression | Indicator] = [*registry.RULES, *REGRESSIONS, *INDICATORS]
     found = registry.find(code, known)
     if isinstance(found, Regression):
         print_regression(found, console)
+    elif isinstance(found, Indicator):
+        print_indicator(found, console)
     else:
         print_page(found, console)
     return 0

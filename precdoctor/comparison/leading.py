@@ -32,11 +32,37 @@ LAG = 0.1
 #: Median absolute deviation to standard deviation, of a Gaussian.
 _SIGMA = 1.4826
 
-CODES: Mapping[str, str] = {
-    "PD821": "loss-above-reference",
-    "PD822": "gradient-growing-faster",
-    "PD823": "second-moment-drift",
-}
+
+@dataclass(frozen=True)
+class Indicator:
+    """One sign that a run is leaving its reference; its limits are the constants above."""
+
+    code: str
+    name: str
+    severity: Severity
+    #: What it says, with its limits.
+    doc: str
+
+
+_PAIRED = f"Held over the newest {WINDOW} steps that both runs have, {FEWEST} at least."
+INDICATORS: tuple[Indicator, ...] = (
+    Indicator(
+        "PD821", "loss-above-reference", Severity.WARNING,
+        f"The loss is above what the reference has there, and had a tenth of the steps before, by more than {LOSS_GAP} "
+        f"nats in the median and more than {SIGNIFICANT:g} standard errors of the difference. {_PAIRED}",
+    ),
+    Indicator(
+        "PD822", "gradient-growing-faster", Severity.WARNING,
+        f"The amax of a gradient grew {GROWTH:g} binades more than the reference's between the first and the last "
+        f"quarter of the window, and stands above it. {_PAIRED}",
+    ),
+    Indicator(
+        "PD823", "second-moment-drift", Severity.WARNING,
+        f"The mean square of a gradient is {DRIFT:g} binades (a factor of {2.0**DRIFT:g}) from the reference's in the "
+        f"median. {_PAIRED}",
+    ),
+)  # fmt: skip
+CODES: Mapping[str, str] = {i.code: i.name for i in INDICATORS}
 
 #: Per tensor and step: amax and mean square of the unscaled gradient.
 Course = dict[Key, dict[int, tuple[float, float]]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from precdoctor.diagnosis.finding import Finding
 
@@ -13,6 +14,7 @@ _EXPLAINS = {
     "PD101": ("PD301",),
     "PD102": ("PD301",),
     "PD103": ("PD301",),
+    "PD405": ("PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
 }
 #: What leads to a non-finite value, or is the same fault seen from another side: told with it, whatever the steps.
 _NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605")
@@ -25,11 +27,21 @@ _EXPLAINS_RUN = {
     "PD301": ("PD302", "PD303"),
     "PD307": ("PD301", "PD302", "PD303"),
     "PD501": ("PD502", "PD505"),
-    "PD603": ("PD504", "PD605"),
+    "PD603": ("PD406", "PD504", "PD605"),
     "PD604": ("PD601", "PD602"),
 }
 #: ... when they speak of the same module.
-_EXPLAINS_PLACE = {"PD301": ("PD601", "PD602"), "PD602": ("PD601",)}
+_EXPLAINS_PLACE = {"PD301": ("PD601", "PD602"), "PD602": ("PD406", "PD601")}
+#: ... when all tensors of the effect are among those of the cause (``evidence["tensors"]``): FP8 operands.
+_EXPLAINS_TENSORS = {
+    "PD401": ("PD407",),
+    "PD402": ("PD407", "PD409"),
+    "PD403": ("PD402", "PD407", "PD408", "PD409"),
+    "PD404": ("PD401", "PD407"),
+    "PD405": ("PD401", "PD402", "PD404", "PD407", "PD411"),
+    "PD408": ("PD402", "PD407", "PD409"),
+    "PD411": ("PD402", "PD407"),
+}
 
 
 def covered_steps(finding: Finding) -> tuple[int, int] | None:
@@ -48,10 +60,18 @@ def explains(cause: Finding, effect: Finding) -> bool:
         return True
     if effect.code in _EXPLAINS_PLACE.get(cause.code, ()):
         return (cause.location.root, cause.location.module) == (effect.location.root, effect.location.module)
+    if effect.code in _EXPLAINS_TENSORS.get(cause.code, ()):
+        effects = _tensors(effect)
+        return bool(effects) and effects <= _tensors(cause)
     if effect.code not in _EXPLAINS.get(cause.code, ()):
         return False
     span, begin = covered_steps(cause), effect.evidence.get("first_overflow_step", effect.location.step)
     return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
+
+
+def _tensors(finding: Finding) -> set[tuple[Any, ...]]:
+    names = ("root", "module", "kind", "name", "call")
+    return {tuple(t.get(n) for n in names) for t in finding.evidence.get("tensors", ())}
 
 
 def fold(findings: Sequence[Finding]) -> list[Finding]:

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from precdoctor.comparison.leading import INDICATORS, Indicator
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.diagnosis.rule import Rule
 from precdoctor.reporting.text import clean, clean_block
@@ -24,13 +25,17 @@ def print_rules(rules: Sequence[Rule], console: Console) -> None:
         severity = rule.severity.value
         table.add_row(clean(rule.code), clean(rule.name), Text(severity, f"pd.{severity}"))
     console.print(table)
-    console.print("\nWith a baseline, gate also checks:")
-    against = Table.grid(padding=(0, 2, 0, 0))
-    against.add_column(no_wrap=True, style="pd.strong")
-    against.add_column(no_wrap=True)
-    for regression in REGRESSIONS:
-        against.add_row(clean(regression.code), clean(regression.name))
-    console.print(against)
+    for words, listed in (
+        ("With a baseline, gate also checks:", REGRESSIONS),
+        ("With record --reference, a running training is also held against a healthy one:", INDICATORS),
+    ):
+        console.print(f"\n{words}")
+        against = Table.grid(padding=(0, 2, 0, 0))
+        against.add_column(no_wrap=True, style="pd.strong")
+        against.add_column(no_wrap=True)
+        for entry in listed:
+            against.add_row(clean(entry.code), clean(entry.name))
+        console.print(against)
     console.print(Text("\nThe page of one: precdoctor explain PD101", "pd.quiet"))
 
 
@@ -56,13 +61,23 @@ def print_page(rule: Rule, console: Console) -> None:
 
 def print_regression(regression: Regression, console: Console) -> None:
     """What the gate compares with a baseline, and its limits."""
-    severity = regression.severity.value
-    head = ((regression.code, "pd.strong"), f"  {clean(regression.name)}  ", (severity, f"pd.{severity}"))
-    console.print(Text.assemble(*head))
+    _print_head(regression, console)
     console.print(Text(f"\n{clean(regression.doc)} Checked by gate with a baseline."))
     if regression.options:
         console.print(Text("\nOptions", "pd.strong"))
         console.print(Padding(Text(clean_block(_options(regression))), (0, 0, 0, 2)))
+
+
+def print_indicator(indicator: Indicator, console: Console) -> None:
+    """What parts a running training from its reference."""
+    _print_head(indicator, console)
+    console.print(Text(f"\n{clean(indicator.doc)} Checked while a run goes on by record --reference."))
+
+
+def _print_head(entry: Regression | Indicator, console: Console) -> None:
+    severity = entry.severity.value
+    head = ((entry.code, "pd.strong"), f"  {clean(entry.name)}  ", (severity, f"pd.{severity}"))
+    console.print(Text.assemble(*head))
 
 
 def reflow(text: str) -> str:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.rows import (
-    Key,
-    TensorRow,
-    integer,
-    known_format,
-    path_evidence,
-    path_to,
-    range_evidence,
-    text,
-)
+from precdoctor.diagnosis.fp8_casts import KIND, Operand, operands
+from precdoctor.diagnosis.fp8_cures import confidence, listed, location, rescaled, scale_words, seen_words
+from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, records
@@ -28,8 +21,9 @@ PAGE = RulePage(
     finds="""
 Tensors in a float8 dtype of which a large share sits exactly at the format's maximum (448 in E4M3FN, 57344 in E5M2).
 Where the log holds the exact count of clipped elements (`saturated`, from a cast that was observed), that count is
-judged instead, against its own, stricter limit. One element at the maximum per scaled block is healthy, amax scaling
-puts it there, which is why the default limit is above 1/128.
+judged instead, against its own, stricter limit; so it is for every cast to float8 that was seen (`fp8_operand`). One
+element at the maximum per scaled block is healthy, amax scaling puts it there, which is why the default limit is above
+1/128.
 """,
     matters="""
 E4M3FN has no infinity: a cast of too large a value saturates silently, the largest activations all become equal, and
@@ -55,18 +49,16 @@ block, 0.6 below 4,096 elements.
     ),
 )
 
-_STORED = ("input", "output", "grad_output", "weight", "weight_grad", "buffer")
-_KINDS = (*_STORED, "fp8_operand")
+_KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer", KIND)
 _FLOAT8 = tuple(f.dtype for f in FORMATS.values() if f.dtype.startswith("float8"))
 _COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "at_max", "saturated", "format"),
+    *("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "at_max", "saturated"),
     *("nan", "pos_inf", "neg_inf", "exp_lo", "exp_hist"),
 )
 
 
 @dataclass
 class _Tensor:
-    #: Float8 dtype it is in, or is cast to.
     dtype: str
     exact: bool
     numel: int
@@ -84,35 +76,40 @@ class _Tensor:
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the worst tensor, with the others above the limit as evidence."""
     tensors, steps = _survey(view, options)
-    if not tensors:
+    casts = {k: o for k, o in operands(view).items() if o.settled and o.settled[0].numel >= options["min_elements"]}
+    if not tensors and not operands(view):
         return Checked.not_applicable("no tensor is in a float8 dtype")
+    clipped = [o for o in casts.values() if o.saturated_share > options["saturated_share"]]
+    if clipped:
+        clipped.sort(key=lambda o: (-o.saturated_share, o.key))
+        reason = f"{plural(len(clipped), 'operand')} of {seen_words(casts)} above the limit"
+        return Checked([_clipped(view, clipped, options)], reason, Status.FAILED)
+    if not tensors:
+        worst = max((o.saturated_share for o in casts.values()), default=0.0)
+        return Checked((), f"{seen_words(casts)}: {percent(worst)} clipped in the worst")
     seen = f"{plural(len(tensors), 'FP8 tensor')} on {plural(len(steps), 'step')}"
     limits = {True: options["saturated_share"], False: options["at_max_share"]}
     guilty = {k: t for k, t in tensors.items() if t.share > limits[t.exact]}
     if not guilty:
         worst = max(t.share for t in tensors.values())
         return Checked((), f"{seen}: {percent(worst)} at the maximum in the worst")
-    key, tensor = max(guilty.items(), key=lambda item: (item[1].exact, item[1].share))
+    key, tensor = max(guilty.items(), key=lambda item: item[1].share)
     finding = _finding(view, key, tensor, limits[tensor.exact], options, len(guilty))
     return Checked([finding], f"{plural(len(guilty), 'tensor')} of {seen} above the limit", Status.FAILED)
 
 
 def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[int]]:
-    """Tensors stored in a float8 dtype, and wider ones whose cast to one was observed."""
     tensors: dict[Key, _Tensor] = {}
     steps: set[int] = set()
-    stored = view.scan(_COLUMNS, _STORED, where=[("dtype", "in", _FLOAT8)])
-    for frame in itertools.chain(stored, view.scan(_COLUMNS, ("fp8_operand",))):
+    for frame in view.scan(_COLUMNS, _KINDS[:-1], where=[("dtype", "in", _FLOAT8)]):
         for r in records(frame):
-            numel, dtype = int(r["numel"]), str(r["dtype"])
+            numel = int(r["numel"])
+            if numel < options["min_elements"]:
+                continue
             clipped = integer(r.get("saturated"))
-            if dtype not in _FLOAT8:
-                dtype = text(r.get("format"))
-            if numel < options["min_elements"] or (clipped is None and dtype != r["dtype"]):
-                continue  # of a wider tensor nothing but the count says what the cast did
             share = (int(r["at_max"]) if clipped is None else clipped) / numel
             key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            tensor = tensors.setdefault(key, _Tensor(dtype, clipped is not None, numel))
+            tensor = tensors.setdefault(key, _Tensor(str(r["dtype"]), clipped is not None, numel))
             tensor.shares.append(share)
             steps.add(int(r["step"]))
             if share > tensor.worst_share:
@@ -145,11 +142,9 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     fmt = known_format(tensor.dtype)
     largest = fmt.max if fmt is not None else math.nan
     what = "clipped at" if tensor.exact else "exactly at"
-    source = None if row.kind == "fp8_operand" else _wide_source(row, rows)
+    source = _wide_source(row, rows)
     binades = tensor.binades
-    if row.kind == "fp8_operand" and row.amax and not row.dtype.startswith("float8"):
-        binades = max(1, math.ceil(math.log2(row.amax / largest)))  # the row is of what the cast was given
-    elif source is not None and source.amax:
+    if source is not None and source.amax:
         binades = max(1, math.ceil(math.log2(source.amax * (row.scale or 1.0) / largest)))
     confidence = 0.95 if tensor.exact else 0.8 if tensor.numel >= 4096 else 0.6
     return Finding(
@@ -158,8 +153,8 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
         title=f"{percent(tensor.share)} of {row.label} is {what} the maximum of {tensor.dtype}, {largest:g}",
-        message=f"{percent(tensor.share)} of the elements of {row.label} ({tensor.dtype}) are {what} {largest:g} in "
-        f"the median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
+        message=f"{percent(tensor.share)} of the elements of {row.label} ({row.dtype}) are {what} {largest:g} in the "
+        f"median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
         f"{percent(tensor.worst_share)} at step {step}. "
         f"Larger values all became equal, silently. {plural(guilty, 'tensor')} above the limit.",
         location=Location(
@@ -167,7 +162,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
             row.module,
             row.module_class or None,
             row.kind,
-            _phase(row),
+            Phase.BACKWARD if row.kind.startswith(("grad", "weight_grad")) else Phase.FORWARD,
             process.rank,
             step,
         ),
@@ -186,9 +181,51 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     )
 
 
-def _phase(row: TensorRow) -> Phase:
-    name = row.name if row.kind == "fp8_operand" else row.kind
-    return Phase.BACKWARD if name.startswith(("grad", "weight_grad")) else Phase.FORWARD
+def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Finding:
+    """From the casts themselves: what was clipped is still there to be counted."""
+    operand = clipped[0]
+    share, largest = operand.saturated_share, operand.fmt.max
+    cast = max(operand.settled, key=lambda c: (c.saturated_share, -c.step))
+    sure, why = confidence(operand)
+    return Finding(
+        code="PD401",
+        name="fp8-saturation",
+        severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
+        confidence=0.95 if sure > 0.7 else sure,
+        title=f"{percent(share)} of the {operand.label} is clipped at the maximum of {operand.fmt.dtype}, {largest:g}",
+        message=f"{percent(share)} of the elements of the {operand.label} are beyond {largest:g} when they are cast to "
+        f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
+        f"{percent(options['saturated_share'])}); {percent(cast.saturated_share)} at step {cast.step}, where "
+        f"{scale_words(cast)}. Larger values all became equal, silently. {plural(len(clipped), 'operand')} above the "
+        f"limit.",
+        location=location(operand, cast),
+        evidence={
+            "saturated_share": share,
+            "limit": options["saturated_share"],
+            "exact": True,
+            "steps_examined": len(operand.settled),
+            "scale": cast.scale,
+            "tensors": listed(clipped, lambda o: {"saturated_share": o.saturated_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": why,
+        },
+        prescriptions=(_lower(operand, share),),
+    )
+
+
+def _lower(operand: Operand, share: float) -> Prescription:
+    """The scale of the tensor's own amax, with what it clips and flushes."""
+    cure = rescaled(operand)
+    return Prescription(
+        title=f"{cure.words}: clipped {percent(share)} -> {percent(cure.damage.saturated)}, flushed "
+        f"{percent(operand.flushed_share)} -> {percent(cure.damage.flushed)}",
+        change=cure.change,
+        predicted={
+            "saturated_share": {"from": share, "to": cure.damage.saturated},
+            "flushed_share": {"from": operand.flushed_share, "to": cure.damage.flushed},
+        },
+        snippet=cure.snippet,
+    )
 
 
 def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | None:
@@ -205,28 +242,19 @@ def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | Non
 
 def _prescribe(row: TensorRow, tensor: _Tensor, binades: int, source: TensorRow | None, largest: float) -> Prescription:
     factor = 2.0**-binades
-    if tensor.exact and row.scale and row.amax and not row.dtype.startswith("float8"):
-        scale = row.scale * largest / row.amax
-        return Prescription(
-            title=f"scale by {scale:.4g} in place of {row.scale:.4g}: scaled by that, it reaches {row.amax:.4g} of "
-            f"{largest:g}",
-            change={"scale": {"from": row.scale, "to": scale}},
-            predicted={"saturated_share": {"from": tensor.worst_share, "to": 0.0}},
-            snippet=_snippet(tensor.dtype, largest),
-        )
     if source is not None and source.amax:
         scale = largest / source.amax
         return Prescription(
             title=f"scale by {scale:.4g} before the cast: its source {source.label} reaches {source.amax:.4g}",
             change={"scale": {"from": row.scale or 1.0, "to": scale}},
             predicted={"saturated_share": {"from": tensor.share, "to": 0.0}},
-            snippet=_snippet(tensor.dtype, largest),
+            snippet=_snippet(row.dtype, largest),
         )
     return Prescription(
         title=f"lower the scale of this tensor by 2^{binades} (to {factor:g} of what it is)",
         change={"scale_multiplier": factor},
         predicted={"at_max_share": {"from": tensor.share, "to": tensor.share * 0.5**binades}},
-        snippet=_snippet(tensor.dtype, largest),
+        snippet=_snippet(row.dtype, largest),
     )
 
 

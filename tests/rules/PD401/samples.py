@@ -88,7 +88,7 @@ FIRING = {
         module="blocks.0.mlp.up",
         kind="fp8_operand",
         severity="warning",
-        says=("FP8 operand `input`", "float8_e4m3fn", "2.4 %"),
+        says=("input of `blocks.0.mlp.up`", "float8_e4m3fn", "2.4 %"),
     ),
     "counted_at_the_cast": Sample(counted_at_the_cast, severity="warning", says=("clipped", "2 %", "limit 0.5 %")),
 }

@@ -242,7 +242,14 @@ def test_explain_knows_the_rules_and_what_the_gate_compares(capsys):
     for code in re.findall(r"PD\d{3}", listed):
         assert main(["explain", code.lower()]) == 0
         assert code in capsys.readouterr().out
-    assert "PD801" in listed and "PD101" in listed
+    assert "PD801" in listed and "PD101" in listed and "PD823" in listed
+
+
+@pytest.mark.parametrize(("code", "limit"), [("PD821", "0.01 nats"), ("PD822", "2 binades"), ("PD823", "16")])
+def test_explain_knows_what_a_running_training_is_held_to(code, limit, capsys):
+    assert main(["explain", code]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert code in page and limit in page and "record --reference" in page
 
 
 def test_an_interrupt_is_130_and_silent(monkeypatch, capsys):

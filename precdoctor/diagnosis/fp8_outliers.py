@@ -1,0 +1,87 @@
+"""The bulk of a tensor apart from its outliers: what one scale for both costs the many that are small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from precdoctor.diagnosis.fp8_casts import Cast, Operand, damage, rounding_magnitude
+from precdoctor.numerics.blocks import BlockHistogram
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.prediction import TensorStatistics
+
+#: Binades above the median magnitude from which an element is an outlier: ten standard deviations of a Gaussian.
+REACH = 4
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """Elements within :data:`REACH` binades of the median magnitude, and below.
+
+    Attributes:
+        outliers: share of the non-zero elements that are not among them.
+        magnitude: share of the sum of magnitudes they have.
+        distance: binades between the amax of the tensor and the upper end of the bulk.
+        flushed: share of the bulk that becomes zero at the scale of the tensor's amax.
+        sqnr_db: signal to quantisation noise of the bulk alone at that scale.
+        lost_db: by how much it is less than at a scale of its own.
+        weighs: the bulk is more of the tensor than rounding takes from the outliers.
+    """
+
+    outliers: float
+    magnitude: float
+    distance: float
+    flushed: float
+    sqnr_db: float
+    lost_db: float
+    weighs: bool
+
+
+def cut(histogram: ExponentHistogram) -> int:
+    """The last bin of the bulk."""
+    trimmed = histogram.trimmed()
+    middle = int(np.searchsorted(np.cumsum(trimmed.counts), (trimmed.total + 1) // 2))
+    return trimmed.lo + middle + REACH
+
+
+def bulk_of(operand: Operand) -> Bulk | None:
+    """In the median over a few steps, field by field; None when there are no outliers on half of them."""
+    each = [b for c in operand.spots if (b := _bulk(c, operand.fmt)) is not None]
+    if 2 * len(each) <= len(operand.spots):
+        return None
+    names = ("outliers", "magnitude", "distance", "flushed", "sqnr_db", "lost_db")
+    middle = {n: median(getattr(b, n) for b in each) for n in names}
+    return Bulk(**middle, weighs=middle["magnitude"] >= rounding_magnitude(operand.fmt))
+
+
+def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
+    histogram = cast.statistics.histogram.trimmed()
+    kept = cut(histogram) - histogram.lo + 1
+    if kept >= histogram.counts.size or not cast.peak:
+        return None
+    bulk = ExponentHistogram(histogram.lo, histogram.counts[:kept]).trimmed()
+    middle = 1.5 * np.exp2(np.arange(histogram.counts.size) - float(histogram.counts.size))
+    mass = histogram.counts * middle
+    statistics = TensorStatistics(bulk)
+    top = 2.0 ** (bulk.lo + bulk.counts.size)
+    shared = damage(statistics, fmt, fmt.max / cast.peak)
+    alone = damage(statistics, fmt, fmt.max / top)
+    return Bulk(
+        outliers=1.0 - bulk.total / histogram.total,
+        magnitude=float(mass[:kept].sum() / mass.sum()),
+        distance=float(np.log2(cast.peak / top)),
+        flushed=shared.flushed,
+        sqnr_db=shared.sqnr_db,
+        lost_db=max(0.0, alone.sqnr_db - shared.sqnr_db),
+        weighs=True,
+    )
+
+
+def hot_blocks(histogram: BlockHistogram, last_bin: int) -> float:
+    """Share of the blocks that hold an outlier: their amax lies above ``last_bin``."""
+    trimmed = histogram.amax.trimmed()
+    bins = trimmed.lo + np.arange(trimmed.counts.size)
+    return float(trimmed.counts[bins > last_bin].sum() / max(trimmed.total, 1))

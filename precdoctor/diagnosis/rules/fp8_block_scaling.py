@@ -1,0 +1,140 @@
+"""PD409: operands that a scale per block would serve better than one per tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.diagnosis.finding import Finding, Severity, Status
+from precdoctor.diagnosis.fp8_casts import COLUMNS, KIND, Damage, Operand, operands
+from precdoctor.diagnosis.fp8_cures import Cure, histograms, in_blocks, listed, location, prescription, seen_words
+from precdoctor.diagnosis.fp8_outliers import bulk_of, cut, hot_blocks
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.view import RunView
+
+PAGE = RulePage(
+    finds="""
+Tensors cast to a float8 dtype with one scale that would gain `gain_db` of signal to noise, as a whole or in their bulk
+(PD408), with a scale per 1x128 tile or MX block of 32, both predicted: per tensor at the scale of each step's own amax,
+so that a bad scale does not count for blocks, and per block from the recorded block histograms. Information, only
+where FP8 is in use. Where blocks would not help, the rule passes and says so with the two figures.
+""",
+    matters="""
+Block formats cost memory for scales (3.1 % of the FP8 bytes for 1x128 with FP32 scales or MX blocks of 32) and kernels
+that take them. A float format has binades to spare, so many tensors gain nothing; which do is a matter of measurement.
+""",
+    example="""
+64x1024 Gaussian elements with one outlier at 667 sigma in E4M3: error of the others 2.63 % per tensor, 2.57 % in
+tiles of 128. With an outlier at 2^14 sigma: 6 % and 2.57 %.
+""",
+    remedy="""
+Use the block format for the operands in the list, or wait until PD402, PD403 or PD408 says that it matters. `precdoctor
+whatif RUN --format mxfp8` gives the figures for all tensors.
+""",
+    confidence="""
+0.8: both sides are predicted from exponents, to within a few tenths of a dB. They speak for contractions along the last
+dimension, along which blocks are recorded.
+""",
+    references=(
+        "OCP Microscaling Formats (MX) Specification 1.0",
+        "DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3 (1x128 tiles)",
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    operand: Operand
+    whole: Damage
+    cure: Cure
+    gain: float
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the operand that would gain most, the others above the limit as evidence."""
+    found = operands(view)
+    if not found:
+        return Checked.not_applicable("no tensor is cast to a float8 dtype")
+    judged = [o for o in found.values() if o.per_tensor and o.settled[0].numel >= options["min_elements"]]
+    compared = [c for o in judged if (c := _compared(view, o)) is not None]
+    if not compared:
+        why = "no block histograms of operands with one scale per tensor"
+        return Checked((), f"{seen_words(found)}: {why}")
+    gaining = [c for c in compared if c.gain >= options["gain_db"]]
+    if not gaining:
+        whole, blocked = (
+            median(d.sqnr_db for d in side) for side in ([c.whole for c in compared], [c.cure.damage for c in compared])
+        )
+        words = f"{whole:.1f} dB with one scale, {blocked:.1f} dB with one per block"
+        return Checked((), f"{plural(len(compared), 'FP8 operand')}: a block format would not help ({words})")
+    gaining.sort(key=lambda c: (-c.gain, c.operand.key))
+    return Checked([_finding(view, gaining, len(compared), options)],
+                   f"{len(gaining)} of {plural(len(compared), 'FP8 operand')} would gain by blocks",
+                   Status.FAILED)  # fmt: skip
+
+
+def _compared(view: RunView, operand: Operand) -> _Compared | None:
+    """With the coarsest blocks that were recorded."""
+    cure = next(in_blocks(view, operand), None)
+    if cure is None:
+        return None
+    gain = operand.fitted.lost_db - cure.damage.lost_db
+    bulk = bulk_of(operand)
+    if bulk is not None and bulk.weighs:
+        size = 128 if histograms(view, operand, 128) else 32
+        last = round(median(cut(c.statistics.histogram) for c in operand.spots))
+        hot = median(hot_blocks(h, last) for h, _ in histograms(view, operand, size))
+        gain = max(gain, bulk.lost_db * (1.0 - hot))
+    return _Compared(operand, operand.fitted, cure, gain)
+
+
+def _finding(view: RunView, gaining: Sequence[_Compared], of: int, options: Options) -> Finding:
+    best = gaining[0]
+    operand, cure = best.operand, best.cure
+    cast = operand.typical
+    return Finding(
+        code="PD409",
+        name="fp8-block-scaling",
+        severity=Severity.INFO,
+        confidence=0.8,
+        title=f"a scale per block would gain {best.gain:.1f} dB in the {operand.label}",
+        message=f"{len(gaining)} of {plural(of, 'FP8 operand')} would gain {options['gain_db']:g} dB (limit) or more "
+        f"of signal to noise with a scale per block, the {operand.label} most: {best.gain:.1f} dB in most of its "
+        f"blocks. With one scale at its amax {percent(best.whole.flushed)} is flushed, with blocks "
+        f"{percent(cure.damage.flushed)}. Scales add 3.1 % to the FP8 bytes.",
+        location=location(operand, cast),
+        evidence={
+            "gain_db": best.gain,
+            "limit": options["gain_db"],
+            "operands_compared": of,
+            "flushed_per_tensor": best.whole.flushed,
+            "flushed_in_blocks": cure.damage.flushed,
+            "tensors": listed((c.operand for c in gaining), lambda o: {"sqnr_db": o.fitted.sqnr_db}),
+            **operand.evidence(view, cast),
+            "confidence_reason": "both sides are predicted from recorded exponents",
+        },
+        prescriptions=(prescription(cure, best.whole),),
+    )
+
+
+RULE = Rule(
+    code="PD409",
+    name="fp8-block-scaling",
+    severity=Severity.INFO,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "gain_db", 1.5, "dB", "Signal to noise an operand must gain.",
+            "A quarter of a mantissa bit (6.02 dB); predictions are good to a few tenths.",
+        ),
+        RuleOption(
+            "min_elements", 1024.0, "elements", "Smaller tensors are not judged.", "Eight tiles of 128.", 1.0,
+        ),
+    ),
+    kinds=(KIND,),
+    columns=(*COLUMNS, "block128_hist", "block32_hist"),
+    check=check,
+)  # fmt: skip

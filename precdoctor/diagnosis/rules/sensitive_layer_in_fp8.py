@@ -1,0 +1,211 @@
+"""PD407: layers that recipes keep out of FP8, in FP8: how much it costs in this run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.finding import Finding, Severity, Status
+from precdoctor.diagnosis.fp8_casts import COLUMNS, KIND, Operand, operands
+from precdoctor.diagnosis.fp8_cures import (
+    FLUSHED_SHARE,
+    LOST_DB,
+    confidence,
+    harmful,
+    kept_wide,
+    listed,
+    location,
+    prescription,
+    seen_words,
+)
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.view import RunView
+
+PAGE = RulePage(
+    finds="""
+Casts to a float8 dtype in an embedding, a norm, a router or the layer of the final logits, told by the class of the
+module (or of one around it) and by its name. The role alone is information. It is a warning where this run shows
+damage: more than the limit flushed at a cost or clipped, or signal to noise below what rounding leaves (as in PD402
+and PD401); and for logits, where the noise of both operands times the spread of the recorded logits is predicted to
+raise the loss by `logit_nats`. Noise of standard deviation s on the logits raises a cross-entropy by at most s^2 / 2.
+""",
+    matters="""
+These layers are a small part of the work and carry more than others: embedding rows are read one by one and average
+nothing out, a norm divides by what was rounded, a router picks another expert when two scores change places, and the
+logits go straight into the loss.
+""",
+    example="""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            replace(model, name, FP8Linear)               # lm_head as well: 0.04 nats of noise
+        if isinstance(module, nn.Linear) and name not in ("lm_head", "router"):
+            replace(model, name, FP8Linear)
+""",
+    remedy="""
+Leave the named module in its own dtype: recipes do (filters such as torchao's `module_filter_fn`, Transformer Engine's
+`fp8_autocast` around the blocks only), and it costs little, the layer being a small part of the whole.
+""",
+    confidence="""
+0.9 for damage that was counted or predicted from exponents on four steps and more, 0.7 with fewer; the role is told
+from a name, so 0.6 where nothing but the role speaks. The loss of the logits is an upper bound and assumes a softmax.
+""",
+    references=(
+        "DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3.1 (embedding, head, gating and norms stay wide)",
+        "Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433",
+    ),
+)
+
+_CLASSES = (
+    ("embedding", re.compile(r"^(?!.*(Patch|Position)).*Embedding(Bag)?$")),
+    ("norm", re.compile(r"Norm(\d[dD])?$")),
+    ("router", re.compile(r"(Router|Gate|Gating)$")),
+)
+_NAMES = (
+    ("router", re.compile(r"^(router|gate|gating)$")),
+    ("logits", re.compile(r"^(lm_?head|head|logits|classifier|unembed(ding)?|output_projection)$")),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sensitive:
+    operand: Operand
+    role: str
+    #: The module that has the role: the operand's own or one around it.
+    module: str
+    #: Upper bound of what the noise adds to the loss; None but for logits.
+    nats: float | None
+    damaged: bool
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the worst of the sensitive layers, the others as evidence."""
+    found = operands(view)
+    if not found:
+        return Checked.not_applicable("no tensor is cast to a float8 dtype")
+    placed = [(o, *where) for o in found.values() if o.settled and (where := _role(view, o)) is not None]
+    if not placed:
+        return Checked((), f"{seen_words(found)}: none in an embedding, norm, router or the final logits")
+    judged = [_judged(view, placed, o, role, module, options) for o, role, module in placed]
+    judged.sort(key=lambda s: (not s.damaged, -(s.nats or 0.0), -s.operand.cost.lost_db, s.operand.key))
+    damaged = sum(s.damaged for s in judged)
+    reason = f"{plural(len(judged), 'operand')} of layers kept wide elsewhere, {damaged:,} with damage"
+    return Checked([_finding(view, judged, options)], reason, Status.FAILED)
+
+
+def _ancestors(module: str) -> Iterator[str]:
+    parts = module.split(".") if module else []
+    yield from (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+
+
+def _role(view: RunView, operand: Operand) -> tuple[str, str] | None:
+    """Role and module: by class first, then by name, from the module outwards."""
+    root = operand.key[0]
+    for module in _ancestors(operand.key[1]):
+        kind = view.module_classes.get((root, module), "")
+        for role, pattern in _CLASSES:
+            if pattern.search(kind):
+                return role, module
+        for role, pattern in _NAMES:
+            if pattern.search(module.rpartition(".")[2]):
+                return role, module
+    return None
+
+
+def _judged(
+    view: RunView,
+    placed: Sequence[tuple[Operand, str, str]],
+    operand: Operand,
+    role: str,
+    module: str,
+    options: Options,
+) -> _Sensitive:
+    cost = operand.cost
+    flushes = operand.flushed_share >= options["flushed_share"] and harmful(cost, operand.fmt, options["lost_db"])
+    damaged = flushes or operand.saturated_share >= options["saturated_share"] or cost.lost_db >= options["lost_db"]
+    nats = None
+    if role == "logits" and not operand.gradient:
+        mine = [o for o, _, m in placed if m == module and o.key[0] == operand.key[0] and not o.gradient]
+        nats = _nats(view, operand, module, mine)
+        damaged = damaged or (nats is not None and nats >= options["logit_nats"])
+    return _Sensitive(operand, role, module, nats, damaged)
+
+
+def _nats(view: RunView, operand: Operand, module: str, operands_: Sequence[Operand]) -> float | None:
+    """Half the variance of the noise on the logits; None where they were not recorded."""
+    cast = operand.typical
+    rows = view.rows(cast.process, cast.step)
+    out = next((r for r in rows if r.kind == "output" and r.key[:2] == (operand.key[0], module)), None)
+    if out is None or out.sum_sq is None or out.sum is None or out.bad or not out.shape or out.shape[-1] < 2:
+        return None
+    variance = max(0.0, out.sum_sq / out.numel - (out.sum / out.numel) ** 2)
+    noise: float = sum(10.0 ** (-o.cost.sqnr_db / 10.0) for o in {o.key[3]: o for o in operands_}.values())
+    return 0.5 * noise * variance
+
+
+def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> Finding:
+    worst = judged[0]
+    operand, cost = worst.operand, worst.operand.cost
+    cast = operand.typical
+    sure, why = confidence(operand) if worst.damaged else (0.6, "told by class and name; no damage in this run")
+    what = {"logits": "the final logits", "norm": "a norm", "router": "a router"}.get(worst.role, "an embedding")
+    told = [s for s in judged if s.damaged] or judged
+    damage = (
+        f"{percent(operand.flushed_share)} flushed, {percent(operand.saturated_share)} clipped, signal to noise "
+        f"{cost.sqnr_db:.1f} dB, {cost.lost_db:.1f} dB below rounding (limit {options['lost_db']:g})"
+    )
+    if worst.nats is not None:
+        damage += f"; noise on the logits may cost {worst.nats:.2g} nats (limit {options['logit_nats']:g})"
+    verdict = "" if worst.damaged else ", harmless so far"
+    names = sorted({f"`{s.module}` ({s.role})" for s in judged})
+    return Finding(
+        code="PD407",
+        name="sensitive-layer-in-fp8",
+        severity=Severity.WARNING if worst.damaged else Severity.INFO,
+        confidence=sure,
+        title=f"FP8 in {what}: the {operand.label} is cast to {operand.fmt.name}{verdict}",
+        message=f"The {operand.label} is cast to {operand.fmt.dtype} in {what}, which recipes keep wide. In this run: "
+        f"{damage}. {plural(len(names), 'layer')} of this kind: {', '.join(names[:8])}.",
+        location=location(operand, cast),
+        evidence={
+            "role": worst.role,
+            "flushed_share": operand.flushed_share,
+            "saturated_share": operand.saturated_share,
+            "sqnr_db": cost.sqnr_db,
+            "lost_db": cost.lost_db,
+            "limit": options["lost_db"],
+            "logit_nats": worst.nats if worst.nats is None or math.isfinite(worst.nats) else None,
+            "damaged": sum(s.damaged for s in judged),
+            "steps_examined": len(operand.settled),
+            "tensors": listed((s.operand for s in told), lambda o: {"flushed_share": o.flushed_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": why,
+        },
+        prescriptions=(prescription(kept_wide(operand, worst.module), cost),),
+    )
+
+
+RULE = Rule(
+    code="PD407",
+    name="sensitive-layer-in-fp8",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        FLUSHED_SHARE,
+        LOST_DB,
+        RuleOption(
+            "saturated_share", 0.005, "fraction", "Elements clipped by the cast, median over steps.",
+            "The limit of PD401.", maximum=1.0,
+        ),
+        RuleOption(
+            "logit_nats", 0.01, "nats", "What the noise on the final logits may add to the loss.",
+            "The difference in loss that PD804 and PD821 take as the least that matters.",
+        ),
+    ),
+    kinds=(KIND,),
+    columns=COLUMNS,
+    check=check,
+)  # fmt: skip

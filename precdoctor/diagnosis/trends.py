@@ -1,0 +1,54 @@
+"""Straight lines through log2 of a series: how fast it grows, how sure that is, and when it gets somewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A straight line through log2(amax) over steps; slopes in binades per step."""
+
+    slope: float
+    low: float
+    high: float
+    #: Slope over all steps, and binades climbed by the line over the fitted ones.
+    overall: float
+    climbed: float
+    #: The line's value at the last step.
+    level: float
+    points: int
+    first: int
+    last: int
+
+    def steps_to(self, limit: float) -> tuple[float, float, float]:
+        """Steps from the last one until the line reaches log2 ``limit``: low, estimate, high."""
+        room = max(0.0, math.log2(limit) - self.level)
+        return room / self.high, room / self.slope, room / self.low if self.low > 0.0 else math.inf
+
+
+def fit(points: Sequence[tuple[int, float]]) -> Trend | None:
+    """The trend of the newer half of ``(step, amax)``; None when there are too few points for a line."""
+    if len(points) < 8 or points[-1][0] == points[len(points) // 2][0]:
+        return None
+    steps = np.array([s for s, _ in points], dtype=np.float64)
+    y = np.log2([a for _, a in points])
+    overall = float(np.polyfit(steps, y, 1)[0])
+    half = len(points) // 2
+    x, z = steps[half:], y[half:]
+    slope, start = (float(c) for c in np.polyfit(x, z, 1))
+    residual = z - (slope * x + start)
+    n = x.size
+    energy = float((residual**2).sum())
+    rho = float((residual[1:] * residual[:-1]).sum()) / energy if energy > 0.0 else 0.0
+    effective = max(3.0, n * (1.0 - max(0.0, rho)) / (1.0 + max(0.0, rho)))
+    centred = float(((x - x.mean()) ** 2).sum())
+    error = math.sqrt(energy / (n - 2) / centred * n / effective)
+    margin = 2.0 * error
+    last = float(x[-1])
+    return Trend(slope, slope - margin, slope + margin, overall, slope * (last - float(x[0])), slope * last + start, n,
+                 int(x[0]), int(last))  # fmt: skip

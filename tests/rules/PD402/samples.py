@@ -1,0 +1,95 @@
+"""FP8 casts that flush."""
+
+import numpy as np
+
+from precdoctor.numerics.formats import E5M2
+from tests.support.fp8 import add_operand, current, draws, fill, in_fp8
+from tests.support.samples import Sample
+from tests.support.training import Training
+
+UP = "blocks.0.mlp.up"
+
+
+def unscaled_gradient() -> Training:
+    draw = draws(3)
+    return add_operand(Training(), UP, "grad_output", lambda s: (draw(s) * 3e-5, 1.0), E5M2)
+
+
+def scale_of_another_tensor() -> Training:
+    """The weight's scale in front of an input that is 2^-13 of it."""
+    draw = draws(4)
+    return in_fp8(casts={(UP, "input"): lambda s: (draw(s) * 2.0**-13, fill(draw(s)))})
+
+
+def scale_not_known() -> Training:
+    """Rows scaled one by one, by a constant that is far too small."""
+    draw = draws(5)
+    return in_fp8(casts={(UP, "input"): lambda s: (draw(s) * 2.0**-9, None)})
+
+
+def current_scaling() -> Training:
+    return in_fp8()
+
+
+def unscaled_of_order_one() -> Training:
+    draw = draws(6)
+    return in_fp8(casts={(UP, "input"): lambda s: (draw(s), 1.0)})
+
+
+def relu() -> Training:
+    draw = draws(7)
+    return in_fp8(casts={(UP, "input"): current(lambda s: np.maximum(draw(s), 0.0))})
+
+
+def softmax_probabilities() -> Training:
+    """Most of them too small for the format, and too small to matter."""
+    draw = draws(8)
+
+    def probabilities(step: int) -> np.ndarray:
+        exps = np.exp(4.0 * draw(step))
+        return exps / exps.sum(axis=1, keepdims=True)
+
+    return in_fp8(casts={("blocks.0.mlp.down", "input"): current(probabilities)})
+
+
+def wide_gradient() -> Training:
+    """Log-normal over some twenty binades: what goes weighs nothing."""
+    draw = draws(9)
+    wide = lambda s: np.exp(2.5 * draw(s)) * np.sign(draw(s + 1000))  # noqa: E731
+    return in_fp8(casts={(UP, "grad_output"): current(wide, E5M2)})
+
+
+def fresh_history() -> Training:
+    """The scale is 1 on the first step, and right from then on."""
+    draw = draws(10)
+    small = lambda s: draw(s) * 2.0**-11  # noqa: E731
+    return in_fp8(casts={(UP, "input"): lambda s: (small(s), fill(small(s)) if s else 1.0)})
+
+
+def zero_gradients() -> Training:
+    zero = lambda _: (np.zeros((32, 256)), 57344.0 / 1e-12)  # noqa: E731
+    return in_fp8(casts={(UP, "grad_output"): zero})
+
+
+def once() -> Training:
+    draw = draws(11)
+    return in_fp8(casts={(UP, "input"): lambda s: (draw(s) * (2.0**-13 if s == 5 else 1.0), fill(draw(s)))})
+
+
+FIRING = {
+    "unscaled_gradient": Sample(
+        unscaled_gradient, module=UP, kind="fp8_operand", severity="warning",
+        says=("output gradient of `blocks.0.mlp.up`", "E5M2", "limit 4 %"),
+    ),
+    "scale_of_another_tensor": Sample(
+        scale_of_another_tensor, module=UP, severity="warning", says=("input of", "E4M3FN", "dB")
+    ),
+    "scale_not_known": Sample(scale_not_known, module=UP, severity="warning", says=("scale not known",)),
+}  # fmt: skip
+HEALTHY = {
+    f.__name__: f
+    for f in (
+        current_scaling, unscaled_of_order_one, relu, softmax_probabilities, wide_gradient, fresh_history,
+        zero_gradients, once,
+    )
+}  # fmt: skip
