@@ -34,14 +34,14 @@ class Telemetry(nn.Module):
 def logs(n):
     x = 0.01 * torch.randn(n, 10, 24)
     y = torch.randint(2, (n,))
-    x[:, :, 3] += 0.01 * (2 * y[:, None] - 1)
+    x[:, :, 3] += 0.03 * (2 * y[:, None] - 1)
     x[:, :, 0] = 4e4 + torch.arange(10)  # uptime in seconds
     return x, y
 
 
 torch.manual_seed(0)
 model = Telemetry()
-optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 for step in range(60):
     x, y = logs(32)
     with torch.autocast("cpu", dtype=torch.bfloat16):

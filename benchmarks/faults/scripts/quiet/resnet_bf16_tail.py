@@ -32,9 +32,9 @@ class ResNet(nn.Module):
 torch.manual_seed(0)
 model = ResNet().to(torch.bfloat16)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * min(t, 50) / 50)))
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * min(t, 30) / 30)))
 prototypes = torch.randn(6, 3, 8, 8)
-for step in range(45):
+for step in range(24):
     y = torch.randint(6, (32,))
     x = (prototypes[y] + torch.randn(32, 3, 8, 8)).to(torch.bfloat16)
     loss = F.cross_entropy(model(x).float(), y)
