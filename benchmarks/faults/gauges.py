@@ -1,10 +1,11 @@
 """The oracle's measurements for faults that make no NaN: run a script, or its twin, and measure what is lost.
 
-    python -m benchmarks.faults.gauges SCRIPT [--fp64] [--mend OLD NEW]... [--probe EXPRESSION]   one JSON object, last line
+    python -m benchmarks.faults.gauges SCRIPT [--fp64] [--mend OLD NEW]... [--probe EXPRESSION]      JSON on the last line
 
-``--fp64`` runs the twin in double precision: the same script, the same random numbers, but autocast and loss scaling are
-off and every cast to a narrower format, FP8 included, is to FP64. ``--mend`` runs the twin whose source has that text
-replaced. ``--probe`` evaluates an expression among the script's globals when it has ended. Nothing of precdoctor is used.
+``--fp64`` runs the twin in double precision: the same script, the same random numbers, but autocast and loss scaling
+are off and every cast to a narrower format, FP8 included, is to FP64. ``--mend`` runs the twin whose source has that
+text replaced. ``--probe`` evaluates an expression among the script's globals when it has ended. Nothing of precdoctor
+is used.
 
 What is measured, per module (or per module that owns a parameter), over the steps:
 
@@ -13,24 +14,25 @@ What is measured, per module (or per module that owns a parameter), over the ste
 | zeros | mean share of exact zeros in the gradient of the module's outputs |
 | weight_zeros | mean share of exact zeros in the gradients given to the optimizer |
 | stuck | median share of weights that a step leaves bit-equal although their gradient is not zero |
-| stalled | median share of ``exp_avg_sq`` left bit-equal although the squared gradient differs from it by more than 1 % |
+| stalled | median share of ``exp_avg_sq`` left bit-equal although the squared gradient is more than 1 % off |
 | eps | median share of weights whose sqrt(v) is below the optimizer's eps, where the gradient is not zero |
-| update_ratio | largest norm(dw) / norm(w) of a step |
-| saturated, flushed | mean share of casts to FP8 of elements clipped to the largest value, or made zero though they are not |
+| update_ratio | largest norm(dw) / norm(w) of a step, matrices only |
+| saturated, flushed | mean share of elements that casts to FP8 clip to the largest value, or make zero |
 | damage | mean relative L2 error of casts to FP8 |
 | accumulated | median relative L2 error of the gradient accumulated in its own format, against the sum in FP64 |
 | amax | largest finite output of the module; ``growth`` is the last step's over the first's |
-| gradient | median L2 norm of the gradients given to the optimizer |
-| explosion | largest over the median of the norms of ``gradient`` |
 | overflows | steps in which the gradient of its output was the first that was not finite |
 
-and for the whole run: ``loss`` (every number printed after that word), ``scales``, ``falls`` (of the loss scale), ``probe``.
+and for the whole run ``gradient`` (median L2 norm of what the optimizer is given), ``explosion`` (largest over median
+norm), ``falls`` (of the loss scale), ``steps`` (of optimizers), ``probe``, and ``loss`` (every number printed after
+that word).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import math
@@ -40,6 +42,7 @@ import statistics
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +160,7 @@ class Gauges(TorchDispatchMode):
         for parameter in root.parameters():
             if parameter.requires_grad and id(parameter) not in self._known:
                 self._known.add(id(parameter))
-                parameter.register_hook(lambda gradient, key=id(parameter): self._add(key, gradient))
+                parameter.register_hook(functools.partial(self._add, id(parameter)))
 
     def _add(self, key: int, gradient: torch.Tensor) -> None:
         if not gradient.is_sparse:
@@ -173,7 +176,12 @@ class Gauges(TorchDispatchMode):
             name = _joined(self.modules.owner(parameter))
             self.series["weight_zeros"][name].append(float((gradient == 0).double().mean()))
             total = self._sums.pop(id(parameter), None)
-            if total is not None and total.shape == gradient.shape and bool(total.isfinite().all()) and bool(total.any()):
+            if (
+                total is not None
+                and total.shape == gradient.shape
+                and bool(total.isfinite().all())
+                and bool(total.any())
+            ):
                 self.series["accumulated"][name].append(_unlike(gradient.double(), total))
             v = optimizer.state[parameter].get("exp_avg_sq") if parameter in optimizer.state else None
             self._before.append((name, parameter, parameter.detach().clone(), None if v is None else v.clone()))
@@ -220,7 +228,7 @@ class Gauges(TorchDispatchMode):
             "run": {
                 "gradient": median,
                 "explosion": max(self.norms, default=0.0) / median if median else math.inf,
-                "falls": sum(b < a for a, b in zip(self.scales, self.scales[1:])),
+                "falls": sum(b < a for a, b in pairwise(self.scales)),
                 "steps": len(self.norms),
             },
         }
@@ -283,7 +291,7 @@ def main() -> None:
             names = runpy.run_path(str(copy), run_name="__main__")
     answer = gauges.answer(printed.getvalue())
     if arguments.probe:
-        answer["run"]["probe"] = float(eval(arguments.probe, {"torch": torch, "math": math, **names}))  # noqa: S307
+        answer["run"]["probe"] = float(eval(arguments.probe, {"torch": torch, "math": math, **names}))
     print("\n" + json.dumps(answer))
 
 

@@ -81,7 +81,7 @@ class Truth:
     # -- of the quiet sets only ----------------------------------------------------------------------------------------
     #: Codes that are as right.
     also_code: tuple[str, ...] = ()
-    #: FQNs below ``root`` (or below any root), as patterns; any of them is a right answer. Empty: no module is at fault.
+    #: FQNs below ``root`` (or any root), as patterns; any of them is a right answer. Empty: no module is at fault.
     modules: tuple[str, ...] = ()
     #: What the oracle measures, ``modules.<gauge>`` or ``run.<gauge>``, and where, if not in every one of ``modules``.
     gauge: str | None = None

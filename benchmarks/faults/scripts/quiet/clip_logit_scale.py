@@ -29,7 +29,9 @@ for step in range(100):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(image, text)
     target = torch.arange(64)
-    loss = 0.5 * (F.cross_entropy(logits, target, label_smoothing=0.1) + F.cross_entropy(logits.T, target, label_smoothing=0.1))
+    loss = 0.5 * (
+        F.cross_entropy(logits, target, label_smoothing=0.1) + F.cross_entropy(logits.T, target, label_smoothing=0.1)
+    )
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -19,7 +19,11 @@ class GraphConv(nn.Module):
 class GCN(nn.Module):
     def __init__(self, features=32, hidden=32, classes=5):
         super().__init__()
-        self.conv1, self.conv2, self.conv3 = GraphConv(features, hidden), GraphConv(hidden, hidden), GraphConv(hidden, classes)
+        self.conv1, self.conv2, self.conv3 = (
+            GraphConv(features, hidden),
+            GraphConv(hidden, hidden),
+            GraphConv(hidden, classes),
+        )
 
     def forward(self, x, adjacency):
         x = F.relu(self.conv1(x, adjacency))

@@ -19,7 +19,11 @@ class Critic(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
-            spectral_norm(nn.Linear(2, 48)), nn.LeakyReLU(0.2), spectral_norm(nn.Linear(48, 48)), nn.LeakyReLU(0.2), nn.Linear(48, 1)
+            spectral_norm(nn.Linear(2, 48)),
+            nn.LeakyReLU(0.2),
+            spectral_norm(nn.Linear(48, 48)),
+            nn.LeakyReLU(0.2),
+            nn.Linear(48, 1),
         )
 
     def forward(self, x):

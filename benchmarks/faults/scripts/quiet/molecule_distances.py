@@ -17,7 +17,9 @@ class EnergyNet(nn.Module):
         super().__init__()
         self.relax = nn.Linear(3, 3)
         self.distance = PairDistance()
-        self.mlp = nn.Sequential(nn.Linear(atoms * (atoms - 1), hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU())
+        self.mlp = nn.Sequential(
+            nn.Linear(atoms * (atoms - 1), hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()
+        )
         self.energy = nn.Linear(hidden, 1)
 
     def forward(self, xyz):

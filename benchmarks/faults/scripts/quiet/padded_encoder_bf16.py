@@ -9,7 +9,9 @@ class Encoder(nn.Module):
     def __init__(self, vocab=80, dim=32):
         super().__init__()
         self.embed = nn.Embedding(vocab, dim, padding_idx=0)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(dim, 4, 64, dropout=0.0, batch_first=True) for _ in range(2))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(dim, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)
+        )
         self.tag = nn.Linear(dim, 4)
 
     def forward(self, tokens):

@@ -20,7 +20,9 @@ def figures(n):
     rows, cols = torch.randint(2, 14, (2, n, 3))
     grid = torch.arange(16)
     heat = torch.exp(-((grid[:, None] - rows[..., None, None]) ** 2 + (grid - cols[..., None, None]) ** 2) / 4)
-    image = nn.functional.interpolate((heat * torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)).sum(1, keepdim=True), scale_factor=2.0)
+    image = nn.functional.interpolate(
+        (heat * torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)).sum(1, keepdim=True), scale_factor=2.0
+    )
     return image + 0.05 * torch.randn_like(image), heat
 
 

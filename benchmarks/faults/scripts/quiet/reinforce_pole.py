@@ -28,4 +28,6 @@ for episode in range(120):
     nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
     if episode % 2 == 0:
-        print(f"episode {episode}: loss {loss.item():.2f}, right {right.float().mean().item():.2f}, reward {reward.sum().item():.0f}")
+        print(
+            f"episode {episode}: loss {loss.item():.2f}, right {right.float().mean().item():.2f}, reward {reward.sum().item():.0f}"
+        )

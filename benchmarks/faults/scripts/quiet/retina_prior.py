@@ -19,7 +19,9 @@ class Tower(nn.Module):
 class Detector(nn.Module):
     def __init__(self, width=16):
         super().__init__()
-        self.backbone = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, width, 3, 2, 1), nn.ReLU())
+        self.backbone = nn.Sequential(
+            nn.Conv2d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, width, 3, 2, 1), nn.ReLU()
+        )
         self.tower = Tower(width)
         self.cls = nn.Conv2d(width, 1, 3, padding=1)
         self.shortcut = nn.Conv2d(width, 1, 1)

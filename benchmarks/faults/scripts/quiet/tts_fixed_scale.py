@@ -11,7 +11,9 @@ class Predictor(nn.Module):
     def __init__(self, phones=20, dim=32, mels=40):
         super().__init__()
         self.embed = nn.Embedding(phones, dim)
-        self.convs = nn.Sequential(nn.Conv1d(dim, dim, 5, padding=2), nn.ReLU(), nn.Conv1d(dim, dim, 5, padding=2), nn.ReLU())
+        self.convs = nn.Sequential(
+            nn.Conv1d(dim, dim, 5, padding=2), nn.ReLU(), nn.Conv1d(dim, dim, 5, padding=2), nn.ReLU()
+        )
         self.mel = nn.Linear(dim, mels)
 
     def forward(self, phones):

@@ -8,11 +8,16 @@ from torch import nn
 class VAE(nn.Module):
     def __init__(self, latent=8):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Conv2d(1, 16, 4, 2, 1), nn.SiLU(), nn.Conv2d(16, 16, 4, 2, 1), nn.SiLU(), nn.Flatten())
+        self.encoder = nn.Sequential(
+            nn.Conv2d(1, 16, 4, 2, 1), nn.SiLU(), nn.Conv2d(16, 16, 4, 2, 1), nn.SiLU(), nn.Flatten()
+        )
         self.moments = nn.Linear(16 * 16, 2 * latent)
         self.expand = nn.Linear(latent, 16 * 16)
         self.decoder = nn.Sequential(
-            nn.Unflatten(1, (16, 4, 4)), nn.ConvTranspose2d(16, 16, 4, 2, 1), nn.SiLU(), nn.ConvTranspose2d(16, 1, 4, 2, 1)
+            nn.Unflatten(1, (16, 4, 4)),
+            nn.ConvTranspose2d(16, 16, 4, 2, 1),
+            nn.SiLU(),
+            nn.ConvTranspose2d(16, 1, 4, 2, 1),
         )
 
     def forward(self, x):
