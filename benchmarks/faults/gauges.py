@@ -1,6 +1,6 @@
 """The oracle's measurements for faults that make no NaN: run a script, or its twin, and measure what is lost.
 
-    python -m benchmarks.faults.gauges SCRIPT [--fp64] [--mend OLD NEW]... [--probe EXPRESSION]      JSON on the last line
+    python -m benchmarks.faults.gauges SCRIPT [--fp64] [--mend OLD NEW]... [--probe EXPRESSION]    JSON, last line
 
 ``--fp64`` runs the twin in double precision: the same script, the same random numbers, but autocast and loss scaling
 are off and every cast to a narrower format, FP8 included, is to FP64. ``--mend`` runs the twin whose source has that

@@ -29,6 +29,7 @@ from benchmarks.faults.truth import HALVES, QUIET, Truth, base_name, environment
 
 PATIENCE = 300
 QUESTIONS = ("found", "family", "code", "phase", "module@1", "module@3", "op", "line", "cause")
+QUIET_QUESTIONS = ("found", "family", "code", "module@1", "module@3")
 PEERS = {"anomaly": "torch.autograd.detect_anomaly", "underflow": "transformers DebugUnderflowOverflow"}
 #: What a peer speaks of at all; the table leaves the rest open.
 SPEAKS = {
@@ -186,13 +187,13 @@ def peer(kind: str, truth: Truth) -> Result:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def row(tool: str, half: str, results: Iterable[Result]) -> str:
+def row(tool: str, half: str, results: Iterable[Result], questions: Sequence[str] = QUESTIONS) -> str:
     """One line of the table: of the scripts where a question has an answer, how many were answered rightly."""
     results = list(results)
     faulty = [verdicts(r) for r in results if r.truth.faulty]
     healthy = [r for r in results if not r.truth.faulty]
     cells = [tool, half, str(len(faulty))]
-    for question in QUESTIONS:
+    for question in questions:
         asked = [v[question] for v in faulty if v[question] is not None and question in SPEAKS[tool]]
         cells.append(f"{sum(map(bool, asked))}/{len(asked)}" if asked else "-")
     cells.append(f"{sum(bool(r.answers) for r in healthy)}/{len(healthy)}")
@@ -200,9 +201,9 @@ def row(tool: str, half: str, results: Iterable[Result]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def table(rows: Iterable[str]) -> str:
+def table(rows: Iterable[str], questions: Sequence[str] = QUESTIONS) -> str:
     """The Markdown table."""
-    heads = ["tool", "half", "faults", *QUESTIONS, "false alarms", "median s"]
+    heads = ["tool", "half", "faults", *questions, "false alarms", "median s"]
     return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *rows])
 
 
@@ -264,9 +265,17 @@ def main() -> int:
         results = {PEERS.get(name, name): _score(tools[name], truths, arguments.jobs) for name in wanted}
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("precdoctor", "torch", "transformers"))
     print(f"{versions}, Python {platform.python_version()}; record options: {shlex.join(options) or 'none'}\n")
-    print(table(row(n, h, [r for r in rs if r.truth.half == h]) for n, rs in results.items() for h in halves))
+    for title, some, questions in (
+        ("", [h for h in halves if h not in QUIET], QUESTIONS),
+        ("## Faults that make no NaN\n\n", [h for h in halves if h in QUIET], QUIET_QUESTIONS),
+    ):
+        if some:
+            rows = [
+                row(n, h, [r for r in rs if r.truth.half == h], questions) for n, rs in results.items() for h in some
+            ]
+            print(f"{title}{table(rows, questions)}\n")
     for name, rs in results.items():
-        print(f"\n### What {name} missed\n\n" + "\n".join(misses(name, rs) or ["nothing"]))
+        print(f"### What {name} missed\n\n" + "\n".join(misses(name, rs) or ["nothing"]) + "\n")
     return 0
 
 
