@@ -54,8 +54,8 @@ bench: $(VENV)/.installed-dev  ## what recording costs on this CPU beside others
 
 faults: $(VENV)/.installed-dev  ## score the fault corpus and its peers; a table under benchmarks/results/
 	mkdir -p benchmarks/results
-	$(BIN)/python -m benchmarks.faults.oracle $(ARGS)
-	$(BIN)/python -m benchmarks.faults.score --tools all $(ARGS) | tee benchmarks/results/faults.md
+	$(BIN)/python -m benchmarks.faults.oracle --half every $(ARGS)
+	$(BIN)/python -m benchmarks.faults.score --half every --tools all $(ARGS) | tee benchmarks/results/faults.md
 
 gating: $(VENV)/.installed-dev  ## how often the gate is wrong, on recorded runs; benchmarks/results/gate.md
 	mkdir -p benchmarks/results

@@ -13,6 +13,8 @@ import tomli
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 HALVES = ("first", "second")
+#: Faults that make no non-finite value (underflow, scaling, FP8, updates, growth): another set, with other questions.
+QUIET = ("quiet", "extension")
 
 #: Causes of non-finite values, and the phases they arise in.
 CAUSES = (
@@ -76,6 +78,29 @@ class Truth:
     #: The optimizer-step attempt, from 0, in which the first harmful non-finite value is made.
     step: int | None = None
 
+    # -- of the quiet sets only ----------------------------------------------------------------------------------------
+    #: Codes that are as right.
+    also_code: tuple[str, ...] = ()
+    #: FQNs below ``root`` (or any root), as patterns; any of them is a right answer. Empty: no module is at fault.
+    modules: tuple[str, ...] = ()
+    #: What the oracle measures, ``modules.<gauge>`` or ``run.<gauge>``, and where, if not in every one of ``modules``.
+    gauge: str | None = None
+    where: tuple[str, ...] = ()
+    #: Between which values it must lie in the script and in its twin.
+    script_range: tuple[float, float] = (0.0, 0.0)
+    twin_range: tuple[float, float] = (0.0, 0.0)
+    #: The twin is the script with these texts replaced; without any it is the script in FP64.
+    mend: tuple[tuple[str, str], ...] = ()
+    probe: str | None = None
+    #: How much higher the loss ends than that of the twin, at least.
+    costs: float | None = None
+    #: The loss of a healthy script need not fall.
+    swings: bool = False
+
+    @property
+    def quiet(self) -> bool:
+        return self.half in QUIET
+
     @property
     def script(self) -> Path:
         return SCRIPTS / f"{self.name}.py"
@@ -96,6 +121,10 @@ class Truth:
     @property
     def causes(self) -> set[str]:
         return {c for c in (self.cause, *self.also_cause) if c}
+
+    @property
+    def codes(self) -> set[str]:
+        return {c for c in (self.code, *self.also_code) if c}
 
     def lines(self) -> range:
         """The lines of the statement that contains ``text``; empty where the truth has none.
@@ -124,9 +153,9 @@ def base_name(op: str) -> str:
 
 
 def load(half: str = "all", only: str | None = None) -> list[Truth]:
-    """The truth of one half or of ``all``, in order of the files; ``only`` picks names by substring."""
+    """The truth of one half, of both (``all``) or of ``every`` set; ``only`` picks names by substring."""
     found = []
-    for name in HALVES if half == "all" else (half,):
+    for name in {"all": HALVES, "every": HALVES + QUIET}.get(half, (half,)):
         path = HERE / "truth" / f"{name}.toml"
         for key, facts in (tomli.loads(path.read_text()) if path.exists() else {}).items():
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}

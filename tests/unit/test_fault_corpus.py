@@ -1,15 +1,18 @@
 """The truth about the fault corpus is well-formed. Whether it is *true* is for the oracle (tests/integration)."""
 
 import ast
+import re
 
 import pytest
 
 from benchmarks.faults.score import Answer, Result, verdicts
-from benchmarks.faults.truth import CAUSES, HALVES, PHASES, PRECISIONS, SCRIPTS, base_name, load
+from benchmarks.faults.truth import CAUSES, HALVES, PHASES, PRECISIONS, QUIET, SCRIPTS, base_name, load
 from precdoctor.diagnosis import registry
 
 TRUTHS = load()
 FAULTY = [t for t in TRUTHS if t.faulty]
+QUIET_TRUTHS = [t for half in QUIET for t in load(half)]
+QUIET_FAULTY = [t for t in QUIET_TRUTHS if t.faulty]
 
 
 def names(truths):
@@ -17,10 +20,12 @@ def names(truths):
 
 
 def test_every_script_has_truth_and_every_truth_a_script():
-    mains = {p for p in SCRIPTS.rglob("*.py") if p.parent == SCRIPTS or p.name == "train.py"}
+    folders = {SCRIPTS, *(SCRIPTS / half for half in QUIET)}
+    mains = {p for p in SCRIPTS.rglob("*.py") if p.parent in folders or p.name == "train.py"}
+    truths = TRUTHS + QUIET_TRUTHS
 
-    assert {t.script for t in TRUTHS} == mains
-    assert len(set(names(TRUTHS))) == len(TRUTHS)
+    assert {t.script for t in truths} == mains
+    assert len(set(names(truths))) == len(truths)
 
 
 @pytest.mark.parametrize("half", HALVES)
@@ -51,6 +56,36 @@ def test_truth_is_complete(truth):
         assert truth.lines()
 
 
+def test_the_quiet_set_is_large_enough():
+    mine = load("quiet")
+
+    assert sum(t.faulty for t in mine) >= 25
+    assert sum(not t.faulty for t in mine) >= 10
+    assert {t.code[:3] for t in mine if t.faulty} >= {"PD2", "PD3", "PD4", "PD5", "PD6"}
+
+
+@pytest.mark.parametrize("truth", QUIET_FAULTY, ids=names(QUIET_FAULTY))
+def test_truth_of_a_quiet_fault_is_complete(truth):
+    """What was meant, where it may be named, and what the oracle has to find there and not in the twin."""
+    scope, _, gauge = truth.gauge.partition(".")
+
+    assert truth.fault
+    assert truth.precision in {*PRECISIONS, "fp8"}
+    assert all(re.fullmatch(r"PD[1-7]\d\d", code) for code in truth.codes)
+    assert scope == "run" or (scope == "modules" and truth.modules)
+    assert gauge
+    assert (gauge == "probe") == (truth.probe is not None)
+    assert truth.script_range[0] <= truth.script_range[1]
+    assert truth.script_range != truth.twin_range
+
+
+@pytest.mark.parametrize("truth", QUIET_TRUTHS, ids=names(QUIET_TRUTHS))
+def test_the_words_that_mend_a_script_are_in_it_once(truth):
+    source = truth.script.read_text()
+
+    assert [source.count(old) for old, _ in truth.mend] == [1] * len(truth.mend)
+
+
 @pytest.mark.parametrize("script", sorted(SCRIPTS.rglob("*.py")), ids=lambda p: str(p.relative_to(SCRIPTS)))
 def test_script_is_a_users_own(script):
     """It knows nothing of who reads it, runs on Python 3.10, and is seeded."""
@@ -59,7 +94,7 @@ def test_script_is_a_users_own(script):
     assert "precdoctor" not in code
     assert "fault" not in code.lower().replace("default", "")
     ast.parse(code, feature_version=(3, 10))
-    if script in {t.script for t in TRUTHS}:
+    if script in {t.script for t in TRUTHS + QUIET_TRUTHS}:
         assert "torch.manual_seed(" in code
 
 
@@ -87,3 +122,21 @@ def test_scoring():
     assert verdicts(Result(truth, (right,), 1.0)) == dict.fromkeys(both, True) | {"cause": False}
     assert both == dict.fromkeys(both, False) | {"found": True, "family": True, "module@3": True}
     assert not any(verdicts(Result(truth, (), 1.0)).values())
+
+
+def test_scoring_of_a_quiet_fault():
+    truth = next(t for t in QUIET_TRUTHS if t.name == "quiet/ddpm_minsnr")
+    right = Answer("PD303", "backward", "UNet#0", "mid.conv1")
+    other = Answer("PD501", None, "UNet#0", "time.0")
+
+    assert verdicts(Result(truth, (right,), 1.0)) == {
+        **dict.fromkeys(("found", "family", "code", "module@1", "module@3"), True),
+        **dict.fromkeys(("phase", "op", "line", "cause")),
+    }
+    assert [q for q, v in verdicts(Result(truth, (other, right), 1.0)).items() if v] == ["found", "module@3"]
+
+
+def test_a_scaler_has_no_module():
+    truth = next(t for t in QUIET_TRUTHS if t.name == "quiet/moe_eager_growth")
+
+    assert verdicts(Result(truth, (Answer("PD302"),), 1.0))["module@1"] is None
