@@ -51,8 +51,8 @@ def verdict(found: Shadowed | None, limits: Limits) -> tuple[str, str]:
     more = "" if within == len(layers) else f", limit {limits.limit * found.slack:g} u"
     verb = "is" if len(layers) == 1 else "are"
     return "clean", (
-        f"Precision is not the problem: {share} {verb} within {_expected(found, limits)} of {wide(found)} when fed the same, "
-        f"worst {clean(worst.place)} {units(worst.local, found.u)} "
+        f"Precision is not the problem: {share} {verb} within {_expected(found, limits)} of {wide(found)} when fed the "
+        f"same, worst {clean(worst.place)} {units(worst.local, found.u)} "
         f"({percent(worst.local)}{more})."
     )
 
@@ -123,7 +123,8 @@ def units(error: float | None, u: float) -> str:
 
 def scope(found: Shadowed) -> str:
     """What was compared with what, where."""
-    told = f"{wide(found)} beside {name(found)} (u = 2^{round(math.log2(found.u))} of a tensor's size) at step{'s' * (len(found.steps) > 1)}"
+    u = f"u = 2^{round(math.log2(found.u))} of a tensor's size"
+    told = f"{wide(found)} beside {name(found)} ({u}) at step{'s' * (len(found.steps) > 1)}"
     replay = "the replay is the run bit for bit" if found.exact else "the replay is not the run bit for bit"
     return f"{told} {spans(found.steps, 8)}; {replay}"
 

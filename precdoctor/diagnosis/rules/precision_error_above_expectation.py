@@ -15,11 +15,11 @@ from precdoctor.diagnosis.view import RunView
 PAGE = RulePage(
     finds="""
 Modules, and code between modules, whose results are further from FP32 than their format explains. It needs a run made
-by `precdoctor shadow`, which runs chosen steps again on the same batch in FP32 and compares outputs, gradients and weight
-gradients by relative L2. Two things count. The *own* error of a piece of code, which is fed what the reduced run fed it:
-above `limit` units of rounding u (2^-8 in BF16, 2^-11 in FP16). And *amplification*: fewer than `bits` bits of a result
-are right, and the piece made the errors it was given at least `amplification` times larger. u is that of the narrowest
-format any op computes in.
+by `precdoctor shadow`, which runs chosen steps again on the same batch in FP32 and compares outputs, gradients and
+weight gradients by relative L2. Two things count. The *own* error of a piece of code that is fed what the reduced run
+fed it: above `limit` units of rounding u, that of the narrowest format any op computes in (2^-8 in BF16, 2^-11 in
+FP16; against FP64 limits are 16 times wider, because FP32 keeps its sums in FP32). And *amplification*: fewer than
+`bits` bits of a result are right, and the piece made the errors it was given at least `amplification` times larger.
 """,
     matters="""
 It answers whether a training problem is one of precision or of code. Rounding a tensor once costs 0.4 u, a linear layer
@@ -32,8 +32,8 @@ that its format cannot carry, and names where. Errors above expectation nowhere 
 """,
     remedy="""
 Compute the named piece in FP32 and convert its result, as in the snippet: means, variances, softmax, exponentials and
-long sums belong there. Where a piece amplifies what it is given (a difference of nearly equal numbers, a steep function)
-widen what goes into it, or rewrite it so that it does not cancel. Then shadow the run again.
+long sums belong there. Where a piece amplifies what it is given (a difference of nearly equal numbers, a steep
+function) widen what goes into it, or rewrite it so that it does not cancel. Then shadow the run again.
 """,
     confidence="""
 0.9 where the replay was the run bit for bit and the piece was compared on two steps or more; 0.8 on one step; 0.1 less
@@ -182,7 +182,7 @@ RULE = Rule(
             4.0,
             "u",
             "What a healthy piece stays below; reports count by it.",
-            "Input, weight and result of a layer rounded once each give 0.7 u in RMS; 4 u leaves room for five times that.",
+            "Input, weight and result of a layer rounded once each give 0.7 u in RMS; 4 u is five times that.",
             0.1,
         ),
         RuleOption(

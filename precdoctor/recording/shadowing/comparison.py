@@ -17,7 +17,7 @@ from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall, mapped
 from precdoctor.recording.shadowing import setting
 from precdoctor.recording.shadowing.differences import Layer, relative_l2
-from precdoctor.recording.shadowing.walks import AllTheWay, PieceByPiece, Reduced, Walk, wider
+from precdoctor.recording.shadowing.walks import AllTheWay, Gradients, PieceByPiece, Reduced, Walk, wider
 from precdoctor.recording.shadowing.widening import Watching, Widened
 
 #: A parameter: itself, its gradient in the reduced run, its layer, its name there.
@@ -55,10 +55,14 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
     """
     module = unwrap(call.module)
     found = {m: n if (place := names.find(m)) is None else place.module for n, m in module.named_modules()}
-    done = Compared(call)
-    watching, reduced = Watching(), Reduced(found)
-    with _replayed(call, module, Autocast.again(call.autocast)):
-        weights = _reduced(done, watching, reduced, module, names)
+    found = {m: n for m, n in found.items() if m is module or getattr(m, "inplace", False) is not True}
+    while True:
+        done, watching, reduced = Compared(call), Watching(), Reduced(found)
+        with _replayed(call, module, Autocast.again(call.autocast)):
+            weights = _reduced(done, watching, reduced, module, names)
+        if not (in_place := {m for m, n in found.items() if n in reduced.in_place and m is not module}):
+            break
+        found = {m: n for m, n in found.items() if m not in in_place}
     done.formats = {str(d).removeprefix("torch.") for d in watching.dtypes}
     if (products := setting.reduced_products()) is not None:
         done.formats.add(products)
@@ -161,7 +165,7 @@ def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weigh
             layer.point("weight_grad").add_accumulated(relative_l2(mine, grad), None, name, mine)
 
 
-def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Gradients:
     return torch.autograd.grad([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
 
 

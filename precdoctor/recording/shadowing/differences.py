@@ -36,6 +36,12 @@ def relative_l2(found: Tensor, reference: Tensor) -> float:
     return error / size
 
 
+def ratio(x: Tensor, y: Tensor) -> float:
+    """``||x|| / ||y||`` of finite tensors; infinite when only ``y`` is all zeros, else 0."""
+    above, below = _norm(x.detach()), _norm(y.detach())
+    return above / below if below > 0.0 else math.inf if above > 0.0 else 0.0
+
+
 def _size(x: Tensor) -> int:
     return x.dtype.itemsize
 

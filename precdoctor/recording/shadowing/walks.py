@@ -11,17 +11,19 @@ import contextlib
 import copy
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import leaves
-from precdoctor.recording.shadowing.differences import Layer, relative_l2
+from precdoctor.recording.shadowing.differences import Layer, ratio, relative_l2
 
 #: A module (FQN) and which call of it in this root call.
 Key = tuple[str, int]
+#: What autograd gives where it is allowed to give nothing.
+Gradients = tuple[Tensor | None, ...]
 _in_backward: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
 
 
@@ -126,7 +128,9 @@ class Reduced(Walk):
         inputs, outputs: copies of the tensors of each call, by leaf name.
         fresh: of the inputs those that no module returned: the code of the caller made them.
         input_gradients: of the loss with respect to what *this* call was given: one consumer's share.
-        output_gradients: with respect to what it returned, of all consumers.
+        output_gradients: with respect to what it returned, of all consumers; not by way of what it made of it itself.
+        in_place: modules that write to what they are given. No gradient arrives at an alias that was written to: the
+            walk is worth nothing, and has to be done again with these counted as code of their callers.
         layers: by FQN, in order of their first call.
     """
 
@@ -138,7 +142,9 @@ class Reduced(Walk):
         self.input_gradients: dict[Key, dict[str, Tensor]] = {}
         self.output_gradients: dict[Key, dict[str, Tensor]] = {}
         self.layers: dict[str, Layer] = {}
+        self.in_place: set[str] = set()
         self._known = Known()
+        self._aliases: dict[Key, list[tuple[Tensor, int]]] = {}
         self._modules = {name: module for module, name in names.items()}
 
     def entering(self, key: Key, given: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
@@ -165,19 +171,24 @@ class Reduced(Walk):
                 aliases[id(x)] = alias = x.view_as(x)
                 alias.register_hook(self._keeping(self.input_gradients.setdefault(key, {}), name))
                 self._known.add(alias, kept[name])
+        self._aliases[key] = [(x, leaves.version(x)) for x in aliases.values()]
         return aliases
 
     def leaving(self, key: Key, made: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
-        """Keeps copies of what is new."""
-        kept = self.outputs.setdefault(key, {})
+        """Keeps copies of what is new; what needs gradients goes on as a copy, too, at which those of others arrive."""
+        if any(leaves.version(x) != before for x, before in self._aliases.pop(key, ())):
+            self.in_place.add(key[0])
+        kept, copies = self.outputs.setdefault(key, {}), dict[int, Tensor]()
         for name, x in made:
             if self._known.get(x) is not None:
                 continue  # its child's output, or what it was given
             kept[name] = x.detach().clone()
             self._known.add(x, kept[name])
-            if x.requires_grad:
-                x.register_hook(self._keeping(self.output_gradients.setdefault(key, {}), name))
-        return {}
+            if x.requires_grad and id(x) not in copies:
+                copies[id(x)] = copied = x.clone()
+                copied.register_hook(self._keeping(self.output_gradients.setdefault(key, {}), name))
+                self._known.add(copied, kept[name])
+        return copies
 
     @staticmethod
     def _keeping(place: dict[str, Tensor], name: str) -> Callable[[Tensor | None], None]:
@@ -222,7 +233,7 @@ class AllTheWay(Walk):
 
     def leaving(self, key: Key, made: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
         """Compares the result, and later its gradient."""
-        given, worst = self._given.pop(), 0.0
+        given, worst, copies = self._given.pop(), 0.0, dict[int, Tensor]()
         mine = self._reduced.outputs.get(key, {})
         layer = self._reduced.layers.get(key[0])
         for name, x in made:
@@ -232,11 +243,13 @@ class AllTheWay(Walk):
                 continue
             layer.point("output").add_accumulated(error, given, name, mine[name])
             grad = self._reduced.output_gradients.get(key, {}).get(name)
-            if x.requires_grad and grad is not None:
-                x.register_hook(_comparing(layer, grad, name))
+            if x.requires_grad and grad is not None and id(x) not in copies:
+                copies[id(x)] = copied = x.clone()
+                copied.register_hook(_comparing(layer, grad, name))
+                self._errors.add(copied, error)
         if self._given:
             self._given[-1] = max(self._given[-1], worst)
-        return {}
+        return copies
 
 
 def _comparing(layer: Layer, mine: Tensor, name: str) -> Callable[[Tensor | None], None]:
@@ -318,21 +331,31 @@ class PieceByPiece(Walk):
     def compare_gradients(self, weights: Mapping[str, tuple[Tensor, Tensor, Layer, str]]) -> None:
         """One backward pass through all pieces at once: none of them is connected with another.
 
+        A gradient that nearly cancels (of a bias in front of a normalisation: exactly) is nothing but the rounding of
+        what came in, in any format. A second pass, with some signs of what comes in turned round, tells how much
+        larger it would be if it did not cancel, and its error is divided by that.
+
         Args:
             weights: parameter, its gradient in the reduced run, its layer and its name there.
         """
         inputs = [x for x, *_ in self.starts] + [p for p, *_ in weights.values()]
         if not self.ends or not inputs:
             return
-        found: Sequence[Tensor | None] = torch.autograd.grad(
-            [x for x, _ in self.ends], inputs, [g.to(x.dtype) for x, g in self.ends], allow_unused=True
-        )
-        for (_, mine, layer, kind, name), grad in zip(self.starts, found, strict=False):
-            if grad is not None and mine is not None:
-                layer.point(kind).add_local(relative_l2(mine, grad), name, mine)
-        for (_, mine, layer, name), grad in zip(weights.values(), found[len(self.starts) :], strict=True):
-            if grad is not None:
-                layer.point("weight_grad").add_local(relative_l2(mine, grad), name, mine)
+        ends = [x for x, _ in self.ends]
+        brought = [g.to(x.dtype) for x, g in self.ends]
+        found: Gradients = torch.autograd.grad(ends, inputs, brought, allow_unused=True, retain_graph=True)
+        flipped: Gradients = torch.autograd.grad(ends, inputs, [_flipped(g) for g in brought], allow_unused=True)
+        told = [(mine, layer, kind, name) for _, mine, layer, kind, name in self.starts]
+        told += [(mine, layer, "weight_grad", name) for _, mine, layer, name in weights.values()]
+        for (mine, layer, kind, name), grad, other in zip(told, found, flipped, strict=True):
+            if mine is not None and grad is not None and other is not None:
+                layer.point(kind).add_local(relative_l2(mine, grad) / max(1.0, ratio(other, grad)), name, mine)
+
+
+def _flipped(x: Tensor) -> Tensor:
+    """About half of the signs turned round, by a multiplicative hash of the index: no generator is drawn from."""
+    index = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
+    return torch.where((index * 0x1E3779B1 >> 15) & 1 == 0, x, -x)
 
 
 def wider(dtype: torch.dtype, wide: torch.dtype) -> torch.dtype:
