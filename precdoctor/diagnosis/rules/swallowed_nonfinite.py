@@ -73,11 +73,11 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     hidden, source = fact.where("hidden_by")
     swallower = short_name(hidden or shown)
     there = f" at {source.file}:{source.line}" if source is not None else ""
-    seen, exact = fact.number("seen"), fact.number("exact")
+    seen, exact, share = fact.number("seen"), fact.number("exact"), percent(wrong / max(of, 1))
     message = (
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} made {affected:,} non-finite elements "
         f"({fact.dtype}) where FP64 gives up to {fact.number('exact_amax'):.4g}. {swallower}{there} turned them into "
-        f"finite numbers; after {short_name(shown)}, {wrong:,} of {of:,} elements ({percent(wrong / max(of, 1))}, limit "
+        f"finite numbers; after {short_name(shown)}, {wrong:,} of {of:,} elements ({share}, limit "
         f"{percent(options['wrong_share'])}) are off by more than half, for instance {seen:.4g} where FP64 gives "
         f"{exact:.4g}. Neither the module's outputs nor the loss show it.{elsewhere_words(group)}"
     )
@@ -86,7 +86,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         name="swallowed-nonfinite",
         severity=Severity.WARNING,
         confidence=0.95,
-        title=f"{fact.short} overflows {place_words(fact)} and {swallower} hides it: {percent(wrong / max(of, 1))} of "
+        title=f"{fact.short} overflows {place_words(fact)} and {swallower} hides it: {share} of "
         f"the result is wrong{fact.line}",
         message=message,
         location=locate(view, group),

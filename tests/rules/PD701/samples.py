@@ -1,0 +1,37 @@
+"""Sums accumulated in half."""
+
+from typing import Any
+
+from tests.support.samples import Sample
+from tests.support.scanning import fact, scanned
+from tests.support.training import Training
+
+
+def total(**changes: Any) -> dict[str, Any]:
+    return fact("total", "add.Tensor", **{"dtype": "bfloat16", "error": 0.5, "terms": 1024, **changes})
+
+
+def reduction(**changes: Any) -> dict[str, Any]:
+    measured = {"dtype": "bfloat16", "error": 0.9, "error_of_magnitudes": 0.5, "terms": 4096.0}
+    return fact("reduction", "embedding_dense_backward.default", **{**measured, "phase": "backward", **changes})
+
+
+def rounding() -> Training:
+    """Residuals of 32 layers."""
+    return scanned(total(error=0.01, terms=32))
+
+
+def cancels() -> Training:
+    """A sum near zero of large terms, accumulated in FP32."""
+    return scanned(reduction(error=0.3, error_of_magnitudes=1e-7))
+
+
+FIRING = {
+    "total": Sample(
+        lambda: scanned(total()), 0, "blocks.0.attn", severity="warning", says=("50 % off", "1,024 terms"),
+    ),
+    "embedding": Sample(
+        lambda: scanned(reduction()), 0, "blocks.0.attn", severity="warning", says=("accumulated in bfloat16", "90 %"),
+    ),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (rounding, cancels)}
