@@ -91,7 +91,7 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = {k: t for k, t in tensors.items() if t.share > limits[t.exact]}
     if not guilty:
         worst = max(t.share for t in tensors.values())
-        return Checked((), f"{seen}: {percent(worst)} at the maximum in the worst")
+        return Checked((), f"{seen}: {percent(worst)} at the maximum or clipped in the worst")
     key, tensor = max(guilty.items(), key=lambda item: (item[1].exact, item[1].share))
     finding = _finding(view, key, tensor, limits[tensor.exact], options, len(guilty))
     return Checked([finding], f"{plural(len(guilty), 'tensor')} of {seen} above the limit", Status.FAILED)
@@ -176,7 +176,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
             "limit": limit,
             "exact": tensor.exact,
             "steps_examined": len(tensor.shares),
-            "range": range_evidence(row),
+            "range": {**range_evidence(row), "dtype": tensor.dtype},
             "path": path_evidence(path_to(rows, row)),
             "confidence_reason": "clipped elements were counted at the cast"
             if tensor.exact
