@@ -15,8 +15,11 @@ SAMPLE_RUNS = Path(__file__).resolve().parent
 RULES = SAMPLE_RUNS.parent / "tests" / "rules"
 #: Recorder options that keep a log small enough to commit.
 EVERY = {
-    **{"gpt-bf16-healthy": "4", "cnn-fp16-underflow": "4", "fresh-scaler": "8"},
-    **{"gpt-fp8-delayed": "4", "gpt-fp8-wrong-margin": "4"},
+    "gpt-bf16-healthy": "4",
+    "cnn-fp16-underflow": "4",
+    "fresh-scaler": "8",
+    "gpt-fp8-delayed": "4",
+    "gpt-fp8-wrong-margin": "4",
 }
 
 
