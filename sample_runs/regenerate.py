@@ -14,7 +14,13 @@ from pathlib import Path
 SAMPLE_RUNS = Path(__file__).resolve().parent
 RULES = SAMPLE_RUNS.parent / "tests" / "rules"
 #: Recorder options that keep a log small enough to commit.
-EVERY = {"gpt-bf16-healthy": "4", "cnn-fp16-underflow": "4", "fresh-scaler": "8"}
+EVERY = {
+    "gpt-bf16-healthy": "4",
+    "cnn-fp16-underflow": "4",
+    "fresh-scaler": "8",
+    "gpt-fp8-delayed": "4",
+    "gpt-fp8-wrong-margin": "4",
+}
 
 
 #: Samples of what is said without a replay of the step.

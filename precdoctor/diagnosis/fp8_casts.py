@@ -41,7 +41,7 @@ COLUMNS = ("scale", "format", "saturated", "flushed", "amax", "exp_lo", "exp_his
 #: Steps looked at: so many of the newest, all of them, and as many spread over the rest.
 _NEWEST = _SPREAD = 128
 #: Casts per operand on which a full prediction is made.
-_SPOTS = 5
+_SPOTS = 3
 _READ = (
     *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "zero"),
     *("nan", "pos_inf", "neg_inf", "amin_nonzero", "sum_sq", *COLUMNS),

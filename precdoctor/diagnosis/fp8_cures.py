@@ -19,7 +19,7 @@ from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, Block
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 
 #: Steps whose block histograms are read.
-_BLOCK_STEPS = 4
+_BLOCK_STEPS = 3
 _SIZES = (128, 32)
 
 FLUSHED_SHARE = RuleOption(

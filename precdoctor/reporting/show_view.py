@@ -39,6 +39,8 @@ def print_summary(summary: Summary, console: Console) -> None:
         _print_tensors("Least headroom below the largest number of their format", summary.tightest, console)
     if summary.subnormal:
         _print_tensors("Most subnormal numbers: next to being flushed to zero", summary.subnormal, console)
+    if summary.casts:
+        _print_casts(summary.casts, console)
 
 
 def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -125,5 +127,25 @@ def _print_tensors(title: str, tensors: Sequence[TensorSummary], console: Consol
             percent(t.zero_fraction),
             number(t.non_finite),
             style="pd.bad" if t.non_finite else None,
+        )
+    console.print(Padding(table, (0, 0, 0, 2)))
+
+
+def _print_casts(tensors: Sequence[TensorSummary], console: Console) -> None:
+    console.print(Text("\nCasts to a narrow format: what they clipped, and what they made zero", "pd.strong"))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
+    table.add_column("module", overflow="fold")
+    table.add_column("operand", overflow="fold")
+    table.add_column("cast to", no_wrap=True)
+    for column in ("amax", "headroom", "clipped", "flushed"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for t in tensors:
+        table.add_row(
+            clean(t.module or t.root),
+            clean(t.name),
+            clean(t.format or ""),
+            number(t.amax),
+            number(None if t.headroom_binades is None else round(t.headroom_binades, 1)),
+            *("–" if share is None else percent(share) for share in (t.saturated_fraction, t.flushed_fraction)),
         )
     console.print(Padding(table, (0, 0, 0, 2)))

@@ -18,8 +18,10 @@ from precdoctor.diagnosis.view import RunView
 if TYPE_CHECKING:
     from precdoctor.runlog import Run
 
-_KEYS = ("root", "module", "kind", "name", "dtype")
+_KEYS = ("root", "module", "kind", "name", "dtype", "format")
 _SUMS = ("numel", "subnormal", "zero", "nan", "pos_inf", "neg_inf")
+#: Null where no cast was seen, or not all of it.
+_CAST_SUMS = ("saturated", "flushed")
 _SERIES = ("loss", "grad_norm", "lr", "loss_scale", "skipped", "non_finite")
 
 
@@ -35,11 +37,17 @@ class TensorSummary:
     rows: int
     numel: int
     amax: float | None
-    #: Binades between the largest value seen and the dtype's maximum; None for an unknown dtype or no value.
+    #: Binades between the largest value seen and the maximum of the dtype (of ``format``, where it was cast to one);
+    #: None for an unknown dtype or no value.
     headroom_binades: float | None
     subnormal_fraction: float
     zero_fraction: float
     non_finite: int
+    #: The narrow format it was cast to; null without a cast that was seen. Then how much of it the cast clipped, and
+    #: how much of what was not zero it made zero.
+    format: str | None = None
+    saturated_fraction: float | None = None
+    flushed_fraction: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ class Summary:
         events: events by name.
         tightest: least headroom first.
         subnormal: largest share of subnormal elements first; tensors without any are left out.
+        casts: tensors cast to a narrow format: those that were clipped most, then those that were flushed most.
         timeline: per series one value per entry of ``steps``; the worst over optimizers and ranks.
         steps: step numbers, ascending.
     """
@@ -73,6 +82,7 @@ class Summary:
     events: dict[str, int]
     tightest: list[TensorSummary]
     subnormal: list[TensorSummary]
+    casts: list[TensorSummary]
     timeline: dict[str, list[float | None]]
     steps: list[int] = field(default_factory=list)
 
@@ -81,7 +91,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
     """Read a run once and keep what a person asks first.
 
     Args:
-        top: how many tensors ``tightest`` and ``subnormal`` hold.
+        top: how many tensors ``tightest``, ``subnormal`` and ``casts`` hold.
     """
     view = RunView(run)
     nothing = view.steps.empty
@@ -92,7 +102,8 @@ def summarise(run: Run, top: int = 10) -> Summary:
     for tensor in tensors:
         kinds[tensor.kind] += tensor.rows
         dtypes[tensor.dtype] += tensor.rows
-    known = [t for t in tensors if t.headroom_binades is not None]
+    casts = [t for t in tensors if t.format is not None]  # their scale fills the format to the brim on purpose
+    known = [t for t in tensors if t.headroom_binades is not None and t.format is None]
     return Summary(
         run={"path": str(run.path), "command": run.info.get("command"), "steps": 0} if nothing else describe(view),
         recorder=describe_recorder(view),
@@ -107,6 +118,9 @@ def summarise(run: Run, top: int = 10) -> Summary:
         subnormal=sorted(
             (t for t in tensors if t.subnormal_fraction > 0), key=lambda t: (-t.subnormal_fraction, t.module, t.kind)
         )[:top],
+        casts=sorted(
+            casts, key=lambda t: (-(t.saturated_fraction or 0.0), -(t.flushed_fraction or 0.0), t.module, t.name)
+        )[:top],
         timeline=timeline,
         steps=steps,
     )
@@ -117,10 +131,13 @@ def _tensors(run: Run) -> list[TensorSummary]:
     merged: dict[tuple[str, ...], dict[str, Any]] = {}
     for group in _groups(run):
         key = tuple(group[k] or "" for k in _KEYS)
-        into = merged.setdefault(key, {"rows": 0, "amax": None} | dict.fromkeys(_SUMS, 0))
+        into = merged.setdefault(key, {"rows": 0, "amax": None} | dict.fromkeys(_SUMS, 0) | dict.fromkeys(_CAST_SUMS))
         into["rows"] += group["step_count"]
         for name in _SUMS:
             into[name] += group[f"{name}_sum"] or 0
+        for name in _CAST_SUMS:
+            if (counted := group[f"{name}_sum"]) is not None:
+                into[name] = counted + (into[name] or 0)
         amax = group["amax_max"]
         if amax is not None:
             into["amax"] = max(amax, into["amax"] or 0.0)
@@ -129,8 +146,8 @@ def _tensors(run: Run) -> list[TensorSummary]:
 
 def _groups(run: Run) -> Iterator[dict[str, Any]]:
     """Partial sums, one per tensor and batch."""
-    aggregations = [("step", "count"), ("amax", "max"), *((name, "sum") for name in _SUMS)]
-    for batch in run.batches("tensors", [*_KEYS, "step", "amax", *_SUMS]):
+    aggregations = [("step", "count"), ("amax", "max"), *((name, "sum") for name in (*_SUMS, *_CAST_SUMS))]
+    for batch in run.batches("tensors", [*_KEYS, "step", "amax", *_SUMS, *_CAST_SUMS]):
         table = pa.table(
             {
                 name: pc.cast(column, pa.string()) if pa.types.is_dictionary(column.type) else column
@@ -141,8 +158,8 @@ def _groups(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _tensor_summary(key: tuple[str, ...], values: Mapping[str, Any]) -> TensorSummary:
-    root, module, kind, name, dtype = key
-    amax, fmt, numel = values["amax"], known_format(dtype), values["numel"]
+    root, module, kind, name, dtype, cast_to = key
+    amax, fmt, numel = values["amax"], known_format(cast_to or dtype), values["numel"]
     return TensorSummary(
         root=root,
         module=module,
@@ -156,7 +173,14 @@ def _tensor_summary(key: tuple[str, ...], values: Mapping[str, Any]) -> TensorSu
         subnormal_fraction=values["subnormal"] / numel if numel else 0.0,
         zero_fraction=values["zero"] / numel if numel else 0.0,
         non_finite=values["nan"] + values["pos_inf"] + values["neg_inf"],
+        format=cast_to or None,
+        saturated_fraction=_share(values["saturated"], numel),
+        flushed_fraction=_share(values["flushed"], numel - values["zero"]),
     )
+
+
+def _share(count: int | None, total: int) -> float | None:
+    return None if count is None else count / max(total, 1)
 
 
 def _timeline(run: Run) -> tuple[list[int], dict[str, list[float | None]], int]:

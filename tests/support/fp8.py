@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from precdoctor.numerics.blocks import BlockHistogram
-from precdoctor.numerics.formats import E4M3FN, Format
+from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 from tests.support.training import CLASSES, ROOT, Row, Training, histogram
 
 Floats = np.ndarray
 SHAPE = (32, 256)
+_NAMES = ("input", "weight", "grad_output")
 
 
 def draws(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Callable[[int], Floats]:
     """Gaussian activations, others at each step."""
-    return lambda step: np.random.default_rng((seed, step)).standard_normal(shape)
+    return functools.lru_cache(maxsize=None)(lambda step: np.random.default_rng((seed, step)).standard_normal(shape))
 
 
 def operand_row(values: Floats, scale: float | None, fmt: Format = E4M3FN) -> Row:
@@ -95,8 +97,10 @@ def delayed(
 ) -> Callable[[int], tuple[Floats, float]]:
     """Casts at the scale of the largest amax of the steps before; 1 at the first one."""
 
+    amax = functools.lru_cache(maxsize=None)(lambda s: float(np.abs(draw(s)).max()))
+
     def cast(step: int) -> tuple[Floats, float]:
-        seen = [float(np.abs(draw(s)).max()) for s in range(max(0, step - history), step)]
+        seen = [amax(s) for s in range(max(0, step - history), step)]
         usable = [a for a in seen if a > 0.0]
         return draw(step), (fmt.max / max(usable) / 2.0**margin if usable else 1.0)
 
@@ -104,13 +108,13 @@ def delayed(
 
 
 def in_fp8(steps: int = 12, casts: Mapping[tuple[str, str], Any] | None = None) -> Training:
-    """A training whose MLP layers run in E4M3 with current scaling, gradients of it in E5M2."""
-    from precdoctor.numerics.formats import E5M2
-
+    """A training with a layer in FP8, current scaling, the gradient in E5M2; ``casts`` in place of these or beside."""
     run = Training(steps=steps)
-    for i, module in enumerate(("blocks.0.mlp.up", "blocks.0.mlp.down")):
-        for j, name in enumerate(("input", "weight", "grad_output")):
-            fmt = E5M2 if name == "grad_output" else E4M3FN
-            cast = (casts or {}).get((module, name), current(draws(10 * i + j), fmt))
-            add_operand(run, module, name, cast, fmt)
+    layer = {("blocks.0.mlp.up", name): current(draws(i), _format(name)) for i, name in enumerate(_NAMES)}
+    for (module, name), cast in {**layer, **(casts or {})}.items():
+        add_operand(run, module, name, cast, _format(name))
     return run
+
+
+def _format(name: str) -> Format:
+    return E5M2 if name == "grad_output" else E4M3FN

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.finding import Finding, Severity, Status
+from precdoctor.diagnosis.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.fp8_casts import COLUMNS, KIND, Damage, Operand, operands
-from precdoctor.diagnosis.fp8_cures import Cure, histograms, in_blocks, listed, location, prescription, seen_words
-from precdoctor.diagnosis.fp8_outliers import bulk_of, cut, hot_blocks
+from precdoctor.diagnosis.fp8_cures import Cure, histograms, in_blocks, listed, location, seen_words
+from precdoctor.diagnosis.fp8_outliers import bulk_of, cut, hot_blocks, spread
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
@@ -44,12 +44,20 @@ dimension, along which blocks are recorded.
 )
 
 
+#: Operands whose median lies no further below their amax have it well inside the normal range, and gain nothing ...
+_AT_EASE = 9.0
+#: ... but a few are predicted all the same, for the figures.
+_SHOWN = 4
+
+
 @dataclass(frozen=True, eq=False)
 class _Compared:
     operand: Operand
     whole: Damage
     cure: Cure
     gain: float
+    #: Share of the blocks that gain it.
+    cold: float
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -58,20 +66,22 @@ def check(view: RunView, options: Options) -> Checked:
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
     judged = [o for o in found.values() if o.per_tensor and o.settled[0].numel >= options["min_elements"]]
-    compared = [c for o in judged if (c := _compared(view, o)) is not None]
+    judged.sort(key=lambda o: -spread(o))
+    wide = [o for i, o in enumerate(judged) if i < _SHOWN or spread(o) > _AT_EASE]
+    compared = [c for o in wide if (c := _compared(view, o)) is not None]
     if not compared:
         why = "no block histograms of operands with one scale per tensor"
         return Checked((), f"{seen_words(found)}: {why}")
-    gaining = [c for c in compared if c.gain >= options["gain_db"]]
+    gaining = [c for c in compared if c.gain * c.cold >= options["gain_db"]]
     if not gaining:
         whole, blocked = (
             median(d.sqnr_db for d in side) for side in ([c.whole for c in compared], [c.cure.damage for c in compared])
         )
         words = f"{whole:.1f} dB with one scale, {blocked:.1f} dB with one per block"
-        return Checked((), f"{plural(len(compared), 'FP8 operand')}: a block format would not help ({words})")
-    gaining.sort(key=lambda c: (-c.gain, c.operand.key))
-    return Checked([_finding(view, gaining, len(compared), options)],
-                   f"{len(gaining)} of {plural(len(compared), 'FP8 operand')} would gain by blocks",
+        return Checked((), f"{plural(len(judged), 'FP8 operand')}: a block format would not help ({words})")
+    gaining.sort(key=lambda c: (-c.gain * c.cold, c.operand.key))
+    return Checked([_finding(view, gaining, len(judged), options)],
+                   f"{len(gaining)} of {plural(len(judged), 'FP8 operand')} would gain by blocks",
                    Status.FAILED)  # fmt: skip
 
 
@@ -86,8 +96,9 @@ def _compared(view: RunView, operand: Operand) -> _Compared | None:
         size = 128 if histograms(view, operand, 128) else 32
         last = round(median(cut(c.statistics.histogram) for c in operand.spots))
         hot = median(hot_blocks(h, last) for h, _ in histograms(view, operand, size))
-        gain = max(gain, bulk.lost_db * (1.0 - hot))
-    return _Compared(operand, operand.fitted, cure, gain)
+        if bulk.lost_db * (1.0 - hot) > gain:
+            return _Compared(operand, operand.fitted, cure, bulk.lost_db, 1.0 - hot)
+    return _Compared(operand, operand.fitted, cure, gain, 1.0)
 
 
 def _finding(view: RunView, gaining: Sequence[_Compared], of: int, options: Options) -> Finding:
@@ -101,12 +112,13 @@ def _finding(view: RunView, gaining: Sequence[_Compared], of: int, options: Opti
         confidence=0.8,
         title=f"a scale per block would gain {best.gain:.1f} dB in the {operand.label}",
         message=f"{len(gaining)} of {plural(of, 'FP8 operand')} would gain {options['gain_db']:g} dB (limit) or more "
-        f"of signal to noise with a scale per block, the {operand.label} most: {best.gain:.1f} dB in most of its "
-        f"blocks. With one scale at its amax {percent(best.whole.flushed)} is flushed, with blocks "
-        f"{percent(cure.damage.flushed)}. Scales add 3.1 % to the FP8 bytes.",
+        f"of signal to noise with a scale per block, the {operand.label} most: {best.gain:.1f} dB in "
+        f"{percent(best.cold)} of its blocks. With one scale at its amax {percent(best.whole.flushed)} is flushed, "
+        f"with blocks {percent(cure.damage.flushed)}. Scales add 3.1 % to the FP8 bytes.",
         location=location(operand, cast),
         evidence={
             "gain_db": best.gain,
+            "share_of_blocks": best.cold,
             "limit": options["gain_db"],
             "operands_compared": of,
             "flushed_per_tensor": best.whole.flushed,
@@ -115,7 +127,22 @@ def _finding(view: RunView, gaining: Sequence[_Compared], of: int, options: Opti
             **operand.evidence(view, cast),
             "confidence_reason": "both sides are predicted from recorded exponents",
         },
-        prescriptions=(prescription(cure, best.whole),),
+        prescriptions=(_prescribe(best),),
+    )
+
+
+def _prescribe(best: _Compared) -> Prescription:
+    cure, flushed = best.cure, best.cure.damage.flushed
+    return Prescription(
+        title=f"{cure.words}: {best.gain:.1f} dB more in {percent(best.cold)} of its blocks, flushed "
+        f"{percent(best.whole.flushed)} -> {percent(flushed)}",
+        change=cure.change,
+        predicted={
+            "flushed_share": {"from": best.whole.flushed, "to": flushed},
+            "gain_db": best.gain,
+            "share_of_blocks": best.cold,
+        },
+        snippet=cure.snippet,
     )
 
 

@@ -50,7 +50,7 @@ Scale per 1x128 tile or MX block, smooth the channel into the weight (divide the
 weight's row), or keep this one operand wide.
 """,
     confidence="""
-0.85 with block histograms on four steps and more, 0.7 with fewer. The precision of the bulk is predicted from the
+0.85 with block histograms on three steps, 0.7 with fewer. The precision of the bulk is predicted from the
 exponents, to within a few tenths of a dB.
 """,
     references=(
@@ -123,7 +123,7 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
         code="PD408",
         name="fp8-outlier-channels",
         severity=Severity.WARNING,
-        confidence=0.85 if worst.blocks >= 4 else 0.7,
+        confidence=0.85 if worst.blocks >= 3 else 0.7,
         title=f"outliers in the {operand.label} cost the rest of it {bulk.lost_db:.1f} dB in {operand.fmt.name}",
         message=f"{percent(bulk.outliers)} of the elements of the {operand.label} reach {bulk.distance:.1f} binades "
         f"beyond the rest and set its scale. At the scale of the tensor's amax the rest is left {bulk.sqnr_db:.1f} dB "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import threading
 from collections.abc import Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +39,7 @@ class Casts:
         self._meet = guarded(recorder)(self._met)
         self._local = threading.local()
         recorder.when_forked.append(self._reset)
+        recorder.when_closing.append(self._close_all)
         self._reset()
 
     def _reset(self) -> None:
@@ -112,7 +115,8 @@ class Casts:
         trace = self._recorder.trace
         if trace is not None and trace.running:
             return False
-        return torch._C._functorch.maybe_current_level() is None and supported()
+        foreign = torch._C._len_torch_dispatch_stack() and not is_open()
+        return not foreign and torch._C._functorch.maybe_current_level() is None and supported()
 
     def holds(self, owner: nn.Module) -> None:
         """A module has a float8 buffer: casts that ``copy_`` makes into it are noticed by nothing else."""
@@ -122,16 +126,17 @@ class Casts:
     # --- module calls ------------------------------------------------------------------------------------------------
 
     @property
-    def _open(self) -> list[tuple[object, CastMode | None, Call | None]]:
+    def _open(self) -> list[tuple[object, CastMode | None]]:
         """Of this thread: the calls inside the outermost one that is looked at, each with its mode if it has one."""
         if not hasattr(self._local, "open"):
             self._local.open = []
-        found: list[tuple[object, CastMode | None, Call | None]] = self._local.open
+        found: list[tuple[object, CastMode | None]] = self._local.open
         return found
 
     def entered(self, frame: Frame, given: Mapping[Any, Any], *, recompute: bool) -> None:
         """A module call begins; what is looked at above it is not looked at inside."""
         self._follow_step()
+        self._let_go_of_interrupted()
         looked_at = frame.recorded and not recompute
         frame.call_made = call = _call_of(frame) if looked_at and frame.place is not None else None
         if self._open or (call is not None and type(frame.module) in self._casting and self._may_open()):
@@ -145,7 +150,7 @@ class Casts:
 
     def left(self, module: nn.Module) -> None:
         """A module call has ended, however it did; asks for nothing but that, for recording may be off by now."""
-        if any(owner is module for owner, *_ in self._open):
+        if any(owner is module for owner, _ in self._open):
             while self._pop() is not module:
                 pass
 
@@ -154,20 +159,30 @@ class Casts:
         if frame.call_made is not None:
             self._calls.ended(frame.call_made)
 
+    def _let_go_of_interrupted(self) -> None:
+        """A keyboard interrupt leaves a call without telling anybody."""
+        while self._open and isinstance(self._open[-1][0], nn.Module) and not _is_running(self._open[-1][0]):
+            self._pop()
+
+    def _close_all(self) -> None:
+        """Nothing is recorded any more; an interrupted call may have left something open."""
+        while self._open:
+            self._pop()
+
     def _push(self, owner: object, mode: CastMode | None) -> None:
-        if self._open and (above := self._open[-1][1]) is not None:
+        above = self._open[-1][1] if self._open else None
+        if above is not None and above.is_top:
             take_off(above)
-        self._open.append((owner, mode, None))
-        if mode is not None:
-            mode.__enter__()  # type: ignore[no-untyped-call] # as torch has it
+        self._open.append((owner, mode))
+        _put_on(mode)
 
     def _pop(self) -> object:
-        owner, mode, _ = self._open.pop()
+        owner, mode = self._open.pop()
         if mode is not None:
             take_off(mode)
             mode.observer.close()
-        if self._open and (above := self._open[-1][1]) is not None:
-            above.__enter__()  # type: ignore[no-untyped-call] # as torch has it
+        if self._open:
+            _put_on(self._open[-1][1])
         return owner
 
     # --- backward passes ---------------------------------------------------------------------------------------------
@@ -177,6 +192,7 @@ class Casts:
         if not (self._in_backward and self._recorder.live and self._may_open()):
             return None
         self._follow_step()
+        self._let_go_of_interrupted()
         owner = object()
         thread, depth = threading.get_ident(), len(getattr(self._recorder.local, "stack", ()))
         find = functools.partial(self._call_of_node, thread, depth)
@@ -185,7 +201,7 @@ class Casts:
 
     def backward_ended(self, owner: object) -> None:
         """However it did."""
-        mode = next((mode for known, mode, _ in self._open if known is owner), None)
+        mode = next((mode for known, mode in self._open if known is owner), None)
         while self._pop() is not owner:
             pass
         if mode is not None:
@@ -224,3 +240,19 @@ class Casts:
 def _call_of(frame: Frame) -> Call:
     assert frame.place is not None, "checked by the caller"
     return Call(frame.place, frame.call, frame.mode.phase, evaluating=frame.mode.evaluating, first=frame.first_node)
+
+
+def _put_on(mode: CastMode | None) -> None:
+    """Open a mode, unless there is one of somebody else's: those may end in another order than they began."""
+    if mode is not None and not torch._C._len_torch_dispatch_stack():
+        mode.__enter__()  # type: ignore[no-untyped-call] # as torch has it
+
+
+def _is_running(module: nn.Module) -> bool:
+    """Whether a call of the module is among this thread's frames."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module:
+            return True
+        frame = frame.f_back
+    return False

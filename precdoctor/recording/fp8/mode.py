@@ -57,6 +57,11 @@ class CastMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call] # as torch has it
         self.observer = observer
 
+    @property
+    def is_top(self) -> bool:
+        """Whether it is open, and no other has been opened since."""
+        return _get_current_dispatch_mode() is self
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Compiled functions called in here stay compiled; what they cast is not seen."""

@@ -34,7 +34,7 @@ def current_scaling() -> Training:
 def heavy_tails() -> Training:
     """Stationary, but one step in seventeen exceeds any sixteen before it."""
     tails = lambda s: np.random.default_rng((5, s)).standard_t(3, size=(32, 256))  # noqa: E731
-    return in_fp8(60, {(UP, "input"): delayed(tails, 16)})
+    return in_fp8(40, {(UP, "input"): delayed(tails, 16)})
 
 
 def always_too_large() -> Training:

@@ -14,7 +14,7 @@ def one_channel() -> Training:
 
     def draw(step: int) -> np.ndarray:
         x = draws(1, (64, 512))(step)
-        x[:, 9] *= 2.0**13.6
+        x[:, 9] *= 2.0**13.3
         return x
 
     return in_fp8(casts={(UP, "input"): current(draw)})

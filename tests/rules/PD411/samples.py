@@ -15,25 +15,25 @@ def spiky(binades: float):
 
 
 def long_history() -> Training:
-    return in_fp8(40, {(UP, "input"): delayed(spiky(14.0), 1024)})
+    return in_fp8(24, {(UP, "input"): delayed(spiky(14.0), 1024)})
 
 
 def short_history() -> Training:
-    return in_fp8(40, {(UP, "input"): delayed(spiky(14.0), 4)})
+    return in_fp8(24, {(UP, "input"): delayed(spiky(14.0), 4)})
 
 
 def small_spike() -> Training:
     """Six binades: E4M3 has them to spare."""
-    return in_fp8(40, {(UP, "input"): delayed(spiky(6.0), 1024)})
+    return in_fp8(24, {(UP, "input"): delayed(spiky(6.0), 1024)})
 
 
 def shrinking() -> Training:
     """Gradients that shrink by half every five steps, with a history of 16: three binades of padding."""
-    return in_fp8(40, {(UP, "input"): delayed(lambda s: draws(2)(s) * 2.0 ** (-s / 5.0), 16)})
+    return in_fp8(24, {(UP, "input"): delayed(lambda s: draws(2)(s) * 2.0 ** (-s / 5.0), 16)})
 
 
 def sparse_zeros() -> Training:
-    return in_fp8(40, {(UP, "input"): delayed(lambda s: np.maximum(draws(3)(s), 0.0), 1024)})
+    return in_fp8(24, {(UP, "input"): delayed(lambda s: np.maximum(draws(3)(s), 0.0), 1024)})
 
 
 FIRING = {

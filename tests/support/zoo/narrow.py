@@ -23,9 +23,10 @@ class Witness:
     def __init__(self, step: int) -> None:
         self.step, self._wanted, self._arrays = 0, step, {}
 
-    def saw(self, name: str, scaled: Tensor) -> None:
+    def saw(self, name: str, x: Tensor, scale: Tensor) -> None:
         if self.step == self._wanted:
-            self._arrays[name] = np.array(scaled.detach().tolist(), np.float64)
+            self._arrays[name] = np.array((x * scale).detach().tolist(), np.float64)
+            self._arrays[f"{name} scale"] = np.array(scale.item())
 
     def save(self, model: str) -> None:
         if directory := os.environ.get("ZOO_ORACLE"):
@@ -47,8 +48,8 @@ class _FP8Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, layer):
         scale_x, scale_w = layer.scale("input", x), layer.scale("weight", weight)
-        WITNESS.saw(f"{layer.name} input", x * scale_x)
-        WITNESS.saw(f"{layer.name} weight", weight * scale_w)
+        WITNESS.saw(f"{layer.name} input", x, scale_x)
+        WITNESS.saw(f"{layer.name} weight", weight, scale_w)
         x8, w8 = quantise(x, scale_x, E4M3), quantise(weight, scale_w, E4M3)
         ctx.save_for_backward(x8, w8, scale_x, scale_w)
         ctx.layer = layer
@@ -58,7 +59,7 @@ class _FP8Product(torch.autograd.Function):
     def backward(ctx, gradient):
         x8, w8, scale_x, scale_w = ctx.saved_tensors
         scale = ctx.layer.scale("grad_output", gradient)
-        WITNESS.saw(f"{ctx.layer.name} grad_output", gradient * scale)
+        WITNESS.saw(f"{ctx.layer.name} grad_output", gradient, scale)
         narrow = quantise(gradient, scale, E5M2).float() / scale
         flat = narrow.flatten(0, -2)
         return narrow @ (w8.float() / scale_w), flat.t() @ (x8.float() / scale_x).flatten(0, -2), None

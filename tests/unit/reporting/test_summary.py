@@ -46,6 +46,27 @@ def test_rows_are_merged_over_steps_and_ranks(run):
     assert summary.processes == [{"rank": r, "attempt": 0, "complete": False} for r in (0, 1)]
 
 
+def test_casts_stand_apart_and_those_that_clip_most_come_first(tmp_path):
+    cast = {"kind": "fp8_operand", "name": "input", "dtype": "bfloat16", "format": "float8_e4m3fn", "numel": 1000}
+    rows = []
+    for step in range(2):
+        common = {**cast, "step": step, "exp_lo": 0, "exp_hist": [1]}
+        rows.append({**common, "module": "fits", "amax": 448.0, "saturated": 0, "flushed": 2, "zero": 800})
+        rows.append({**common, "module": "clips", "amax": 1792.0, "saturated": 30 * step, "flushed": 0})
+        rows.append({**common, "module": "hides", "amax": 448.0, "flushed": 0})
+    steps = [{"step": step, "rank": 0, "loss": 1.0} for step in range(2)]
+    summary = summarise(open_run(write_run(tmp_path / "r", rows, steps)))
+    assert summary.tightest == []
+    clips, fits, hides = summary.casts
+    assert [t.module for t in summary.casts] == ["clips", "fits", "hides"]
+    assert (clips.saturated_fraction, clips.headroom_binades) == (0.015, -2.0)
+    assert (fits.saturated_fraction, fits.flushed_fraction) == (0.0, 0.01)
+    assert hides.saturated_fraction is None
+    file = io.StringIO()
+    print_summary(summary, make_console(file, 100))
+    assert "float8_e4m3fn" in file.getvalue() and "1.5 %" in file.getvalue() and "–" in file.getvalue()
+
+
 def test_the_timeline_keeps_the_worst_and_tells_nan_from_missing(run):
     timeline = summarise(run).timeline
     assert timeline["loss"][:2] == [3.0, 2.0] and math.isnan(timeline["loss"][2])

@@ -44,7 +44,7 @@ torch.manual_seed(0)
 model = nn.Sequential(FP8Linear(WIDTH, WIDTH), nn.GELU(), FP8Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for step in range(STEPS):
-    x = torch.randn(512, WIDTH)
+    x = torch.randn(2048, WIDTH)
     loss = (model(x) - x[:, :1]).square().mean()
     optimizer.zero_grad()
     loss.backward()

@@ -1,4 +1,4 @@
-"""FP8 with current scaling; all features double every four steps, and the scale follows."""
+"""FP8 with current scaling; all features double every two steps, and the scale follows."""
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ torch.manual_seed(0)
 model = nn.Sequential(FP8Linear(FEATURES, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for step in range(STEPS):
-    x = torch.randn(32, FEATURES) * 2.0 ** (step / 4)
+    x = torch.randn(32, FEATURES) * 2.0 ** (step / 2)
     loss = (model(x) - x[:, :1].sign()).square().mean()
     optimizer.zero_grad()
     loss.backward()
