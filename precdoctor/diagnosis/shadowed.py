@@ -142,7 +142,7 @@ class Limits:
     """When a piece is worth a finding; see PD704 for where they come from."""
 
     expected: float = 4.0
-    limit: float = 16.0
+    limit: float = 8.0
     bits: float = 3.0
     amplification: float = 8.0
 

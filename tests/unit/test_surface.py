@@ -26,6 +26,10 @@ FLAGS = {
         "--on-finding", "--reference", "--apply", "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names",
         "--strict", "--no-strict", "-h", "--help",
     },
+    "shadow": {
+        "-m", "--module", "-o", "--output", "--force", "--at", "--every", "--steps", "--reference", "--redact-names",
+        "--no-redact-names", "--output-format", "--worst", "-h", "--help",
+    },
     "diagnose": {
         "--prescription",
         "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",

@@ -187,10 +187,10 @@ RULE = Rule(
         ),
         RuleOption(
             "limit",
-            16.0,
+            8.0,
             "u",
             "An own error above it is a finding.",
-            "Precdoctor's own: four times what is expected, two bits more than rounding loses.",
+            "Precdoctor's own: twice what is expected; two bits more than one rounding of all operands loses.",
             0.1,
         ),
         RuleOption(

@@ -44,7 +44,7 @@ def type_it(tmp_path):
 
 def test_the_guides_are_those():
     assert {page.stem for page in WITH_COMMANDS} == {
-        "loss-is-nan", "loss-scale-falls", "does-not-learn", "moving-to-fp8",
+        "loss-is-nan", "loss-scale-falls", "does-not-learn", "moving-to-fp8", "is-it-precision",
     }  # fmt: skip
 
 
