@@ -100,12 +100,13 @@ def _scan(event: Mapping[str, Any]) -> Scan:
 
 
 def facts(view: RunView, *kinds: str) -> list[Fact]:
-    """What was measured, on steps that are no incident: there the incident has its own findings."""
+    """What was measured, on steps with a finite loss and without an incident: those have findings of their own."""
     return [f for f in view.remember("scan-facts", lambda: _facts(view)) if f.kind in kinds]
 
 
 def _facts(view: RunView) -> list[Fact]:
     sick = {(integer(e.get("rank")), integer(e.get("step"))) for e in view.events_of("incident")}
+    sick |= {(p.rank, s.step) for p, steps in view.timeline.items() for s in steps if s.loss_is_bad}
     found = []
     for event in _events(view):
         step, rank = integer(event.get("step")), integer(event.get("rank"))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording import attach
+from precdoctor.recording import attach, kernels
 from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.batch import Deferred, read
 from precdoctor.recording.microscope import examination, optimizer_facts
@@ -89,10 +89,11 @@ class Guard:
         Raises:
             SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
         """
-        tracing = self._recorder.trace is not None and self._recorder.trace.running
-        if self._policy == "observe" or tracing:
+        if self._policy == "observe":
             return False
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if self._recorder.trace is not None and self._recorder.trace.running:
+            return self._skips_traced_step(parameters, scaled=scaler is not None)
         if self._policy == "skip" and any(map(_is_sharded, parameters)):
             self._refuse_to_skip()
         launched = self._buffers.launch()
@@ -123,6 +124,16 @@ class Guard:
     def found_bad(self, step: int) -> bool:
         """Whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""
         return self._last_bad == step
+
+    def _skips_traced_step(self, parameters: list[Tensor], *, scaled: bool) -> bool:
+        """The trace tells what is wrong with a step of ``--arm-next``; to be skipped it is all the same.
+
+        An autopsy is there to see the step as the first run made it.
+        """
+        if self._policy != "skip" or self._recorder.options.trace_steps is not None or scaled:
+            return False
+        with kernels.apart_from_user_modes():
+            return self._gradients_are_bad(parameters, None) or self._loss_is_bad(scaled=False)
 
     def after_step(self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor]) -> None:
         """Did the optimizer make its state non-finite, or (on sampled steps) weights? Never waits for a device.

@@ -14,6 +14,8 @@ from precdoctor.recording.deepscan.facts import Findings
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 #: Share of elements that must have changed kind (to zero, to the largest value, to an infinity) for a closer look.
 _SUSPICIOUS = 0.1
+#: Share of a tensor's sum of magnitudes from which on its loss is noted.
+_NOTED = 0.1
 #: Tensors of integers of at most so many elements; and of these so many first ones tell whether it is one.
 _MAX_INTEGERS, _PEEK = 1 << 20, 64
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
@@ -59,7 +61,8 @@ class Casts:
         lost = torch.where(torch.isfinite(y), (x - y).abs(), x.abs())[kept].sum()
         whole = x[kept].abs().sum()
         share = float(lost / whole) if float(whole) > 0 else 0.0
-        self._tell(call, source, result, share, lost=share, flushed=flushed, clipped=clipped, nonzero=before.numel
+        if share >= _NOTED:
+            self._tell(call, source, result, share, lost=share, flushed=flushed, clipped=clipped, nonzero=before.numel
                    - before.zero, amax=before.amax, amin_nonzero=before.amin_nonzero)  # fmt: skip
 
     def _integers(self, call: Call, source: Tensor | None, result: Tensor) -> None:

@@ -217,6 +217,6 @@ def _leave_mode(mode: ScanMode) -> None:
         if top is mode:
             mode.__exit__(None, None, None)
             break
-        above.append(torch._C._pop_torch_dispatch_stack())
+        above.append(torch._C._pop_torch_dispatch_stack(None))
     for other in reversed(above):
         torch._C._push_on_torch_dispatch_stack(other)

@@ -1,0 +1,409 @@
+"""The dispatch mode of a deep scan: what it notes of one forward pass, and that it changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from precdoctor.recording.deepscan.mode import ScanMode
+from precdoctor.recording.deepscan.scan import _leave_mode, why_not
+from precdoctor.recording.deepscan.schedule import DEFAULT_SCANS, Schedule, offset
+from precdoctor.recording.options import RecordOptions
+
+MEMORY = 64 << 20
+
+
+def scan(run, *arguments) -> dict[str, dict]:
+    """Facts by kind, and under ``ops`` the coverage, of a function run as the forward of a module."""
+    mode = ScanMode(MEMORY, values=True)
+    mode.modules.append(("Net#0", "layer"))
+    with torch.no_grad(), mode:
+        run(*arguments)
+    assert mode.failure is None
+    facts = {e["data"]["kind"]: {**e["data"], **e} for e in mode.findings.events()}
+    return {**facts, "ops": {o["op"]: o for e in mode.coverage.events() for o in e["data"]["ops"]}}
+
+
+def kinds(run, *arguments) -> set[str]:
+    return scan(run, *arguments).keys() - {"ops"}
+
+
+def rows(scale: float, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    torch.manual_seed(0)
+    return (torch.randn(8, 32) * scale).to(dtype)
+
+
+# --- an overflow, and what hides it -----------------------------------------------------------------------------------
+
+
+def rms(x, eps=1e-6):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+def test_an_overflow_that_rsqrt_hides_is_told_with_what_is_right():
+    x = rows(600.0)
+    found = scan(rms, x)["overflow"]
+    assert (found["op"], found["module"], found["root"]) == ("aten.mul.Tensor", "layer", "Net#0")
+    assert found["code"].endswith("(x * x).mean(-1, keepdim=True) + eps)")
+    assert (found["wrong"], found["of"], found["seen"]) == (8, 8, 0.0)
+    assert found["hidden_by"]["op"] == found["shown_by"]["op"] == "aten.rsqrt.default"
+    assert found["exact"] == pytest.approx(float((x.double() ** 2).mean(-1).rsqrt().max()), rel=1e-2)
+
+
+def test_a_few_rows_among_many_are_told_by_what_they_scale():
+    x = rows(1.0) * torch.tensor([1000.0] + [0.01] * 7)[:, None].half()
+    found = scan(rms, x)["overflow"]
+    assert (found["wrong"], found["of"], found["seen"]) == (32, 256, 0.0)
+    assert (found["hidden_by"]["op"], found["shown_by"]["op"]) == ("aten.rsqrt.default", "aten.mul.Tensor")
+
+
+def test_a_result_that_still_shows_it_hides_nothing():
+    def normalise(x):
+        norm = (x * x).sum(-1, keepdim=True)
+        return norm / norm.mean()
+
+    x = rows(1.0) * torch.tensor([1000.0] + [1.0] * 7)[:, None].half()
+    assert not normalise(x).isfinite().all()
+    assert kinds(normalise, x) == set()
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        lambda x: torch.tanh(x * x),
+        lambda x: 1 / (1 + torch.exp(-x)),
+        lambda x: (x * x).clamp(max=100.0),
+        lambda x: torch.where(x > 10, x, torch.log1p(torch.exp(x))),
+        lambda x: torch.where(x == 0, 0.0, 1 / x.where(x > 0, 0.0)),
+        lambda x: (x @ x.T).masked_fill(torch.ones(8, 8, dtype=torch.bool).triu(1), -torch.inf).float().softmax(-1),
+        lambda x: ((x.float() @ x.float().T) + torch.full((8, 8), -torch.inf).triu(1)).softmax(-1),
+        lambda x: torch.full((8, 8), torch.finfo(torch.float32).min).triu(1).half().exp(),
+        lambda x: torch.logsumexp(torch.log((x.float() > 0).float()), -1),
+        lambda x: torch.nan_to_num(torch.log(x.float())),
+        lambda x: torch.exp(-(x * x)),
+        lambda x: x.float().masked_fill(x < 0, torch.inf).amin(-1),
+        lambda x: torch.topk(x.float().masked_fill(x < 0, -torch.inf), 2).values.clamp_min(0),
+        lambda x: F.relu(x) * 3,
+        lambda x: F.dropout(x, 0.9),
+        lambda x: rms(x.float()),
+    ],
+)
+def test_what_comes_out_right_is_no_fact(harmless):
+    assert kinds(harmless, rows(600.0)) == set()
+    assert kinds(harmless, rows(30.0)) == set()
+
+
+def test_an_overflow_for_all_to_see_is_left_to_others():
+    assert kinds(lambda x: x * x, rows(600.0)) == set()
+
+
+def test_nan_to_num_hides_an_overflow_too():
+    assert scan(lambda x: torch.nan_to_num(x * x, posinf=0.0) * 0.001, rows(600.0))["overflow"]["seen"] == 0.0
+
+
+# --- an underflow -----------------------------------------------------------------------------------------------------
+
+
+def test_a_flushed_variance_is_told_by_what_is_made_of_it():
+    def normalise(x, eps):
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True).float() + eps)
+
+    found = scan(normalise, rows(1e-4), 1e-12)["underflow"]
+    assert (found["op"], found["affected"]) == ("aten.mul.Tensor", found["results"][0]["zero"])
+    assert found["seen"] == pytest.approx(1e-12, rel=1e-2)
+    assert found["exact"] == pytest.approx(1e-8, rel=0.9)
+    assert kinds(normalise, rows(1e-4), 1e-6) == set(), "the epsilon is larger"
+
+
+def test_a_flushed_factor_switches_off_what_it_is_multiplied_with():
+    found = scan(lambda x, y: (x * 1e-5).float() * (y * 1e6), rows(1e-4), rows(1.0, torch.float32))["underflow"]
+    assert found["seen"] == 0.0
+    assert abs(found["exact"]) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        lambda x: (x.float() @ x.float().T * 50).softmax(-1).half() @ x,
+        lambda x: (x * 1e-8) + 1,
+        lambda x: F.relu(-x.abs()) * x,
+        lambda x: x * torch.zeros_like(x),
+        lambda x: torch.exp(-100 * x.abs()).sum(-1, keepdim=True) + x,
+    ],
+)
+def test_zeros_that_do_no_harm_are_no_fact(harmless):
+    assert kinds(harmless, rows(1.0)) == set()
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_running_total_is_held_against_fp64():
+    def pool(frames):
+        total = torch.zeros(32, dtype=frames.dtype)
+        for frame in frames:
+            total = total + frame
+        return total
+
+    frames = rows(1.0).abs().repeat(128, 1)
+    found = scan(pool, frames.bfloat16())["total"]
+    assert (found["terms"], found["op"]) == (1024, "aten.add.Tensor")
+    off = (pool(frames.bfloat16()).double() - frames.bfloat16().double().sum(0)).norm()
+    assert found["error"] == pytest.approx(float(off / frames.bfloat16().double().sum(0).norm()), rel=1e-2)
+    assert kinds(pool, frames.float()) == set(), "in FP32 it is as good as right"
+
+
+def test_totals_in_place_and_residuals():
+    def pool(frames):
+        total = torch.zeros(32, dtype=frames.dtype)
+        for frame in frames:
+            total += frame
+        return total
+
+    def residual(x):
+        for _ in range(64):
+            x = x + torch.tanh(x.flip(-1))
+        return x
+
+    assert kinds(pool, rows(1.0, torch.bfloat16).abs().repeat(64, 1)) == {"total"}
+    assert scan(residual, rows(1.0, torch.bfloat16)).get("total", {"error": 0.0})["error"] < 0.05
+
+
+def test_only_kernels_that_accumulate_in_half_are_told():
+    x = rows(1.0, torch.bfloat16).abs().repeat(512, 1)
+    where = torch.zeros(len(x), dtype=torch.long)
+
+    def widened(x):
+        return x.sum(0), x.mean(0), x.cumsum(0), x.softmax(0), x.T @ x, torch.zeros_like(x[:1]).index_add(0, where, x)
+
+    def in_half(x):
+        return torch.zeros_like(x[:1]).index_put((where,), x, accumulate=True)
+
+    assert kinds(widened, x) == set()
+    assert scan(in_half, x)["reduction"]["error"] > 0.5
+
+
+# --- differences of moments -------------------------------------------------------------------------------------------
+
+
+def by_moments(x, eps=1e-5):
+    mean = x.mean(-1, keepdim=True)
+    return (x - mean) / ((x * x).mean(-1, keepdim=True) - mean * mean + eps).abs().sqrt()
+
+
+def test_cancelling_moments_are_told_with_bits_and_error():
+    x = rows(0.3, torch.float32) + 3000
+    found = scan(by_moments, x)["cancellation"]
+    assert (found["op"], found["used_by"]["op"]) == ("aten.sub.Tensor", "aten.sqrt.default")
+    bits = torch.log2(x.double().square().mean(-1) / x.double().var(-1, correction=0)).median()
+    assert found["bits_lost"] == pytest.approx(float(bits), abs=0.7)
+    assert 2 * found["wrong"] > found["of"]
+
+
+@pytest.mark.parametrize(
+    ("harmless", "level", "spread"),
+    [
+        (by_moments, 1.0, 0.3),
+        (lambda x: by_moments(x, eps=1.0), 300.0, 0.3),
+        (lambda x: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True), 3000.0, 0.3),
+        (lambda x: (x.sum(-1) - (x * 1.0000001).sum(-1)).sigmoid().log(), 3000.0, 0.3),
+        (lambda x: F.layer_norm(x, (32,)), 3000.0, 0.3),
+        (lambda x: (x - x.clone() + x).sqrt(), 3000.0, 0.3),
+    ],
+)
+def test_other_differences_are_no_fact(harmless, level, spread):
+    assert kinds(harmless, rows(spread, torch.float32) + level) == set()
+
+
+# --- casts ------------------------------------------------------------------------------------------------------------
+
+
+def test_casts_are_measured_by_the_magnitude_they_lose():
+    found = scan(lambda x: x.half(), rows(1e-9, torch.float32))["cast"]
+    assert (found["lost"], found["flushed"], found["from"], found["to"]) == (1.0, 256, "float32", "float16")
+    tail = torch.cat([torch.full((200,), 1e-9), torch.ones(8)])
+    assert kinds(lambda x: x.half(), tail) == set(), "they weigh nothing"
+    assert kinds(lambda x: x.bfloat16(), rows(1e-9, torch.float32)) == set()
+
+
+def test_integers_that_collide():
+    found = scan(lambda n: n.bfloat16(), torch.arange(1000))["cast"]
+    assert (found["distinct_before"], found["distinct_after"], found["largest"]) == (1000, 507, 1000.0)
+    assert kinds(lambda: torch.arange(3000, dtype=torch.float16)) == {"cast"}
+    assert kinds(lambda n: n.float().bfloat16(), torch.arange(1000)) == {"cast"}
+    assert kinds(lambda n: n.half(), torch.arange(2048)) == set()
+    assert kinds(lambda x: x.bfloat16(), rows(1000.0, torch.float32)) == set()
+
+
+# --- what computes in what --------------------------------------------------------------------------------------------
+
+
+def test_coverage_names_dtypes_of_forward_and_backward():
+    layer = nn.Linear(32, 4)
+    x = rows(1.0, torch.float32)
+    mode = ScanMode(MEMORY, values=True)
+    mode.modules.append(("Net#0", "layer"))
+    with torch.autocast("cpu", torch.bfloat16), mode:
+        y = layer(x)
+    mode.modules.clear()
+    with mode:
+        y.float().sum().backward()
+    assert mode.failure is None
+    ops = {(o["op"], o["phase"]): o for e in mode.coverage.events() for o in e["data"]["ops"] if e["module"] == "layer"}
+    forward = ops["aten.addmm.default", "forward"]
+    assert (forward["inputs"], forward["outputs"], forward["calls"]) == ("bfloat16", "bfloat16", 1)
+    assert forward["amax"] == float(y.detach().abs().max())
+    assert ("aten.mm.default", "backward") in ops, "backward ops are put down to the module of their forward"
+    assert ("aten.t.default", "forward") not in ops, "views compute nothing"
+
+
+# --- it is not there --------------------------------------------------------------------------------------------------
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 3 * x * x
+
+
+class Odd(nn.Module):
+    """In-place ops, views, a custom function, checkpointing, a batch norm, dropout, complex numbers, sparse rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 16, sparse=True)
+        self.fc, self.norm, self.out = nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)
+        self.rnn = nn.GRU(16, 16, batch_first=True)
+
+    def forward(self, tokens):
+        x = self.rnn(self.embed(tokens))[0].mean(1)
+        x = checkpoint(lambda y: F.dropout(self.fc(y), 0.2), x, use_reentrant=False)
+        x = self.norm(x.to(memory_format=torch.contiguous_format))
+        x[:, :4] += 1.0
+        x.relu_()
+        x = x + torch.fft.rfft(x.float()).abs().sum(-1, keepdim=True).to(x.dtype) * 1e-3
+        return self.out(Cube.apply(x.view(-1, 4, 4).transpose(1, 2).reshape(-1, 16)))
+
+
+def train(mode: ScanMode | None, *, half: torch.dtype | None) -> str:
+    torch.manual_seed(0)
+    model = Odd()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=half is torch.float16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    digest = hashlib.sha256()
+    for _ in range(3):
+        tokens, labels = torch.randint(0, 20, (8, 5)), torch.randint(0, 3, (8,))
+        with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
+            if mode is not None:
+                mode.modules.append(("Odd#0", ""))
+                mode.__enter__()
+            scores = model(tokens)
+            if mode is not None:
+                _leave_mode(mode)
+                mode.modules.clear()
+            loss = F.cross_entropy(scores.float(), labels)
+        if mode is not None:
+            mode.__enter__()
+        scaler.scale(loss).backward()
+        if mode is not None:
+            _leave_mode(mode)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        digest.update(repr((loss.item(), torch.rand(1).item())).encode())
+    for value in model.state_dict().values():
+        digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("half", [None, torch.bfloat16, torch.float16])
+def test_not_a_bit_of_training_changes(half):
+    mode = ScanMode(MEMORY, values=True)
+    assert train(mode, half=half) == train(None, half=half)
+    assert mode.failure is None
+    assert mode.ops > 100
+
+
+def test_a_defect_of_ours_ends_the_looking_and_nothing_else(monkeypatch):
+    mode = ScanMode(MEMORY, values=True)
+    monkeypatch.setattr(mode.coverage, "note", lambda *_: 1 / 0)
+    assert train(mode, half=None) == train(None, half=None)
+    assert isinstance(mode.failure, ZeroDivisionError)
+
+
+def test_an_error_of_the_op_is_the_users():
+    mode = ScanMode(MEMORY, values=True)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), mode:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert mode.failure is None
+
+
+def test_a_mode_left_open_above_ours_stays():
+    ours, theirs = ScanMode(MEMORY, values=True), ScanMode(MEMORY, values=True)
+    ours.__enter__()
+    theirs.__enter__()
+    _leave_mode(ours)
+    assert torch._C._len_torch_dispatch_stack() == 1
+    assert torch._C._get_dispatch_stack_at(0) is theirs
+    _leave_mode(theirs)
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_where_it_must_not_look():
+    assert why_not(nn.Linear(2, 2)) is None
+    with ScanMode(MEMORY, values=True):
+        assert "another dispatch mode" in str(why_not(nn.Linear(2, 2)))
+    assert "compiled" in str(why_not(nn.Sequential(torch.fx.symbolic_trace(nn.Linear(2, 2)))))
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+def scanned(options: RecordOptions, steps: int, *, spent: int = 0, per_step: int = 1) -> list[int]:
+    schedule = Schedule(options)
+    return [
+        step
+        for step in range(steps)
+        if schedule.wants(step, spent_ns=spent * schedule.done, elapsed_ns=per_step * step)
+    ]
+
+
+def test_steps_are_spaced_ever_farther():
+    assert scanned(RecordOptions(every=1), 5000) == [0, 1, 8, 64, 512, 4096]
+    assert scanned(RecordOptions(every=1, steps=(10, 100)), 5000) == [10, 11, 18, 74]
+    assert scanned(RecordOptions(deep_scan=3), 5000) == [0, 1, 8]
+    assert scanned(RecordOptions(deep_scan=0), 5000) == []
+
+
+@given(spent=st.integers(1, 1000), budget=st.floats(1e-3, 1.0))
+def test_all_but_the_first_two_scans_stay_within_the_budget(spent, budget):
+    found = scanned(RecordOptions(budget=budget), 5000, spent=spent)
+    assert found[:2] == [0, 1]
+    for number, step in enumerate(found[2:], 3):
+        assert number * spent <= budget * step * (1 + 1e-9)
+        assert step >= offset(number - 1)
+    assert len(found) <= DEFAULT_SCANS
+
+
+def test_suspicion_is_looked_into_twice_at_most():
+    schedule = Schedule(RecordOptions(deep_scan=1))
+    found = []
+    for step in range(10):
+        if schedule.wants(step, spent_ns=0, elapsed_ns=1):
+            found.append(step)
+        if step >= 3:
+            schedule.suspect()
+    assert found == [0, 4, 5]
