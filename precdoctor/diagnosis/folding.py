@@ -11,6 +11,7 @@ from precdoctor.diagnosis.finding import Finding
 #: Findings of the first code explain those of the others when they cover the same steps.
 _EXPLAINS = {
     "PD104": ("PD101", "PD102", "PD103", "PD105", "PD106", "PD301", "PD302", "PD603", "PD605"),
+    "PD108": ("PD101", "PD102", "PD103", "PD105", "PD106", "PD605"),
     "PD101": ("PD301",),
     "PD102": ("PD301",),
     "PD103": ("PD301",),

@@ -48,6 +48,12 @@ def finding_view(finding: Finding, console: Console) -> RenderableType:
     return Group(*parts)
 
 
+def note_view(finding: Finding) -> RenderableType:
+    """What it is and what to do, for a finding that can wait."""
+    first = next(iter(finding.prescriptions), None)
+    return Group(headline(finding), *([_grid([("do", Text(clean(first.title)))])] if first is not None else []))
+
+
 def headline(finding: Finding) -> Text:
     """``ERROR PD101  blocks.3.attn makes the first Inf``."""
     severity = finding.severity.value

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
+from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.reporting.console import can_draw
-from precdoctor.reporting.finding_view import finding_view, place
+from precdoctor.reporting.finding_view import finding_view, note_view, place
 from precdoctor.reporting.text import clean, number, percent, plural
 
 #: Findings beyond this many are named on one line each; `--output-format json` has them all.
@@ -26,21 +26,33 @@ _MARKS = {
 
 
 def print_full(diagnosis: Diagnosis, console: Console) -> None:
-    """Header, findings or what was checked instead, and how well the recording itself went."""
+    """Header, findings or what was checked instead, and how well the recording itself went.
+
+    Notes come last and take two lines each, unless only their rule was run.
+    """
     _header(diagnosis, console)
-    for finding in diagnosis.findings[:FULL_FINDINGS]:
+    asked = len(diagnosis.rules) == 1  # `--select PD505`: then a note is what somebody came for
+    notes = [f for f in diagnosis.findings if f.severity is Severity.INFO and not asked]
+    heavy = [f for f in diagnosis.findings if f not in notes]
+    for finding in heavy[:FULL_FINDINGS]:
         console.print()
         console.print(finding_view(finding, console))
-    rest = diagnosis.findings[FULL_FINDINGS:]
+    rest = heavy[FULL_FINDINGS:]
     if rest:
         console.print(f"\n{plural(len(rest), 'more finding')}:")
         for finding in rest:
             console.print(Padding(_line(finding), (0, 0, 0, 2)), soft_wrap=True)
+    if notes:
+        console.print()
+        for finding in notes:
+            console.print(note_view(finding))
     console.print()
     _checked(diagnosis, console)
     _recorder(diagnosis.recorder, console)
-    if diagnosis.findings:
-        console.print(Text(f"More on a finding: precdoctor explain {clean(diagnosis.findings[0].code)}", "pd.quiet"))
+    if notes:
+        console.print(Text(f"A note in full: precdoctor diagnose --select {clean(notes[0].code)}", "pd.quiet"))
+    if heavy:
+        console.print(Text(f"More on a finding: precdoctor explain {clean(heavy[0].code)}", "pd.quiet"))
 
 
 def print_concise(diagnosis: Diagnosis, console: Console) -> None:

@@ -66,7 +66,8 @@ SETTINGS: Mapping[str, Setting] = {
             "module.dtype",
             '"float32" or "bfloat16"',
             _one_of("float32", "bfloat16"),
-            "Runs one module in this format: autocast off (or in BF16), its inputs cast, its FP16 weights widened.",
+            "Runs one module, or with a root alone the whole model, in this format: autocast off (or in BF16), its "
+            "inputs cast, its FP16 weights widened.",
             of_module=True,
         ),
         Setting(
@@ -130,7 +131,7 @@ class Change:
         to: the new value.
         before: the old one, as the diagnosed run had it; None where the log does not say.
         root: of a module's setting: class + ``#n``; "" means any.
-        module: FQN below the root; "" for settings that are of no module.
+        module: FQN below the root; "" for the root itself, which must be named then, and for settings of no module.
     """
 
     setting: str
@@ -142,11 +143,16 @@ class Change:
     @property
     def where(self) -> str:
         """What it is set on, for messages."""
-        return f"`{self.module}`" if self.module else self.setting.partition(".")[0]
+        return f"`{self.module or self.root}`" if self.of_module else self.setting.partition(".")[0]
+
+    @property
+    def of_module(self) -> bool:
+        """Whether it is set on one module."""
+        return bool(self.module or self.root)
 
     def as_dict(self) -> dict[str, Any]:
         """As files and events have it; absent values are left out."""
-        place = {"root": self.root, "module": self.module} if self.module else {}
+        place = {"root": self.root, "module": self.module} if self.of_module else {}
         before = {} if self.before is None else {"from": self.before}
         return {"setting": self.setting, **place, **before, "to": self.to}
 
@@ -172,9 +178,9 @@ class Change:
             given = repr(raw["to"]) if "to" in raw else "nothing"
             raise UsageError(f"{origin}: {setting.name} takes {setting.takes}, got {given}")
         root, module = raw.get("root", ""), raw.get("module", "")
-        if not isinstance(root, str) or not isinstance(module, str) or bool(module) != setting.of_module:
-            needs = "needs the name of a module" if setting.of_module else "is of no module"
-            raise UsageError(f"{origin}: {setting.name} {needs}, got module = {module!r}")
+        if not isinstance(root, str) or not isinstance(module, str) or bool(module or root) != setting.of_module:
+            needs = "needs the name of a module, or of a root" if setting.of_module else "is of no module"
+            raise UsageError(f"{origin}: {setting.name} {needs}, got module = {module!r}, root = {root!r}")
         return cls(setting.name, raw["to"], raw.get("from"), root, module)
 
 

@@ -66,15 +66,17 @@ def _ends(value: Any) -> tuple[Value | None, Value | None]:
 
 def _change(setting: str, before: Value | None, to: Value | None, root: str = "", module: str = "") -> Change:
     """Checked as if it had been read from a file."""
-    place = {"root": root, "module": module} if module else {}
+    place = {"root": root, "module": module} if module or root else {}
     return Change.of({"setting": setting, **place, "from": before, "to": to}, "prescription")
 
 
 def _module_format(view: RunView, finding: Finding, change: Mapping[str, Any]) -> tuple[Change, ...] | str:
     place, (before, to) = finding.location, _ends(change["dtype"])
     module = text(change.get("module"))
-    if not module:
-        return _autocast(view, finding, {"autocast_dtype": change["dtype"]}) if to == BF16.dtype else _EDIT
+    if not module and to == BF16.dtype:
+        return _autocast(view, finding, {"autocast_dtype": change["dtype"]})
+    if "module" not in change or not (module or place.root):
+        return _EDIT
     if place.kind == "input" and finding.code.startswith("PD6"):
         return "the tensor is made outside any module; its format is set in the script"
     return (_change("module.dtype", before, to, place.root or "", module),)
@@ -139,12 +141,13 @@ _BY_KEY: Mapping[str, Callable[[RunView, Finding, Mapping[str, Any]], tuple[Chan
 def _alternatives(view: RunView, finding: Finding, *, has_changes: bool) -> Iterator[Candidate]:
     """A module in FP32 for an overflow inside it; BF16 autocast for what FP16 cannot hold without a scaler."""
     place = finding.location
-    if finding.code == "PD101" and place.module:
+    if finding.code == "PD101" and place.root and place.module is not None:
         reach = exact_reach(view, finding)
         if reach is not None and FP16.max < reach <= FP32.max:
             yield Candidate(
-                f"run `{place.module}` in FP32: the exact result reaches {reach:.4g}, {FP16.name} ends at {FP16.max:g}",
-                (_change("module.dtype", FP16.dtype, FP32.dtype, place.root or "", place.module),),
+                f"run `{place.module or place.root}` in FP32: the exact result reaches {reach:.4g}, "
+                f"{FP16.name} ends at {FP16.max:g}",
+                (_change("module.dtype", FP16.dtype, FP32.dtype, place.root, place.module),),
             )
     if not has_changes and finding.code in ("PD101", "PD103", "PD201", "PD202", "PD305") and autocasts_to_fp16(view):
         yield Candidate(

@@ -143,7 +143,7 @@ def _moments(view: RunView) -> int:
 
 
 def _inside(module: str, change: Change) -> bool:
-    return module == change.module or module.startswith(f"{change.module}.")
+    return not change.module or module == change.module or module.startswith(f"{change.module}.")
 
 
 def _weights(view: RunView) -> Sequence[tuple[str, int, str]]:

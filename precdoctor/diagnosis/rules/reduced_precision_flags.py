@@ -85,7 +85,7 @@ def check(view: RunView, options: Options) -> Checked:
     device = view.any_facts.get("device")
     flags = view.any_facts.get("flags")
     if not isinstance(flags, Mapping) or not isinstance(device, Mapping):
-        return Checked.indeterminate("the log does not say how torch's switches were set")
+        return Checked.not_applicable("the log does not say how torch's switches were set")
     layers = _layers(view)
     if not layers:
         return Checked.not_applicable("no linear or convolution layer was recorded")

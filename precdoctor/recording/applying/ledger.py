@@ -49,7 +49,7 @@ class Ledger:
             self._say(f"not applied: {change.setting} {_words(change.to)} ({change.where}), because {why}")
 
     def _event(self, change: Change, *, done: bool, **data: object) -> None:
-        place = {"root": change.root, "module": change.module} if change.module else {}
+        place = {"root": change.root, "module": change.module} if change.of_module else {}
         row = {"setting": change.setting, "to": change.to, "done": done, **data}
         self._recorder.event("applied", **place, data=row)
 

@@ -35,6 +35,8 @@ class ModuleFormats:
         self._version = self._names.version
         self._targets: weakref.WeakKeyDictionary[nn.Module, torch.dtype] = weakref.WeakKeyDictionary()
         self._patched: set[type] = set()
+        #: Roots that are to be changed themselves.
+        self._roots = {change.root for change in self._changes if not change.module}
 
     def install(self) -> None:
         """Look at every module that is called for the first time; a model is known by its first call."""
@@ -45,6 +47,21 @@ class ModuleFormats:
                 meet(module)
 
         nn.modules.module.register_module_forward_pre_hook(precdoctor_apply)
+        if self._roots:
+            self._meet_before_calls(precdoctor_apply)
+
+    def _meet_before_calls(self, look: Callable[[nn.Module, Any], None]) -> None:
+        """Until the roots to be changed are known: by the time hooks run, a call has taken its ``forward`` already."""
+        original: Callable[..., Any] = nn.Module._call_impl
+
+        @functools.wraps(original)
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            look(module, args)
+            if self._roots <= self._names.roots.keys():
+                nn.Module._call_impl = original  # type: ignore[method-assign]
+            return original(module, *args, **kwargs)
+
+        nn.Module._call_impl = call  # type: ignore[method-assign, assignment]
 
     def _meet(self, module: nn.Module) -> None:
         self._names.place(module, None)
@@ -87,7 +104,7 @@ class ModuleFormats:
             self._patched.add(kind)
             kind.forward = self._forward_of(kind.forward)
         was = str(narrow[0].dtype).removeprefix("torch.") if narrow else None
-        self._ledger.done(change, f"`{change.module}`, {kind.__name__}", was or change.before)
+        self._ledger.done(change, f"{change.where}, {kind.__name__}", was or change.before)
 
     def _forward_of(self, original: Callable[..., Any]) -> Callable[..., Any]:
         targets = self._targets

@@ -197,6 +197,42 @@ print([s["exp_avg"].dtype for s in optimizer.state.values()][0])
 """
 
 
+WHOLE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.body(x)
+        print("body gives", h.dtype, flush=True)
+        return h.square().sum()
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = net(torch.ones(2, 4))
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_root_alone_is_the_whole_model(tmp_path):
+    path = script(tmp_path, "train.py", WHOLE)
+    fix = "schema_version = 1\n[[prescription]]\napply = true\n[[prescription.change]]\n"
+    (tmp_path / "fix.toml").write_text(f'{fix}setting = "module.dtype"\nroot = "Net#0"\nto = "float32"\n')
+    done = record(tmp_path, "--strict", "--apply", "fix.toml", "--", PYTHON, str(path), run=tmp_path / "run")
+    assert done.status == 0, done.err
+    assert done.out.decode().splitlines() == ["body gives torch.float32"] * 2
+    assert "applied module.dtype float32 (`Net#0`, Net)" in done.said
+    outputs = precdoctor.open_run(done.run).tensors(filters=[("kind", "==", "output")])
+    assert set(outputs["dtype"]) == {"float32"}
+
+
 def test_master_weights_train_as_if_written_by_hand(tmp_path):
     path = script(tmp_path, "train.py", MASTERS)
     fix = "schema_version = 1\n[[prescription]]\napply = true\n[[prescription.change]]\n"

@@ -20,7 +20,7 @@ from precdoctor.diagnosis.finding import (
 )
 from precdoctor.reporting.console import PIPED_WIDTH, make_console
 from precdoctor.reporting.terminal import FULL_FINDINGS, print_concise, print_full, verdict_line
-from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNKNOWN
+from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNDERFLOW, UNKNOWN
 from tests.support.hostile import NAMES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -58,6 +58,21 @@ def test_many_findings_end_in_one_line_each():
     text = printed(many)
     assert "5 more findings:" in text
     assert text.count("seen at") == FULL_FINDINGS
+
+
+def test_notes_take_two_lines_and_come_last():
+    note = dataclasses.replace(UNDERFLOW, severity=Severity.INFO, code="PD505", title="a note")
+    text = printed(dataclasses.replace(BROKEN, findings=(OVERFLOW, note)))
+    assert f"INFO PD505  a note\n  do        {note.prescriptions[0].title}\n" in text
+    assert text.index("ERROR PD101") < text.index("INFO PD505")
+    assert note.message not in text
+    assert "precdoctor diagnose --select PD505" in text and "precdoctor explain PD101" in text
+
+
+def test_a_note_that_was_asked_for_is_told_in_full():
+    note = dataclasses.replace(UNDERFLOW, severity=Severity.INFO)
+    text = printed(dataclasses.replace(BROKEN, findings=(note,), rules=BROKEN.rules[:1]), width=1000)
+    assert note.message in text
 
 
 def test_verdict_in_words():

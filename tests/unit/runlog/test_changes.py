@@ -26,8 +26,8 @@ VALUES = {
 @st.composite
 def changes(draw):
     name = draw(st.sampled_from(sorted(SETTINGS)))
-    module = draw(st.text(min_size=1)) if SETTINGS[name].of_module else ""
-    root = draw(st.text()) if module else ""
+    module = draw(st.text()) if SETTINGS[name].of_module else ""
+    root = draw(st.text(min_size=not module)) if SETTINGS[name].of_module else ""
     return Change(name, draw(VALUES.get(name, st.booleans())), draw(st.none() | st.integers()), root, module)
 
 
@@ -48,9 +48,10 @@ def test_a_change_comes_back_from_what_it_writes(change):
         ({"setting": "scaler.init_scale", "to": float("inf")}, "got inf"),
         ({"setting": "scaler.growth_interval", "to": 0}, "a number of steps from 1"),
         ({"setting": "scaler.enabled", "to": True}, "takes false"),
-        ({"setting": "module.dtype", "to": "float32"}, "needs the name of a module"),
+        ({"setting": "module.dtype", "to": "float32"}, "needs the name of a module, or of a root"),
         ({"setting": "module.dtype", "to": "float64", "module": "a"}, '"float32" or "bfloat16"'),
         ({"setting": "optimizer.eps", "to": 1e-8, "module": "a"}, "is of no module"),
+        ({"setting": "optimizer.eps", "to": 1e-8, "root": "GPT#0"}, "is of no module"),
         ({"setting": "optimizer.eps", "to": 1e-8, "then": 1}, "not 'then'"),
         ("optimizer.eps", "a change is a table"),
     ],
