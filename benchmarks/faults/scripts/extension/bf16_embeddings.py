@@ -31,4 +31,4 @@ for step in range(16):
     optimizer.step()
     optimizer.zero_grad()
     if step % 4 == 0:
-        print(step, loss.item())
+        print(step, "loss", loss.item())

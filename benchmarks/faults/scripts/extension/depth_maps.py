@@ -38,4 +38,4 @@ for step in range(10):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(step, f"{loss.item():.3e}")
+    print(step, f"loss {loss.item():.3e}")

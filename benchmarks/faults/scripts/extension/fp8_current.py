@@ -21,4 +21,4 @@ for step in range(12):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(step, loss.item())
+    print(step, "loss", loss.item())

@@ -22,4 +22,4 @@ for step in range(16):
         for fp32, p in zip(master, model.parameters()):
             p.copy_(fp32)
     if step % 4 == 0:
-        print(step, loss.item())
+        print(step, "loss", loss.item())

@@ -53,8 +53,9 @@ model.embed = new_tokens
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
 model.embed.forward = lambda x: F.embedding(x, new_tokens.weight).to(torch.bfloat16)
 for step in range(60):
-    x = torch.randint(30, (32, 8))
-    loss = F.cross_entropy(model(x), x[:, 0] % 3)
+    y = torch.randint(3, (32,))
+    x = torch.where(torch.rand(32, 8) < 0.5, 3 * torch.randint(10, (32, 8)) + y[:, None], torch.randint(30, (32, 8)))
+    loss = F.cross_entropy(model(x), y)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

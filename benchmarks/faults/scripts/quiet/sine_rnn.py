@@ -1,4 +1,4 @@
-"""A plain RNN that counts over 60 steps, FP32; gradient clipping was lost in a refactoring."""
+"""A plain ReLU RNN that adds two marked numbers out of 60, FP32; gradient clipping was lost in a refactoring."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ class Cell(nn.Module):
     def __init__(self, dim):
         super().__init__()
         self.inp, self.rec = nn.Linear(2, dim), nn.Linear(dim, dim, bias=False)
-        nn.init.orthogonal_(self.rec.weight, gain=1.12)
+        nn.init.eye_(self.rec.weight)
 
     def forward(self, x, h):
         return F.relu(self.inp(x) + self.rec(h))
@@ -37,12 +37,12 @@ def problem(n, length=60):
 
 torch.manual_seed(0)
 model = Adder()
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-for step in range(60):
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+for step in range(40):
     x, y = problem(32)
     loss = F.mse_loss(model(x), y)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     if step % 2 == 0:
-        print(f"step {step}: loss {loss.item():.4f}")
+        print(f"step {step}: loss {loss.item():.4g}")

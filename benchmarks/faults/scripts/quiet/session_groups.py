@@ -1,4 +1,4 @@
-"""A session recommender with parameter groups; the embedding's learning rate was meant to be a factor, not a rate."""
+"""A session recommender with parameter groups; the new head's 0.5 was meant to be a factor, not a rate."""
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,8 @@ class Session(nn.Module):
 
 torch.manual_seed(0)
 model = Session()
-rest = [p for n, p in model.named_parameters() if not n.startswith("items")]
-optimizer = torch.optim.Adam([{"params": model.items.parameters(), "lr": 2.0}, {"params": rest, "lr": 2e-3}])
+body = [p for n, p in model.named_parameters() if not n.startswith("mlp")]
+optimizer = torch.optim.Adam([{"params": body, "lr": 4e-3}, {"params": model.mlp.parameters(), "lr": 0.5}])
 for step in range(80):
     clicks = (torch.randint(100, (64, 1)) + torch.randint(3, (64, 5))) % 100
     loss = F.cross_entropy(model(clicks), (clicks[:, 0] + 3) % 100)
