@@ -38,11 +38,13 @@ _EXPLAINS_TENSORS = {
     "PD401": ("PD407",),
     "PD402": ("PD407", "PD409"),
     "PD403": ("PD402", "PD407", "PD408", "PD409"),
-    "PD404": ("PD401", "PD407"),
+    "PD404": ("PD407",),
     "PD405": ("PD401", "PD402", "PD404", "PD407", "PD411"),
     "PD408": ("PD402", "PD407", "PD409"),
     "PD411": ("PD402", "PD407"),
 }
+#: ... when the worst tensor of the effect is.
+_EXPLAINS_WORST = {"PD404": ("PD401",)}
 
 
 def covered_steps(finding: Finding) -> tuple[int, int] | None:
@@ -63,16 +65,19 @@ def explains(cause: Finding, effect: Finding) -> bool:
         return (cause.location.root, cause.location.module) == (effect.location.root, effect.location.module)
     if effect.code in _EXPLAINS_TENSORS.get(cause.code, ()):
         effects = _tensors(effect)
-        return bool(effects) and effects <= _tensors(cause)
+        return bool(effects) and set(effects) <= set(_tensors(cause))
+    if effect.code in _EXPLAINS_WORST.get(cause.code, ()):
+        return any(worst in _tensors(cause) for worst in _tensors(effect)[:1])
     if effect.code not in _EXPLAINS.get(cause.code, ()):
         return False
     span, begin = covered_steps(cause), effect.evidence.get("first_overflow_step", effect.location.step)
     return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
 
 
-def _tensors(finding: Finding) -> set[tuple[Any, ...]]:
+def _tensors(finding: Finding) -> list[tuple[Any, ...]]:
+    """What identifies the tensors a finding is about, the worst first."""
     names = ("root", "module", "kind", "name", "call")
-    return {tuple(t.get(n) for n in names) for t in finding.evidence.get("tensors", ())}
+    return [tuple(t.get(n) for n in names) for t in finding.evidence.get("tensors", ())]
 
 
 def fold(findings: Sequence[Finding]) -> list[Finding]:

@@ -161,7 +161,11 @@ class Operand:
     @property
     def label(self) -> str:
         """How messages call it: ``input of `blocks.3.mlp.up```."""
-        return f"{_ROLES.get(self.key[3], f'FP8 operand `{self.key[3]}` of')} `{self.place}`"
+        name = self.key[3]
+        role, _, number = name.partition(".")
+        if role not in _ROLES:
+            return f"FP8 operand `{name}` of `{self.place}`"
+        return f"{_ROLES[role]} `{self.place}`" + (f" (`{name}`)" if number else "")
 
     @property
     def gradient(self) -> bool:

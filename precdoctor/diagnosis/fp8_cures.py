@@ -38,7 +38,12 @@ LOST_DB = RuleOption(
     "At 3 dB the scale costs as much as all rounding does.",
 )
 MIN_ELEMENTS = RuleOption(
-    "min_elements", 1024.0, "elements", "Smaller tensors are not judged.", "Eight tiles of 128, as in PD401.", 1.0
+    "min_elements",
+    512.0,
+    "elements",
+    "Smaller tensors are not judged.",
+    "Four tiles of 128.",
+    1.0,
 )
 
 

@@ -25,6 +25,8 @@ _AGREES = 0.8
 _PREDICTED = 24
 #: Peaks over the maximum below this cost nothing that a limit would notice.
 _SLIGHT = 1.1
+#: An amax that belongs to a scale is not above the maximum by more than a rounded scale makes it.
+_FITTED = 1.05
 
 
 def scaled(operand: Operand) -> list[Cast]:
@@ -98,14 +100,19 @@ class Course:
 
 
 def recorded(operand: Operand, lost_db: float, flushed_share: float) -> Course:
-    """As it was."""
+    """As it was; what clips at a scale that was too large for the steps before as well has not jumped past it."""
     casts = scaled(operand)
-    fmt = operand.fmt
-    peaks = [c.peak / fmt.max for c in casts]
+    peaks = [c.peak / operand.fmt.max if _jumped(operand, c) else 0.0 for c in casts]
     return _course(
         operand, None, casts, peaks, [1.0] * len(casts), [c.flushed_share for c in casts],
         [c.saturated_share for c in casts], (lost_db, flushed_share),
     )  # fmt: skip
+
+
+def _jumped(operand: Operand, cast: Cast) -> bool:
+    """Whether the scale was right for one of the two recorded steps before."""
+    earlier = [c.amax for c in operand.casts if c.step < cast.step and c.amax][-2:]
+    return any(amax * (cast.scale or 1.0) <= _FITTED * operand.fmt.max for amax in earlier)
 
 
 def under(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> Course:

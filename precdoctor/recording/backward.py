@@ -12,6 +12,7 @@ from torch import Tensor
 
 from precdoctor.recording import attach
 from precdoctor.recording.batch import defer
+from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
@@ -79,6 +80,8 @@ class Backward:
         recorder.in_backward = True
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
         facts = recorder.current
+        if facts.loss_scale is None:
+            facts.loss_scale = engines.loss_scale(root.module() for root in recorder.names.roots.values())
         if recorder.trace is not None:
             recorder.trace.look_at("loss", [("loss", x) for x in roots if isinstance(x, Tensor)])
         if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:

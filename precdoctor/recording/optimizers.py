@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.batch import defer
+from precdoctor.recording.fp8 import engines
 from precdoctor.recording.guard import GradientsAside, Guard
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
@@ -263,6 +264,7 @@ class Optimizers:
             if module is not None:
                 self._record_frozen(module)
                 self._record_buffers(module)
+                self._record_delayed_scaling(module)
 
     def _record_frozen(self, module: torch.nn.Module) -> None:
         """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again."""
@@ -292,6 +294,15 @@ class Optimizers:
             found = recorder.names.search_parameter(buffer)
             if found is not None and recorder.wants(found[0]):
                 recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer)
+
+    def _record_delayed_scaling(self, module: torch.nn.Module) -> None:
+        """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers."""
+        recorder = self._recorder
+        for owner in module.modules():
+            place = recorder.names.find(owner) if "fp8_meta" in owner.__dict__ else None
+            if place is not None and recorder.wants(place):
+                for name, x in engines.delayed_scaling(owner):
+                    recorder.measure(recorder.site(place, "buffer", name, x), x)
 
     def _record_given_gradients(self, attempt: Attempt) -> None:
         """What the optimizer is given; a fused one gets scaled gradients and takes the loss scale out by itself."""

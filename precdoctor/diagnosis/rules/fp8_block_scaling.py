@@ -8,7 +8,7 @@ from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.fp8_casts import COLUMNS, KIND, Damage, Operand, operands
-from precdoctor.diagnosis.fp8_cures import Cure, histograms, in_blocks, listed, location, seen_words
+from precdoctor.diagnosis.fp8_cures import MIN_ELEMENTS, Cure, histograms, in_blocks, listed, location, seen_words
 from precdoctor.diagnosis.fp8_outliers import bulk_of, cut, hot_blocks, spread
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -157,9 +157,7 @@ RULE = Rule(
             "gain_db", 1.5, "dB", "Signal to noise an operand must gain.",
             "A quarter of a mantissa bit (6.02 dB); predictions are good to a few tenths.",
         ),
-        RuleOption(
-            "min_elements", 1024.0, "elements", "Smaller tensors are not judged.", "Eight tiles of 128.", 1.0,
-        ),
+        MIN_ELEMENTS,
     ),
     kinds=(KIND,),
     columns=(*COLUMNS, "block128_hist", "block32_hist"),

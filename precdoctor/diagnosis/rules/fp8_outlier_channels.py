@@ -130,7 +130,7 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
         f"of signal to noise, {bulk.lost_db:.1f} dB less than at a scale of its own (limit {options['lost_db']:g}), "
         f"and {percent(bulk.flushed)} of it becomes zero; it holds {percent(bulk.magnitude)} of the sum of magnitudes. "
         f"The outliers sit in {percent(worst.hot)} of the blocks of {size}: with a scale per block the other "
-        f"{percent(1.0 - worst.hot)} lose nothing by them. {plural(len(guilty), 'operand')} like it.",
+        f"{percent(1.0 - worst.hot)} lose nothing by them. {plural(len(guilty), 'operand')} in all.",
         location=location(operand, cast),
         evidence={
             "lost_db": bulk.lost_db,

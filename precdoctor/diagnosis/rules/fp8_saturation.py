@@ -297,7 +297,7 @@ RULE = Rule(
             "Precdoctor's own.",
             maximum=1.0,
         ),
-        RuleOption("min_elements", 1024.0, "elements", "Smaller tensors are not judged.", "Eight tiles of 128.", 1.0),
+        RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.", 1.0),
     ),
     kinds=_KINDS,
     columns=("dtype", "at_max", "numel"),

@@ -148,7 +148,7 @@ def _finding(view: RunView, guilty: Sequence[_Held], options: Options) -> Findin
         f"{cast.step}, where amax was {cast.amax or 0.0:.3g}: {wasted:.1f} binades of {operand.fmt.dtype} unused. On "
         f"{len(worst.casts)} of {plural(len(operand.settled), 'step')} ({percent(worst.share)}, limit "
         f"{percent(options['held_share'])}) more than {percent(options['flushed_share'])} was flushed, "
-        f"{percent(worst.flushed)} in their median. {plural(len(guilty), 'operand')} like it.",
+        f"{percent(worst.flushed)} in their median. {plural(len(guilty), 'operand')} in all.",
         location=location(operand, cast),
         evidence={
             "held_share": worst.share,

@@ -112,7 +112,7 @@ def _finding(view: RunView, guilty: Sequence[_Stale], options: Options) -> Findi
         f"jumped past it and clipping cost more than {options['lost_db']:g} dB; at step {cast.step} amax was "
         f"{cast.amax or 0.0:.3g}, the scale {cast.scale or 0.0:.3g}, their product {binades:.1f} binades above "
         f"{operand.fmt.max:g}, and {percent(cast.saturated_share)} of the elements were clipped. "
-        f"{plural(len(guilty), 'operand')} like it.",
+        f"{plural(len(guilty), 'operand')} in all.",
         location=location(operand, cast),
         evidence={
             "stale_share": worst.share,

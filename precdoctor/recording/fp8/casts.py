@@ -59,15 +59,20 @@ class Casts:
             setattr(Tensor, name, self._noticing(getattr(Tensor, name)))
 
     def _noticing(self, original: Any) -> Any:
-        meet = self._meet
+        meet, dtype, narrow = self._meet, torch.dtype, frozenset(FLOAT8)
 
         @functools.wraps(original)
-        def noticing(*args: Any, **kwargs: Any) -> Any:
-            for asked in (*args[1:], *kwargs.values()) if kwargs else args[1:]:
-                dtype = asked.dtype if isinstance(asked, Tensor) else asked
-                if type(dtype) is torch.dtype and dtype in FLOAT8 and not torch.compiler.is_compiling():
-                    meet(args[0], dtype)
-            return original(*args, **kwargs)
+        def noticing(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
+            for asked in args:  # called for every conversion of every tensor: types first, they cost least
+                kind = asked.__class__
+                if kind is dtype:
+                    if asked in narrow and not torch.compiler.is_compiling():
+                        meet(x, asked)
+                elif kind is Tensor and asked.dtype in narrow and not torch.compiler.is_compiling():
+                    meet(x, asked.dtype)
+            if kwargs and kwargs.get("dtype") in narrow and not torch.compiler.is_compiling():
+                meet(x, kwargs["dtype"])
+            return original(x, *args, **kwargs)
 
         return noticing
 

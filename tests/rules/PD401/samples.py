@@ -1,5 +1,6 @@
 """FP8 tensors at their maximum."""
 
+from tests.support.fp8 import delayed, draws, in_fp8
 from tests.support.samples import Sample
 from tests.support.training import Training, find, tensor
 
@@ -60,6 +61,11 @@ def cast_that_may_hide_clipping() -> Training:
     return with_cast(None, amax=448.0)
 
 
+def wrong_margin() -> Training:
+    """Delayed scaling with its margin the wrong way round: always too large, never stale."""
+    return in_fp8(24, {("blocks.0.mlp.up", "input"): delayed(draws(6), 8, margin=-2)})
+
+
 def amax_scaling_per_tile() -> Training:
     """One element of each 1x128 tile is at the maximum."""
     return with_fp8(32)
@@ -81,6 +87,9 @@ def once() -> Training:
 
 
 FIRING = {
+    "wrong_margin": Sample(
+        wrong_margin, module="blocks.0.mlp.up", kind="fp8_operand", says=("25 %", "times the scale")
+    ),
     "no_scale": Sample(no_scale, module="blocks.0.mlp.up", kind="input", says=("15 %", "448", "limit 2 %")),
     "stale_scale": Sample(stale_scale, module="blocks.0.mlp.up", severity="warning", says=("4.9 %",)),
     "clipped_casts": Sample(

@@ -250,3 +250,69 @@ def fp8_oddities() -> Trained:
         exported = model.linear.weight.to(E4M3)
     assert exported.dtype == E4M3
     return Trained(losses, [model])
+
+
+class State:
+    """As Transformer Engine's delayed scaling has it: per operand a scale, and a column of the history."""
+
+    def __init__(self, operands: int) -> None:
+        self.scale, self.amax_history = torch.ones(operands), torch.zeros(4, operands)
+
+
+class EngineLinear(nn.Linear):
+    """Stands in for ``transformer_engine.pytorch.Linear``, whose casts happen where no hook reaches."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.fp8_meta = {"scaling_fwd": State(3), "scaling_bwd": State(2), "recipe": object()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.fp8_meta["scaling_fwd"]
+        state.amax_history[0, :2] = torch.stack([x.detach().abs().amax(), self.weight.detach().abs().amax()])
+        state.scale[:2] = 448.0 / state.amax_history[0, :2]
+        return super().forward(x)
+
+
+class _FP16Optimizer:
+    """As DeepSpeed's, which drives an optimizer of torch's and holds a loss scaler."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.cur_scale = optimizer, 2.0**10
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad /= self.cur_scale
+        self.cur_scale *= 2.0  # for the next step, and before this one's is over
+        self.optimizer.step()
+
+
+class DeepSpeedEngine(nn.Module):
+    """Stands in for DeepSpeed's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module, self.optimizer = model, _FP16Optimizer(torch.optim.SGD(model.parameters(), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x)
+
+    def backward(self, loss: Tensor) -> None:
+        (loss * self.optimizer.cur_scale).backward()
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.optimizer.zero_grad()
+
+
+@specimen
+def engines() -> Trained:
+    torch.manual_seed(0)
+    engine = DeepSpeedEngine(nn.Sequential(EngineLinear(16, 16), nn.ReLU(), nn.Linear(16, 1)))
+    losses = []
+    for _ in range(3):
+        loss = engine(torch.randn(32, 16)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return Trained(losses, [engine])
