@@ -187,7 +187,10 @@ class Forward:
         if inside is None and not recompute and mode.phase == "train" and not mode.delegated:
             self._enter_scan(module)
         if self._casts.met:
-            self._casts.entered(frame, {**dict(enumerate(args)), **_keyword_arguments()}, recompute=recompute)
+            named = self._casts.looks_at(module)
+            arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
+            arguments.update(_keyword_arguments() if named else {})
+            self._casts.entered(frame, arguments, recompute=recompute)
 
     def _enter_scan(self, module: nn.Module) -> None:
         if self._recorder.scan is not None:
