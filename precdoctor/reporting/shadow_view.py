@@ -47,6 +47,7 @@ def verdict(found: Shadowed | None, limits: Limits) -> tuple[str, str]:
     if not layers:
         return "indeterminate", "No answer: nothing in the compared calls could be compared."
     share = f"all {plural(within, 'layer')}" if within == len(layers) else f"{within} of {plural(len(layers), 'layer')}"
+    share = "its only layer" if len(layers) == within == 1 else share
     worst = found.worst()[0]
     more = "" if within == len(layers) else f", limit {limits.limit * found.slack:g} u"
     verb = "is" if len(layers) == 1 else "are"
