@@ -109,7 +109,7 @@ def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Li
             kind=p.kind if p.kind != "grad_input" else "grad_output",
             phase=Phase.FORWARD if p.kind in FORWARD else Phase.BACKWARD,
             rank=0,
-            step=p.step,
+            step=p.step if own else p.accumulated_step,
         ),
         evidence={
             "own_error": p.local,
