@@ -147,7 +147,7 @@ SHADOW = Shadowed("float32", FORMATS["BF16"], (0, 4), (piece("blocks.0.norm", 20
 ])  # fmt: skip
 def test_rounding_is_a_modules_own_error_in_units_of_its_format(text, failed):
     lines = judge_limit(parse_limit(text), {}, {}, None, SHADOW)
-    assert [line.subject for line in lines if not line.passed] == failed
+    assert [line.module for line in lines if not line.passed] == failed
 
 
 @pytest.mark.parametrize(("text", "shadow", "says"), [

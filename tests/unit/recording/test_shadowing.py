@@ -57,7 +57,7 @@ def narrow(x: torch.Tensor, w: nn.Parameter) -> torch.Tensor:
 
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
 def test_every_op_is_widened_and_so_is_its_gradient(wide):
-    x, w = torch.randn(4, 8), nn.Parameter(torch.randn(3, 8))
+    x, w = torch.randn(4, 8), nn.Parameter(torch.randn(3, 8).to(wide))
     with Widened(wide, []):
         y = narrow(x.to(wide), w)
         y.square().sum().backward()
@@ -65,7 +65,7 @@ def test_every_op_is_widened_and_so_is_its_gradient(wide):
     expected = logits.softmax(-1)
     assert y.dtype == wide
     assert relative_l2(y, expected) < (1e-6 if wide is torch.float32 else 1e-7)
-    assert w.grad.dtype == torch.float32
+    assert w.grad.dtype == wide
     (grad,) = torch.autograd.grad((x.double() @ w.double().t() * 2).softmax(-1).square().sum(), w)
     assert relative_l2(w.grad, grad) < 1e-5
 

@@ -31,16 +31,17 @@ def layers(*more, count=12):
     return Shadowed("float32", FORMATS["BF16"], (0, 4), (*usual, *more), roots=("GPT#0",))
 
 
+SHARDED = Shadowed("float32", None, (), (), ((3, "it is sharded"),))
 FULL = {
     "clean": (layers(), "Precision is not the problem: all 12 layers are within 4 u of FP32"),
     "between": (layers(piece("head", 5.1, 12)), "Precision is not the problem: 12 of 13 layers are within 4 u of FP32"),
-    "precision": (layers(piece("norm", 310, 12)), "norm is 310 u off where 4 u is expected; the 12 layers before it are"),
+    "precision": (layers(piece("norm", 310, 12)), "norm is 310 u off where 4 u is expected; the 12 layers before it"),
     "functional": (layers(piece("attn", 40, 12, "input", "attn.proj")), "attn before .proj is 40 u off"),
-    "amplified": (layers(piece("sub", 0.5, 12, total=80, given=0.8)), "sub makes errors of 0.8 u in what it is given into 80 u"),
+    "amplified": (layers(piece("sub", 0.5, 12, total=80, given=0.8)), "sub makes errors of 0.8 u in what it is given"),
     "overflow": (layers(piece("exp", math.inf, 12)), "exp overflows in BF16"),
-    "backward": (layers(piece("fc", 99, 12, "weight_grad")), "fc is 99 u off where 4 u is expected, in the gradient of"),
-    "nothing": (Shadowed("float32", None, (), (), nothing_reduced=(0,)), "This run is FP32 throughout: nothing to shadow"),
-    "refused": (Shadowed("float32", None, (), (), ((3, "it is sharded"),)), "step 3 could not be compared: it is sharded"),
+    "backward": (layers(piece("fc", 99, 12, "weight_grad")), "fc is 99 u off where 4 u is expected, in the gradient"),
+    "nothing": (Shadowed("float32", None, (), (), nothing_reduced=(0,)), "This run is FP32 throughout"),
+    "refused": (SHARDED, "step 3 could not be compared: it is sharded"),
     "none": (None, "no step was reached"),
 }  # fmt: skip
 
