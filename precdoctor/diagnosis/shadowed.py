@@ -148,11 +148,6 @@ class Limits:
     bits: float = 3.0
     amplification: float = 8.0
 
-    @classmethod
-    def of(cls, options: Mapping[str, float]) -> Limits:
-        """As the options of PD704 say."""
-        return cls(**{name: options[name] for name in ("expected", "limit", "bits", "amplification")})
-
     def off(self, p: Piece, found: Shadowed) -> bool:
         """Its own rounding is above the limit."""
         return p.local is not None and p.local > self.limit * found.slack * found.u

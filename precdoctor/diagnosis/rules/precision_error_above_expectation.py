@@ -46,6 +46,11 @@ where the replay was not the run.
 )
 
 
+def limits_of(options: Options) -> Limits:
+    """The options as the comparison takes them."""
+    return Limits(options["expected"], options["limit"], options["bits"], options["amplification"])
+
+
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the piece that is furthest off."""
     found = shadowed(view)
@@ -56,7 +61,7 @@ def check(view: RunView, options: Options) -> Checked:
             return Checked.not_applicable(f"nothing is narrower than {found.reference} on the steps that were compared")
         why = found.refused[0][1] if found.refused else "nothing was compared"
         return Checked.indeterminate(f"no step could be compared: {why}")
-    limits, worst = Limits.of(options), found.worst()
+    limits, worst = limits_of(options), found.worst()
     guilty = limits.guilty(found)
     seen = f"{plural(len(found.layers()), 'layer')} beside {found.reference} on {plural(len(found.steps), 'step')}"
     if not guilty:
@@ -70,29 +75,7 @@ def check(view: RunView, options: Options) -> Checked:
 def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> Finding:
     p, dtype = guilty[0], found.fmt.dtype if found.fmt is not None else ""
     own, limit = limits.off(p, found), limits.limit * found.slack
-    error, what = (p.local if own else p.accumulated) or 0.0, _what(p)
-    units = error / found.u
-    size = f"{units:,.0f} u" if error < 10.0 else f"{error:,.0f} times its size"
-    title = f"{_quoted(p)} is {size} off in {dtype} where {limits.expected * found.slack:g} u is expected"
-    message = (
-        f"Fed what the run fed it, {what} of {_quoted(p)} is off by {percent(error)}, {units:,.0f} u (limit {limit:g} "
-        f"u; u = {found.u:.3g} in {dtype}), against {found.reference}."
-    )
-    if not math.isfinite(error):
-        title = f"{_quoted(p)} overflows or is rounded to zero in {dtype}, and not in {found.reference}"
-        message = f"Fed what the run fed it, {what} of {_quoted(p)} has no size in common with {found.reference}'s "
-        message += f"(limit {limit:g} u, u = {found.u:.3g} in {dtype})."
-    elif not own:
-        title = f"{_quoted(p)} makes errors of {(p.given or 0.0) / found.u:.2g} u into {size}: {dtype} is too narrow"
-        message = (
-            f"The errors {_quoted(p)} is given, {percent(p.given or 0.0)}, become {percent(error)} in {what}: "
-            f"{p.amplification:,.0f} times (limit {limits.amplification:g}), and fewer than {limits.bits:g} bits are "
-            f"right. Rounding in the piece itself is {(p.local or 0.0) / found.u:.2g} u: it cancels, or is steep."
-        )
-    others = [q for q in dict.fromkeys(map(_quoted, guilty)) if q != _quoted(p)]
-    if others:
-        message += f" Also above the limit: {', '.join(others[:3])}"
-        message += f" and {len(others) - 3} more." if len(others) > 3 else "."
+    title, message = _told(found, guilty, limits)
     several = len(found.steps) > 1
     confidence = (0.9 if several else 0.8) - (0.0 if found.exact else 0.1)
     return Finding(
@@ -129,8 +112,38 @@ def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Li
             "confidence_reason": f"compared on {plural(len(found.steps), 'step')}, "
             f"{'the replay was' if found.exact else 'though the replay was not'} the run bit for bit",
         },
-        prescriptions=(_prescription(view, found, p, error, own=own),),
+        prescriptions=(_prescription(view, found, p, (p.local if own else p.accumulated) or 0.0, own=own),),
     )
+
+
+def _told(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> tuple[str, str]:
+    """Title and message."""
+    p, dtype = guilty[0], found.fmt.dtype if found.fmt is not None else ""
+    own, limit = limits.off(p, found), limits.limit * found.slack
+    error, what = (p.local if own else p.accumulated) or 0.0, _what(p)
+    units = error / found.u
+    size = f"{units:,.0f} u" if error < 10.0 else f"{error:,.0f} times its size"
+    title = f"{_quoted(p)} is {size} off in {dtype} where {limits.expected * found.slack:g} u is expected"
+    message = (
+        f"Fed what the run fed it, {what} of {_quoted(p)} is off by {percent(error)}, {units:,.0f} u (limit {limit:g} "
+        f"u; u = {found.u:.3g} in {dtype}), against {found.reference}."
+    )
+    if not math.isfinite(error):
+        title = f"{_quoted(p)} overflows or is rounded to zero in {dtype}, and not in {found.reference}"
+        message = f"Fed what the run fed it, {what} of {_quoted(p)} has no size in common with {found.reference}'s "
+        message += f"(limit {limit:g} u, u = {found.u:.3g} in {dtype})."
+    elif not own:
+        title = f"{_quoted(p)} makes errors of {(p.given or 0.0) / found.u:.2g} u into {size}: {dtype} is too narrow"
+        message = (
+            f"The errors {_quoted(p)} is given, {percent(p.given or 0.0)}, become {percent(error)} in {what}: "
+            f"{p.amplification:,.0f} times (limit {limits.amplification:g}), and fewer than {limits.bits:g} bits are "
+            f"right. Rounding in the piece itself is {(p.local or 0.0) / found.u:.2g} u: it cancels, or is steep."
+        )
+    others = [q for q in dict.fromkeys(map(_quoted, guilty)) if q != _quoted(p)]
+    if others:
+        message += f" Also above the limit: {', '.join(others[:3])}"
+        message += f" and {len(others) - 3} more." if len(others) > 3 else "."
+    return title, message
 
 
 def _what(p: Piece) -> str:
