@@ -123,12 +123,12 @@ def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
     import sys
 
     from precdoctor.diagnosis.engine import describe, resolve_options, view_of
-    from precdoctor.diagnosis.rules.precision_error_above_expectation import RULE
-    from precdoctor.diagnosis.shadowed import Limits, shadowed
+    from precdoctor.diagnosis.rules.precision_error_above_expectation import RULE, limits_of
+    from precdoctor.diagnosis.shadowed import shadowed
     from precdoctor.reporting import shadow_report, shadow_view
     from precdoctor.reporting.console import make_console
 
-    limits = Limits.of(resolve_options(rule_options(settings))[RULE.code])
+    limits = limits_of(resolve_options(rule_options(settings))[RULE.code])
     view = view_of(run)
     found, facts = shadowed(view), describe(view)
     if shape == "json":

@@ -23,6 +23,7 @@ from precdoctor.comparison.summary import METRICS, Summary
 from precdoctor.diagnosis.finding import Location, Severity
 from precdoctor.diagnosis.registry import nearest
 from precdoctor.diagnosis.rows import Key
+from precdoctor.diagnosis.shadowed import Shadowed
 from precdoctor.diagnosis.telling import percent
 from precdoctor.errors import UsageError
 
@@ -34,6 +35,7 @@ METRIC_DOCS: Mapping[str, str] = {
     **{metric.name: metric.doc for metric in METRICS},
     "amax": "the largest magnitude, as it lies in memory",
     "nonfinite": "elements that are NaN or infinite, over all steps",
+    "rounding": "a module's own error beside FP32, in u of the narrowest format; of runs made by precdoctor shadow",
     "loss": "the median loss over the last quarter of the steps",
     "skipped": "steps that a loss scaler skipped",
 }
@@ -84,6 +86,8 @@ def parse_limit(text: str) -> Limit:
         raise UsageError(f"--fail-if {text!r}: no metric is called {metric!r}{nearest(metric, METRIC_DOCS)}")
     if dot and kind not in KINDS:
         raise UsageError(f"--fail-if {text!r}: no kind of tensor is called {kind!r}{nearest(kind, KINDS)}")
+    if metric == "rounding" and dot:
+        raise UsageError(f"--fail-if {text!r}: rounding is of a module, not of a kind of tensor; write rounding:{rest}")
     if metric in RUN_METRICS and (dot or glob.strip() != "*"):
         raise UsageError(f"--fail-if {text!r}: {metric} is of the run, not of a module; write {metric}:*:{number}")
     match = _NUMBER.fullmatch(number.strip())
@@ -102,18 +106,22 @@ def judge_limit(
     found: Mapping[Key, Summary],
     run: Mapping[str, float | None],
     baseline: Baseline | None,
+    shadow: Shadowed | None = None,
 ) -> list[Line]:
     """A line per tensor that ``limit`` speaks of.
 
     Args:
         found: the run's tensors, under the baseline's names.
         run: the run's own figures, see :data:`RUN_METRICS`.
+        shadow: its comparison with FP32, if there is one.
 
     Raises:
         UsageError: no module has a name like that, or a relative limit has no baseline to be relative to.
     """
     if limit.relative and baseline is None:
         raise UsageError(f"--fail-if {limit.text!r}: +{limit.value:g} is relative to a baseline; give one, or no plus")
+    if limit.metric == "rounding":
+        return _of_modules(limit, shadow)
     if limit.metric in RUN_METRICS:
         return _of_run(limit, run[limit.metric], baseline)
     matched = [key for key in found if fnmatchcase(key[1], limit.glob)]
@@ -144,6 +152,23 @@ def _of_run(limit: Limit, value: float | None, baseline: Baseline | None) -> lis
         if before is None:
             return []
     return [_line(limit, METRIC_DOCS[limit.metric], value, before, Location())]
+
+
+def _of_modules(limit: Limit, shadow: Shadowed | None) -> list[Line]:
+    """A line per module that has code of its own."""
+    if limit.relative:
+        raise UsageError(f"--fail-if {limit.text!r}: rounding has no baseline to be relative to; leave out the plus")
+    if shadow is None or not shadow.steps:
+        raise UsageError(f"--fail-if {limit.text!r}: the run was not compared with FP32; precdoctor shadow does that")
+    errors = {place: error / shadow.u for place, error in shadow.layers().items()}
+    matched = {place: error for place, error in errors.items() if fnmatchcase(place[1], limit.glob)}
+    if not matched:
+        near = nearest(limit.glob, sorted({module for _, module in errors if module}))
+        raise UsageError(f"--fail-if {limit.text!r}: no module matches {limit.glob!r}{near}")
+    return [
+        _line(limit, module or root, error, None, Location(root=root, module=module or None))
+        for (root, module), error in matched.items()
+    ]
 
 
 def _figure(metric: str, summary: Summary, kind: str) -> float | None:

@@ -18,6 +18,7 @@ from precdoctor.diagnosis.engine import diagnose_view
 from precdoctor.diagnosis.finding import Diagnosis
 from precdoctor.diagnosis.rows import Key
 from precdoctor.diagnosis.rule import Options, Rule
+from precdoctor.diagnosis.shadowed import shadowed
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
 
@@ -54,7 +55,7 @@ def judge(
     diagnosis = diagnose_view(view, rules, settings)
     if baseline is None:
         found, run = _alone(view) if limits else ({}, {})
-        return Judged(diagnosis, _limits(limits, found, run, None))
+        return Judged(diagnosis, _limits(limits, found, run, None, view))
     if isinstance(baseline, str):
         return Judged(diagnosis, [], incomparable=baseline)
     if not regressions and not limits:
@@ -64,7 +65,7 @@ def judge(
         return Judged(diagnosis, [], incomparable=pairing)
     lines = [line for r in regressions for line in r.compare(r, pairing, settings[r.code])]
     run = {"loss": pairing.loss, "skipped": pairing.skipped}
-    lines += _limits(limits, pairing.found, run, baseline)
+    lines += _limits(limits, pairing.found, run, baseline, view)
     where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
     return Judged(diagnosis, lines, where)
 
@@ -82,8 +83,9 @@ def _limits(
     found: Mapping[Key, Summary],
     run: Mapping[str, float | None],
     baseline: Baseline | None,
+    view: RunView,
 ) -> list[Line]:
-    return [line for limit in limits for line in judge_limit(limit, found, run, baseline)]
+    return [line for limit in limits for line in judge_limit(limit, found, run, baseline, shadowed(view))]
 
 
 def accept(judged: Judged, allowances: Sequence[Allowance], today: dt.date, used: set[Allowance]) -> Judged:

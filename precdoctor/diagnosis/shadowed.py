@@ -50,6 +50,8 @@ class Piece:
     local: float | None
     accumulated: float | None
     given: float | None
+    #: Step of the accumulated error; ``step`` is that of the local one.
+    accumulated_step: int = 0
 
     @property
     def place(self) -> str:
@@ -145,11 +147,6 @@ class Limits:
     limit: float = 8.0
     bits: float = 3.0
     amplification: float = 8.0
-
-    @classmethod
-    def of(cls, options: Mapping[str, float]) -> Limits:
-        """As the options of PD704 say."""
-        return cls(**{name: options[name] for name in ("expected", "limit", "bits", "amplification")})
 
     def off(self, p: Piece, found: Shadowed) -> bool:
         """Its own rounding is above the limit."""
@@ -254,6 +251,7 @@ def _pieces(event: Mapping[str, Any], classes: Mapping[tuple[str, str], str]) ->
             local=_error(point.get("local")),
             accumulated=_error(point.get("accumulated")),
             given=_error(point.get("given")),
+            accumulated_step=integer(event.get("step")) or 0,
         )
 
 
@@ -273,6 +271,8 @@ def _worst_steps(pieces: Iterator[Piece]) -> list[Piece]:
             continue
         larger, other = (p, known) if (p.local or 0.0) > (known.local or 0.0) else (known, p)
         if (other.accumulated or 0.0) > (larger.accumulated or 0.0):
-            larger = replace(larger, accumulated=other.accumulated, given=other.given)
+            larger = replace(
+                larger, accumulated=other.accumulated, given=other.given, accumulated_step=other.accumulated_step
+            )
         worst[key] = larger
     return sorted(worst.values(), key=lambda p: (p.root, p.order, KINDS.index(p.kind)))

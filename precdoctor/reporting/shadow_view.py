@@ -47,6 +47,7 @@ def verdict(found: Shadowed | None, limits: Limits) -> tuple[str, str]:
     if not layers:
         return "indeterminate", "No answer: nothing in the compared calls could be compared."
     share = f"all {plural(within, 'layer')}" if within == len(layers) else f"{within} of {plural(len(layers), 'layer')}"
+    share = "its only layer" if len(layers) == within == 1 else share
     worst = found.worst()[0]
     more = "" if within == len(layers) else f", limit {limits.limit * found.slack:g} u"
     verb = "is" if len(layers) == 1 else "are"
@@ -76,7 +77,9 @@ def _guilty(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> str:
     else:
         size = units(first.local, found.u).replace("x", " times its size")
         what = f"{clean(first.place)} is {size} off where {_expected(found, limits)} is expected"
-    return f"It is precision: {what}{_before(found, first, limits)}."
+    others = len({(p.root, p.module) for p in guilty} - {(first.root, first.module)})
+    more = f"; {plural(others, 'other layer')} {'is' if others == 1 else 'are'} above {limits.limit:g} u, too"
+    return f"It is precision: {what}{_before(found, first, limits) or (more if others else '')}."
 
 
 def _expected(found: Shadowed, limits: Limits) -> str:

@@ -245,7 +245,7 @@ CASES: dict[str, Callable[[], None]] = {
     "one-pass-bf16": lambda: language(norm=Norm(BF16)),
     "one-pass-fp16": lambda: language(FP16, scaled=True, norm=Norm(FP16)),
     "sharp-softmax": lambda: language(attn=Attention(150.0)),
-    "running-sum": lambda: language(mlp=nn.Sequential(nn.Linear(WIDTH, 128), nn.Sigmoid(), Running(128, WIDTH))),
+    "running-sum": lambda: language(mlp=nn.Sequential(nn.Linear(WIDTH, 400), nn.Sigmoid(), Running(400, WIDTH))),
     "difference": lambda: language(mlp=Difference()),
     "tiny-gradients": tiny_gradients,
     "fp32": lambda: classified(Vision(), 3, 8, 8, dtype=None),

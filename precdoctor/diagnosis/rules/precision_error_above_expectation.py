@@ -46,6 +46,11 @@ where the replay was not the run.
 )
 
 
+def limits_of(options: Options) -> Limits:
+    """The options as the comparison takes them."""
+    return Limits(options["expected"], options["limit"], options["bits"], options["amplification"])
+
+
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the piece that is furthest off."""
     found = shadowed(view)
@@ -56,7 +61,7 @@ def check(view: RunView, options: Options) -> Checked:
             return Checked.not_applicable(f"nothing is narrower than {found.reference} on the steps that were compared")
         why = found.refused[0][1] if found.refused else "nothing was compared"
         return Checked.indeterminate(f"no step could be compared: {why}")
-    limits, worst = Limits.of(options), found.worst()
+    limits, worst = limits_of(options), found.worst()
     guilty = limits.guilty(found)
     seen = f"{plural(len(found.layers()), 'layer')} beside {found.reference} on {plural(len(found.steps), 'step')}"
     if not guilty:
@@ -68,6 +73,51 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> Finding:
+    p, dtype = guilty[0], found.fmt.dtype if found.fmt is not None else ""
+    own, limit = limits.off(p, found), limits.limit * found.slack
+    title, message = _told(found, guilty, limits)
+    several = len(found.steps) > 1
+    confidence = (0.9 if several else 0.8) - (0.0 if found.exact else 0.1)
+    return Finding(
+        code="PD704",
+        name="precision-error-above-expectation",
+        severity=Severity.WARNING,
+        confidence=round(confidence, 2),
+        title=title,
+        message=message,
+        location=Location(
+            root=p.root,
+            module=p.module or None,
+            module_class=p.module_class or None,
+            kind=p.kind if p.kind != "grad_input" else "grad_output",
+            phase=Phase.FORWARD if p.kind in FORWARD else Phase.BACKWARD,
+            rank=0,
+            step=p.step if own else p.accumulated_step,
+        ),
+        evidence={
+            "own_error": p.local,
+            "accumulated_error": p.accumulated,
+            "given_error": p.given,
+            "u": found.u,
+            "own_error_in_u": None if p.local is None else p.local / found.u,
+            "expected": limits.expected * found.slack,
+            "limit": limit,
+            "dtype": dtype,
+            "reference": found.reference,
+            "beside": p.beside,
+            "tensor": p.kind,
+            "steps": list(found.steps),
+            "bit_for_bit": found.exact,
+            "others": list(dict.fromkeys(q.place for q in guilty[1:] if q.place != p.place))[:16],
+            "confidence_reason": f"compared on {plural(len(found.steps), 'step')}, "
+            f"{'the replay was' if found.exact else 'though the replay was not'} the run bit for bit",
+        },
+        prescriptions=(_prescription(view, found, p, (p.local if own else p.accumulated) or 0.0, own=own),),
+    )
+
+
+def _told(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> tuple[str, str]:
+    """Title and message."""
     p, dtype = guilty[0], found.fmt.dtype if found.fmt is not None else ""
     own, limit = limits.off(p, found), limits.limit * found.slack
     error, what = (p.local if own else p.accumulated) or 0.0, _what(p)
@@ -93,44 +143,7 @@ def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Li
     if others:
         message += f" Also above the limit: {', '.join(others[:3])}"
         message += f" and {len(others) - 3} more." if len(others) > 3 else "."
-    several = len(found.steps) > 1
-    confidence = (0.9 if several else 0.8) - (0.0 if found.exact else 0.1)
-    return Finding(
-        code="PD704",
-        name="precision-error-above-expectation",
-        severity=Severity.WARNING,
-        confidence=round(confidence, 2),
-        title=title,
-        message=message,
-        location=Location(
-            root=p.root,
-            module=p.module or None,
-            module_class=p.module_class or None,
-            kind=p.kind if p.kind != "grad_input" else "grad_output",
-            phase=Phase.FORWARD if p.kind in FORWARD else Phase.BACKWARD,
-            rank=0,
-            step=p.step,
-        ),
-        evidence={
-            "own_error": p.local,
-            "accumulated_error": p.accumulated,
-            "given_error": p.given,
-            "u": found.u,
-            "own_error_in_u": None if p.local is None else p.local / found.u,
-            "expected": limits.expected * found.slack,
-            "limit": limit,
-            "dtype": dtype,
-            "reference": found.reference,
-            "beside": p.beside,
-            "tensor": p.kind,
-            "steps": list(found.steps),
-            "bit_for_bit": found.exact,
-            "others": list(dict.fromkeys(q.place for q in guilty[1:] if q.place != p.place))[:16],
-            "confidence_reason": f"compared on {plural(len(found.steps), 'step')}, "
-            f"{'the replay was' if found.exact else 'though the replay was not'} the run bit for bit",
-        },
-        prescriptions=(_prescription(view, found, p, error, own=own),),
-    )
+    return title, message
 
 
 def _what(p: Piece) -> str:

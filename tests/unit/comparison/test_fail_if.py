@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from precdoctor.comparison.baseline import Baseline, Expected, Learned
 from precdoctor.comparison.fail_if import KINDS, METRIC_DOCS, RUN_METRICS, judge_limit, parse_limit
 from precdoctor.comparison.summary import Summary
+from precdoctor.diagnosis.shadowed import Piece, Shadowed
 from precdoctor.errors import UsageError
+from precdoctor.numerics.formats import FORMATS
 
 FRACTIONS = ("flushed", "saturated", "zeros", "lost", "skipped")
 
@@ -37,7 +39,7 @@ def judged(text: str, base: Baseline | None = None):
 
 
 @given(
-    st.sampled_from([m for m in METRIC_DOCS if m not in RUN_METRICS]),
+    st.sampled_from([m for m in METRIC_DOCS if m not in (*RUN_METRICS, "rounding")]),
     st.none() | st.sampled_from(KINDS),
     st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters=".*?[]"), min_size=1),
     st.floats(0, 1),
@@ -130,3 +132,33 @@ def test_every_metric_is_on_the_page():
 
     page = (Path(__file__).resolve().parents[3] / "docs" / "commands" / "gate.md").read_text()
     assert {m for m in METRIC_DOCS if f"`{m}`" not in page} == {k for k in KINDS if f"`{k}`" not in page} == set()
+
+
+def piece(module: str, local: float, kind: str = "output") -> Piece:
+    return Piece("GPT#0", module, "Linear", None, kind, "", "bfloat16", 0, 0, local, local, None)
+
+
+SHADOW = Shadowed("float32", FORMATS["BF16"], (0, 4), (piece("blocks.0.norm", 20 / 256), piece("head", 0.5 / 256)))
+
+
+@pytest.mark.parametrize(("text", "failed"), [
+    ("rounding:*:4", ["blocks.0.norm"]), ("rounding:head:4", []), ("rounding:*:0.1", ["blocks.0.norm", "head"]),
+    ("rounding:blocks.*:21", []),
+])  # fmt: skip
+def test_rounding_is_a_modules_own_error_in_units_of_its_format(text, failed):
+    lines = judge_limit(parse_limit(text), {}, {}, None, SHADOW)
+    assert [line.module for line in lines if not line.passed] == failed
+
+
+@pytest.mark.parametrize(("text", "shadow", "says"), [
+    ("rounding:*:4", None, "precdoctor shadow"), ("rounding:haed:4", SHADOW, "did you mean 'head'"),
+    ("rounding:*:+4", SHADOW, "leave out the plus"),
+])  # fmt: skip
+def test_a_limit_on_rounding_that_cannot_be_checked_is_an_error(text, shadow, says):
+    with pytest.raises(UsageError, match=says):
+        judge_limit(parse_limit(text), {}, {}, baseline() if "+" in text else None, shadow)
+
+
+def test_rounding_has_no_kinds():
+    with pytest.raises(UsageError, match="rounding:blocks"):
+        parse_limit("rounding.output:blocks.*:4")

@@ -56,6 +56,7 @@ NAMES = {
     "PD604": "growth-with-depth",
     "PD605": "loss-spike",
     "PD703": "half-precision-positions",
+    "PD704": "precision-error-above-expectation",
 }
 
 

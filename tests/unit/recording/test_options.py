@@ -37,6 +37,10 @@ OPTIONS = st.builds(
     strict=st.booleans(),
     apply=st.lists(changes().map(Change.as_dict), max_size=3).map(tuple),
     may_halt=st.booleans(),
+    shadow=st.sampled_from([None, "fp32", "fp64"]),
+    shadow_at=st.lists(st.integers(0, 1 << 60), max_size=3).map(tuple),
+    shadow_every=st.none() | st.integers(1, 1 << 60),
+    shadow_steps=STEPS,
 )
 
 
@@ -51,6 +55,10 @@ def test_options_come_through_the_environment_unchanged(options):
 def test_every_option_is_covered_above():
     fields = {field.name for field in dataclasses.fields(RecordOptions)}
     assert fields == {
+        "shadow",
+        "shadow_at",
+        "shadow_every",
+        "shadow_steps",
         "every",
         "arm_next",
         "deep_scan",
