@@ -15,6 +15,7 @@ _EXAMPLES = """\b
 Examples:
   precdoctor show
   precdoctor show runs/a --top 20
+  precdoctor show runs/a --dtypes
   precdoctor show runs/a --output-format json"""
 
 
@@ -26,6 +27,9 @@ def register(app: typer.Typer) -> None:
 def show(
     run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
     top: Annotated[str, typer.Option(help="How many tensors per table.", metavar="N")] = "10",
+    dtypes: Annotated[
+        bool, typer.Option("--dtypes", help="Which op computed in which dtypes, in which module.")
+    ] = False,
     output_format: Annotated[str, typer.Option(help="full or json.", metavar="FORMAT")] = "full",
 ) -> int:
     """Show what is in a run.
@@ -36,6 +40,8 @@ def show(
         shape, count = choice("full", "json")(output_format), parse_count(top)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if dtypes:
+        return _show_dtypes(run, shape)
     from precdoctor.reporting.summary import summarise
 
     summary = summarise(opened(run), top=count)
@@ -50,4 +56,24 @@ def show(
             from precdoctor.reporting.show_view import print_summary
 
             print_summary(summary, make_console(stream))
+    return 0
+
+
+def _show_dtypes(run: Path | None, shape: str) -> int:
+    """What deep scans saw of ops and their dtypes."""
+    from precdoctor.diagnosis.op_dtypes import op_dtypes
+    from precdoctor.diagnosis.view import RunView
+
+    entries = op_dtypes(RunView(opened(run)))
+    with destination(None, force=False) as stream:
+        if shape == "json":
+            from precdoctor.diagnosis.finding import jsonable
+            from precdoctor.reporting.json_report import dumps
+
+            stream.write(dumps({"schema_version": 1, "ops": jsonable(entries)}))
+        else:
+            from precdoctor.reporting.console import make_console
+            from precdoctor.reporting.dtypes_view import print_dtypes
+
+            print_dtypes(entries, make_console(stream))
     return 0

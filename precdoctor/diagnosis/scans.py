@@ -90,7 +90,7 @@ def short_name(op: str) -> str:
 
 def scans(view: RunView) -> Sequence[Scan]:
     """Every scan, in order of time."""
-    return view.remember("scans", lambda: [_scan(e) for e in _events(view) if e["data"].get("kind") == "step"])
+    return view.remember("scans", lambda: [_scan(e) for e in scan_events(view) if e["data"].get("kind") == "step"])
 
 
 def _scan(event: Mapping[str, Any]) -> Scan:
@@ -108,7 +108,7 @@ def _facts(view: RunView) -> list[Fact]:
     sick = {(integer(e.get("rank")), integer(e.get("step"))) for e in view.events_of("incident")}
     sick |= {(p.rank, s.step) for p, steps in view.timeline.items() for s in steps if s.loss_is_bad}
     found = []
-    for event in _events(view):
+    for event in scan_events(view):
         step, rank = integer(event.get("step")), integer(event.get("rank"))
         kind = text(event["data"].get("kind"))
         if step is None or rank is None or (rank, step) in sick or kind in ("step", "coverage"):
@@ -120,7 +120,8 @@ def _facts(view: RunView) -> list[Fact]:
     return found
 
 
-def _events(view: RunView) -> list[dict[str, Any]]:
+def scan_events(view: RunView) -> list[dict[str, Any]]:
+    """Every ``scan`` event, ``data`` decoded, in order of time."""
     return view.remember("scan-events", lambda: view.events_of("scan"))
 
 

@@ -9,7 +9,9 @@ from typing import Any
 from markupsafe import Markup
 
 from precdoctor.diagnosis.engine import describe_recorder
+from precdoctor.diagnosis.op_dtypes import op_dtypes, patterns
 from precdoctor.diagnosis.view import RunView
+from precdoctor.reporting.dtypes_view import dtypes_words, modules_words
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_ORDER, KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
@@ -50,6 +52,22 @@ def coverage(survey: Survey) -> list[Coverage]:
         counts = (number(tensors), number(rows), number(elements))
         out.append(Coverage(title, clean(dtype, 40), *counts, percent(share), bar))
     return out
+
+
+def ops(view: RunView) -> list[tuple[str, ...]]:
+    """Op, phase, dtypes, calls, elements, amax and modules, as deep scans saw them."""
+    return [
+        (
+            clean(row.op, 60),
+            clean(row.phase, 20),
+            clean(dtypes_words(row), 80),
+            number(row.calls),
+            number(row.elements),
+            number(row.amax),
+            clean(modules_words(row), 200),
+        )
+        for row in patterns(op_dtypes(view))
+    ]
 
 
 def facts(view: RunView, survey: Survey) -> list[tuple[str, str]]:

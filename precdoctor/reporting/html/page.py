@@ -148,6 +148,7 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
         "updates": trends.updates(view, survey),
         "forecasts": trends.forecasts(view, survey),
         "coverage": about.coverage(survey),
+        "ops": about.ops(view),
         "recording": about.facts(view, survey),
         "gaps": about.not_recorded(view, survey),
         "kind_titles": KIND_TITLES,

@@ -36,6 +36,13 @@ def test_powers_of_two():
             values.parse_every(bad)
 
 
+def test_deep_scans_are_a_number_or_off():
+    assert [values.parse_scans(text) for text in ("3", 3, "off", " OFF ", False)] == [3, 3, 0, 0, 0]
+    for text in ("0", "-1", "few", ""):
+        with pytest.raises(ValueError, match="neither a number of steps from 1"):
+            values.parse_scans(text)
+
+
 def test_lists_codes_switches_choices():
     assert values.parse_list("a.*, b") == values.parse_list(["a.*", "b"]) == ("a.*", "b")
     assert [values.parse_switch(v) for v in (True, "on", "0", False)] == [True, True, False, False]

@@ -22,11 +22,13 @@ NAMES = {
     "PD104": "bad-input-batch",
     "PD105": "nonfinite-weights",
     "PD106": "poisoned-buffers",
+    "PD107": "swallowed-nonfinite",
     "PD201": "activation-gradient-underflow",
     "PD202": "weight-gradient-underflow",
     "PD203": "dead-layer",
     "PD204": "vanishing-gradients",
     "PD205": "swamped-accumulation",
+    "PD206": "swallowed-underflow",
     "PD301": "loss-scale-collapse",
     "PD302": "loss-scale-thrash",
     "PD303": "low-loss-scale",
@@ -55,8 +57,11 @@ NAMES = {
     "PD603": "gradient-explosion",
     "PD604": "growth-with-depth",
     "PD605": "loss-spike",
+    "PD701": "reduction-in-half",
     "PD703": "half-precision-positions",
     "PD704": "precision-error-above-expectation",
+    "PD705": "catastrophic-cancellation",
+    "PD706": "lossy-cast",
 }
 
 

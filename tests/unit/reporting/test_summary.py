@@ -96,3 +96,28 @@ def test_json(run, capsys):
     assert shown["schema_version"] == 1
     assert shown["timeline"]["loss"] == [3.0, 2.0, "NaN"]
     assert len(shown["tightest"]) == 1
+
+
+def test_dtypes_by_op(tmp_path, capsys):
+    ops = [
+        {"op": "aten.addmm.default", "phase": "forward", "inputs": "bfloat16", "outputs": "bfloat16", "calls": 12},
+        {"op": "aten._softmax.default", "phase": "forward", "inputs": "bfloat16", "outputs": "float32", "calls": 1},
+    ]
+    data = json.dumps({"kind": "coverage", "ops": ops})
+    scans = [{"event": "scan", "step": 0, "root": "GPT#0", "module": f"blocks.{n}", "data": data} for n in range(3)]
+    run = write_run(tmp_path / "r", steps=[{}], events=scans)
+    assert main(["show", str(run), "--dtypes"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["addmm", "forward", "bfloat16", "36", "-", "blocks.*"] in [
+        [*line[:4], "-", line[-1]] for line in lines if line
+    ]
+    assert any(line[:5] == ["softmax", "forward", "bfloat16", "to", "float32"] for line in lines)
+    assert main(["show", str(run), "--dtypes", "--output-format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert len(shown["ops"]) == 6
+    assert {entry["module"] for entry in shown["ops"]} == {"blocks.0", "blocks.1", "blocks.2"}
+
+
+def test_a_run_without_a_deep_scan_has_no_dtypes_by_op(run, capsys):
+    assert main(["show", str(run.path), "--dtypes"]) == 0
+    assert "record it with --deep-scan N" in capsys.readouterr().out

@@ -1,0 +1,84 @@
+"""What deep scans left in the log, as rules and reports read it."""
+
+from __future__ import annotations
+
+import json
+
+from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.finding import Status
+from precdoctor.diagnosis.op_dtypes import op_dtypes, patterns
+from precdoctor.diagnosis.scans import facts, scans
+from precdoctor.diagnosis.view import RunView
+from tests.support.scanning import fact, scanned, used
+from tests.support.training import Training
+
+OVERFLOW = fact("overflow", "mul.Tensor", affected=64, exact_amax=9e4, wrong=64, of=256, seen=0.0, exact=0.9,
+                shown_by=used("mul.Tensor"), hidden_by=used("rsqrt.default"))  # fmt: skip
+CODES = ("PD107", "PD206", "PD701", "PD705", "PD706")
+
+
+def outcomes(run: Training, path) -> dict[str, tuple[Status, str]]:
+    diagnosis = diagnose(run.write(path / "run"))
+    return {r.code: (r.status, r.reason) for r in diagnosis.rules if r.code in CODES}
+
+
+def test_a_step_that_went_wrong_for_all_to_see_has_findings_of_its_own(tmp_path):
+    run = scanned(OVERFLOW, steps=(3, 5))
+    run.events.append({"event": "incident", "step": 3, "data": "{}"})
+    run.step_rows[5]["loss"] = float("nan")
+    view = RunView(run.write(tmp_path / "run"))
+    assert [s.step for s in scans(view)] == [3, 5]
+    assert facts(view, "overflow") == []
+
+
+def test_why_nothing_was_scanned_is_said(tmp_path):
+    assert {status for status, _ in outcomes(Training(), tmp_path / "a").values()} == {Status.NOT_APPLICABLE}
+    run = Training()
+    data = {"kind": "step", "outcome": "refused", "why": "torch.compile is in use"}
+    run.events.append({"event": "scan", "step": 0, "data": json.dumps(data)})
+    found = outcomes(run, tmp_path / "b")
+    assert set(found.values()) == {(Status.NOT_APPLICABLE, "torch.compile is in use")}
+    found = outcomes(scanned(), tmp_path / "c")
+    assert {status for status, _ in found.values()} == {Status.PASSED}
+    assert all("240 ops of 2 scanned steps" in reason for _, reason in found.values())
+
+
+def test_what_a_hostile_log_holds_is_no_crash(tmp_path):
+    run = scanned(fact("overflow", "mul.Tensor", wrong="many", of=None, hidden_by=3, shown_by={"line": "x"}, results=7))
+    run.events.append({"event": "scan", "step": 0, "data": json.dumps({"kind": "coverage", "ops": [1, {"op": None}]})})
+    run.events.append({"event": "scan", "step": None, "data": "[]"})
+    view = RunView(run.write(tmp_path / "run"))
+    assert facts(view, "overflow")[0].count("wrong") == 0
+    assert [e.op for e in op_dtypes(view)] == [""]
+    assert diagnose(view.run).verdict == "clean"
+
+
+def coverage(step: int, module: str, *ops: dict) -> dict:
+    data = json.dumps({"kind": "coverage", "ops": list(ops)})
+    return {"event": "scan", "step": step, "root": "GPT#0", "module": module, "data": data}
+
+
+def op(name: str, inputs: str, outputs: str, **more) -> dict:
+    return {"op": f"aten.{name}", "phase": "forward", "inputs": inputs, "outputs": outputs, "calls": 1, **more}
+
+
+def test_dtypes_by_op_are_those_of_the_last_scan_that_differed(tmp_path):
+    run = scanned()
+    run.events += [
+        coverage(0, "blocks.0.attn", op("bmm.default", "float32", "float32", numel=8)),
+        coverage(1, "blocks.0.attn", op("bmm.default", "bfloat16", "bfloat16", numel=8, amax=2.0, line=3),
+                 op("bmm.default", "bfloat16", "bfloat16", numel=4, amax=5.0, line=4, pos_inf=1)),
+        coverage(0, "blocks.1.attn", op("bmm.default", "bfloat16", "bfloat16", numel=8)),
+        coverage(0, "", op("add_.Tensor", "float32,bfloat16", "float32")),
+    ]  # fmt: skip
+    entries = op_dtypes(RunView(run.write(tmp_path / "run")))
+    assert [(e.module, e.op, e.inputs, e.calls, e.elements, e.non_finite, e.amax) for e in entries] == [
+        ("blocks.0.attn", "aten.bmm.default", "bfloat16", 2, 12, 1, 5.0),
+        ("blocks.1.attn", "aten.bmm.default", "bfloat16", 1, 8, 0, None),
+        ("", "aten.add_.Tensor", "float32,bfloat16", 1, 0, 0, None),
+    ]
+    rows = [(p.op, p.inputs, p.outputs, list(p.modules), p.calls) for p in patterns(entries)]
+    assert rows == [
+        ("add", "float32,bfloat16", "float32", ["GPT#0"], 1),
+        ("bmm", "bfloat16", "bfloat16", ["blocks.*.attn"], 3),
+    ]
