@@ -22,6 +22,7 @@ NAMES = {
     "PD104": "bad-input-batch",
     "PD105": "nonfinite-weights",
     "PD106": "poisoned-buffers",
+    "PD108": "irreproducible-nonfinite",
     "PD201": "activation-gradient-underflow",
     "PD202": "weight-gradient-underflow",
     "PD203": "dead-layer",
@@ -41,12 +42,17 @@ NAMES = {
     "PD503": "adam-eps-dominates",
     "PD504": "oversized-weight-updates",
     "PD505": "stalled-second-moment",
+    "PD506": "second-moment-underflow",
+    "PD507": "stalled-average",
+    "PD508": "master-weights-apart",
     "PD601": "near-format-limit",
     "PD602": "activation-growth",
     "PD603": "gradient-explosion",
     "PD604": "growth-with-depth",
     "PD605": "loss-spike",
+    "PD702": "reduced-precision-flags",
     "PD703": "half-precision-positions",
+    "PD708": "narrow-gradient-reduction",
 }
 
 
