@@ -25,8 +25,10 @@ tensor that left its own range first: amax more than `moved` binades above its m
 execution order. If the loss stays up for three of five steps, and such a tensor moved or the update before it was out
 of the ordinary (gradient norm or rate more than twice its median) and the norm left its range (`norm_factor`), it is a
 warning. Where nothing moved, the objective may have been changed on purpose (a term switched on, another stage), and a
-single high step may be a batch: both are information, the latter only when it undoes all progress and doubles the loss.
-So is a jump at which the batch changed its size. A tensor has moved when it stays out of range up to the spike.
+single high step may be a batch: both are information, the latter only when it undoes all progress and doubles the
+loss. So is a jump at which the batch changed its size. A tensor has moved when it stays out of range up to the spike.
+A learning rate more than `rate_factor` times all before it, used in one of the three updates before the jump, is named
+as the reason.
 """,
     matters="""
 What a spike leaves behind (weights thrown away from where they were, a second moment that is too large for a thousand
@@ -50,6 +52,8 @@ know its range. Losses of each optimizer are judged apart.
     ),
 )
 _WINDOW, _AFTER, _BEFORE = 32, 5, 8
+#: Updates before the jump among which one at another learning rate is looked for.
+_RATE_WINDOW = 3
 #: A batch this much larger or smaller is another batch size, not a last batch left over.
 _RESIZED = 1.5
 
@@ -177,6 +181,8 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     moved, known = _first_moved(view, spike, options)
     resized = _resized(view, spike)
     heavy = spike.stays and not _other_size(resized) and (moved is not None or _norm_rises(spike, options))
+    rate = _rate_spike(spike, options)
+    heavy = heavy or (spike.stays and rate is not None)
     first, row = spike.first, moved.row if moved is not None else None
     above = _deviations(spike)
     evidence: dict[str, Any] = {
@@ -191,13 +197,16 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
         evidence["moved_first"] = {"step": row.step, "amax": row.amax, "usual_amax": moved.usual if moved else None}
     because = f"; {row.label} moved first" if row is not None else ""
+    if rate is not None:
+        evidence["rate_spike"] = {"step": rate.step, "lr": rate.to, "highest_lr_before": rate.before}
+        because = f", after a learning rate {rate.to / rate.before:.3g} times any before"
     return Finding(
         code="PD605",
         name="loss-spike",
         severity=Severity.WARNING if heavy else Severity.INFO,
         confidence=0.8 if moved is not None else 0.65,
         title=f"the loss jumps from {spike.level:.3g} to {spike.peak:.3g} at step {first.step}{because}",
-        message=_message(spike, moved, known, resized, options),
+        message=(rate.words() if rate is not None else "") + _message(spike, moved, known, resized, options),
         location=Location(
             row.root if row is not None else None,
             row.module if row is not None else None,
@@ -208,7 +217,42 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
             row.step if row is not None else first.step,
         ),
         evidence=evidence,
-        prescriptions=(_prescribe(spike, moved),),
+        prescriptions=(_prescribe(spike, moved) if rate is None else _prescribe_rate(spike, rate),),
+    )
+
+
+@dataclass(frozen=True)
+class _RateSpike:
+    """A learning rate beyond all before it, in one of the updates just before the loss jumped."""
+
+    step: int
+    before: float
+    to: float
+
+    def words(self) -> str:
+        """A sentence."""
+        return (
+            f"At step {self.step} the learning rate rose to {self.to:.3g}; it had been {self.before:.3g} at most until "
+            "then. "
+        )
+
+
+def _rate_spike(spike: _Spike, options: Options) -> _RateSpike | None:
+    rates = [(s.step, s.lr) for s in spike.steps[: spike.at] if s.lr]
+    newest, older = rates[-_RATE_WINDOW:], rates[:-_RATE_WINDOW]
+    if len(older) < options["min_steps"] // 2:
+        return None
+    highest = max(lr for _, lr in older)
+    return next((_RateSpike(step, highest, lr) for step, lr in newest if lr > options["rate_factor"] * highest), None)
+
+
+def _prescribe_rate(spike: _Spike, rate: _RateSpike) -> Prescription:
+    return Prescription(
+        title=f"resume from a checkpoint before step {rate.step} at a rate of {rate.before:.3g}, or warm up to "
+        f"{rate.to:.3g}: loss {spike.peak:.3g} -> {spike.level:.3g}",
+        change={"resume_before": rate.step, "lr": {"from": rate.to, "to": rate.before}},
+        predicted={"loss": {"from": spike.peak, "to": spike.level}},
+        snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {rate.before!r}\n",
     )
 
 
@@ -302,6 +346,14 @@ RULE = Rule(
             "times",
             "A gradient norm this far above its median has left its range.",
             "Precdoctor's own: twice the factor of `moved`, for a norm varies more than an amax.",
+            1.0,
+        ),
+        RuleOption(
+            "rate_factor",
+            4.0,
+            "times",
+            "A learning rate this far above all before it is to blame for a jump within three updates.",
+            "Precdoctor's own: a warm-up of eight steps or more rises by less from one step to the next.",
             1.0,
         ),
         RuleOption("min_steps", 16.0, "steps", "Steps before it, for a range.", "Precdoctor's own.", 8.0),

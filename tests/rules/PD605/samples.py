@@ -42,6 +42,22 @@ def one_bad_batch() -> Training:
     return losses(lambda s: 2.0 + noise(s) if s != 24 else 6.0)
 
 
+def rate_spike(factor: float = 30.0) -> Training:
+    """The schedule was lost on resuming: the rate before the jump is thirty times what it was."""
+    run = nothing_moved()
+    for step in range(22, 36):
+        run.step_rows[step]["lr"] = factor * 1e-3
+    return run
+
+
+def rate_rises_and_nothing_happens() -> Training:
+    """Warm restarts."""
+    run = losses(lambda s: 2.0 + noise(s))
+    for step in range(22, 36):
+        run.step_rows[step]["lr"] = 0.1
+    return run
+
+
 def term_switched_on() -> Training:
     """A loss with weight zero until step 24."""
     run = losses(lambda s: 0.0 if s < 24 else 2.0 + noise(s))
@@ -68,8 +84,14 @@ FIRING = {
     "moved_first": Sample(
         jumps, 22, module="blocks.0.attn.qkv", kind="output", severity="warning", says=("at step 22", "limit 10"),
     ),
+    "rate_spike": Sample(
+        rate_spike, 24, kind="loss", module=None, severity="warning", bare=True,
+        says=("a learning rate 30 times any before", "At step 22 the learning rate rose to 0.03"),
+    ),
     "norm_moved": Sample(norm_moved, 24, kind="loss", module=None, severity="warning", bare=True),
     "nothing_moved": Sample(nothing_moved, 24, kind="loss", module=None, severity="info", bare=True),
     "one_bad_batch": Sample(one_bad_batch, 24, severity="info", bare=True, says=("came down again",)),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (term_switched_on, heavy_noise, alternating, rises_slowly)}
+HEALTHY = {
+    f.__name__: f for f in (term_switched_on, heavy_noise, alternating, rises_slowly, rate_rises_and_nothing_happens)
+}

@@ -1,0 +1,208 @@
+"""PD507: a running average of weights, kept in 16 bits, that is written to and does not move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.parameters import HALF
+from precdoctor.diagnosis.rows import known_format, number, text
+from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.snippets import module_expression
+from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.view import Process, RunView, records
+
+PAGE = RulePage(
+    finds="""
+Weights in BF16 or FP16 that no gradient reaches and that are written to in step after step (a teacher, a target
+network, an exponential moving average), every bit of which is the same after `min_writes` writes, while the trained
+weight of the same name and shape went on changing. Weights without gradients are recorded only when somebody has
+written to them, so a frozen layer does not count, and neither does a copy that is made now and then.
+""",
+    matters="""
+An average moves by (1 - decay) of the distance to the weight. With a decay of 0.999 that is below half an ulp of BF16
+unless the weight is three times as large as its average: the teacher stays what it was initialised to, and evaluation
+on averaged weights is evaluation of the first step. Tensors whose elements differ in size move in their smallest
+elements only, and are not even found here: one tensor that stands still speaks for the others.
+""",
+    example="""
+    teacher = copy.deepcopy(student).bfloat16()
+    for slow, fast in zip(teacher.parameters(), student.parameters()):
+        slow.lerp_(fast.to(slow.dtype), 1 - 0.999)  # a norm's gain of 1.0 moves by 4e-3 or not at all
+""",
+    remedy="""
+Keep the average in FP32 and cast it where it is used; it costs two more bytes per weight.
+""",
+    confidence="""
+0.9: fingerprints tell bit for bit that nothing changed, and that somebody wrote to it. 0.75 when the average is of one
+tensor only.
+""",
+    references=(
+        "Tarvainen and Valpola, Mean teachers are better role models, arXiv:1703.01780",
+        "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192 (updates below half an ulp)",
+    ),
+)
+_COLUMNS = ("root", "module", "module_class", "name", "dtype", "shape", "numel", "fingerprint")
+#: Trailing parts of a dotted name that an average shares with its weight: the parameter's and one of the module's.
+_SHARED = 2
+_Place = tuple[str, str, str]
+
+
+@dataclass
+class _Weight:
+    dtype: str
+    module_class: str
+    shape: tuple[int, ...]
+    numel: int
+    process: Process
+    prints: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def moves(self) -> int:
+        ordered = [self.prints[s] for s in sorted(self.prints)]
+        return sum(a != b for a, b in pairwise(ordered))
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the averages that stand still."""
+    weights = _survey(view)
+    trained = view.places("weight_grad") | view.places("weight_grad_step")
+    averages = {
+        place: twin
+        for place, w in weights.items()
+        if place not in trained and w.dtype in HALF and len(w.prints) > options["min_writes"]
+        if (twin := _twin(place, w, {p: t for p, t in weights.items() if p in trained})) is not None
+    }
+    if not averages:
+        return Checked.not_applicable("no average of weights in BF16 or FP16 was seen to be written to")
+    seen = plural(len(averages), "16-bit average")
+    stalled = {p: t for p, t in averages.items() if not weights[p].moves and weights[t].moves}
+    if not stalled:
+        return Checked((), f"{seen} of weights, all of which move")
+    finding = _finding(stalled, averages, weights, options)
+    return Checked([finding], f"{len(stalled):,} of {seen} do not move", Status.FAILED)
+
+
+def _survey(view: RunView) -> dict[_Place, _Weight]:
+    """All weights, with their fingerprints by step, of the first process that has them."""
+    found: dict[_Place, _Weight] = {}
+    for frame in view.scan(_COLUMNS, ("weight",)):
+        for r in records(frame):
+            seen = number(r["fingerprint"])  # as a float, which a column with nulls is
+            if r["shape"] is None or seen is None:
+                continue
+            place = (text(r["root"]), text(r["module"]), text(r["name"]))
+            process = Process(int(r["rank"]), int(r["attempt"]))
+            shape = tuple(int(n) for n in r["shape"])
+            new = _Weight(str(r["dtype"]), text(r["module_class"]), shape, int(r["numel"]), process)
+            weight = found.setdefault(place, new)
+            if weight.process == process:
+                weight.prints[int(r["step"])] = seen
+    return found
+
+
+def _twin(place: _Place, weight: _Weight, trained: Mapping[_Place, _Weight]) -> _Place | None:
+    """The trained weight it follows: the same shape, and the most of its name."""
+    own = _parts(place)
+    best, most = None, _SHARED - 1
+    for other, candidate in trained.items():
+        parts = _parts(other)
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(own, parts, strict=False)) if a != b), min(len(own), len(parts))
+        )
+        if candidate.shape == weight.shape and shared > most:
+            best, most = other, shared
+    return best
+
+
+def _parts(place: _Place) -> list[str]:
+    """Of the full name, last part first."""
+    return [p for p in ".".join(place[1:]).split(".") if p][::-1]
+
+
+def _label(place: _Place) -> str:
+    return ".".join(p for p in place[1:] if p)
+
+
+def _finding(
+    stalled: Mapping[_Place, _Place],
+    averages: Mapping[_Place, _Place],
+    weights: Mapping[_Place, _Weight],
+    options: Options,
+) -> Finding:
+    place = max(stalled, key=lambda p: len(weights[p].prints))
+    weight, twin = weights[place], stalled[place]
+    fmt = known_format(weight.dtype)
+    half_ulp = 2.0 ** -(fmt.mantissa_bits + 1) if fmt is not None else 0.0
+    writes = len(weight.prints) - 1
+    elements = sum(weights[p].numel for p in averages)
+    share = len(stalled) / len(averages)
+    message = (
+        f"`{_label(place)}` is {weight.dtype} and was written to on {plural(writes, 'recorded step')} (limit "
+        f"{options['min_writes']:g}) without a bit of it changing, while `{_label(twin)}`, of the same shape, changed "
+        f"{plural(weights[twin].moves, 'time')}: what is added is below half an ulp, {half_ulp:.2g} of an element. "
+        f"{len(stalled):,} of {plural(len(averages), 'averaged tensor')} stand still."
+    )
+    return Finding(
+        code="PD507",
+        name="stalled-average",
+        severity=Severity.WARNING,
+        confidence=0.9 if len(averages) > 1 else 0.75,
+        title=f"the average `{_label(place)}` is written to and never moves in {weight.dtype}",
+        message=message,
+        location=Location(
+            *(place[0], place[1], weight.module_class or None, "weight"),
+            phase=Phase.OPTIMIZER,
+            rank=weight.process.rank,
+            step=max(weight.prints),
+        ),
+        evidence={
+            "writes": writes,
+            "limit": options["min_writes"],
+            "stalled_share": share,
+            "half_ulp": half_ulp,
+            "averages": [{"average": _label(p), "follows": _label(t)} for p, t in _first(stalled)],
+            "confidence_reason": "fingerprints are equal bit for bit, and the weights were written to",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"keep the average in FP32: averages that stand still {percent(share)} -> 0 %, "
+                f"+{2 * elements / 2**20:,.2g} MiB",
+                change={"average_dtype": {"from": weight.dtype, "to": "float32"}},
+                predicted={"stalled_share": {"from": share, "to": 0.0}, "extra_bytes": 2 * elements},
+                snippet=(
+                    f"average = {module_expression(place[1])}.float()  # once, before training\n"
+                    "for slow, fast in zip(average.parameters(), student.parameters()):\n"
+                    "    slow.lerp_(fast.float(), 1 - decay)\n"
+                ),
+            ),
+        ),
+    )
+
+
+def _first(stalled: Mapping[_Place, _Place]) -> Sequence[tuple[_Place, _Place]]:
+    return list(stalled.items())[:16]
+
+
+RULE = Rule(
+    code="PD507",
+    name="stalled-average",
+    severity=Severity.WARNING,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "min_writes",
+            6.0,
+            "recorded steps",
+            "Writes to an average before it is expected to have moved.",
+            "Precdoctor's own: a weight that is at rest for one step is not at rest for six.",
+            1.0,
+        ),
+    ),
+    kinds=("weight",),
+    columns=("fingerprint", "dtype", "shape"),
+    check=check,
+)
