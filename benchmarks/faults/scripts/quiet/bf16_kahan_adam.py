@@ -46,7 +46,7 @@ model = Tagger().to(torch.bfloat16)
 optimizer = KahanAdam(model.parameters(), lr=5e-4)
 for step in range(120):
     x = torch.randint(50, (16, 20))
-    y = (x + x.roll(1, 1)) % 5
+    y = x % 5
     loss = F.cross_entropy(model(x).float().flatten(0, 1), y.flatten())
     optimizer.zero_grad()
     loss.backward()
