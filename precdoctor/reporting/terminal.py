@@ -131,7 +131,9 @@ def run_facts(run: Mapping[str, Any]) -> str:
 
 
 def _checked(diagnosis: Diagnosis, console: Console) -> None:
-    """With nothing found: every rule and its reason, in triage order. Else: only what could not be judged."""
+    """With nothing found: every rule with its reason, in triage order; what does not apply comes last, by reason. With
+    findings: only what could not be judged.
+    """
     quiet = bool(diagnosis.findings)
     if quiet:
         order = (Status.PASSED, Status.NOT_APPLICABLE, Status.INDETERMINATE)
@@ -139,11 +141,13 @@ def _checked(diagnosis: Diagnosis, console: Console) -> None:
         counts = _tally([r.status.value for r in diagnosis.rules], list(words))
         if counts:
             console.print("Other rules: " + ", ".join(f"{n} {words[status]}" for status, n in counts) + ".")
-    shown = [r for r in diagnosis.rules if not quiet or r.status is Status.INDETERMINATE]
-    if shown:
-        if not quiet:
-            console.print("Checked, in this order:")
-        console.print(Padding(_outcomes(shown, console), (0, 0, 1 if not quiet else 0, 2)))
+    absent = [] if quiet else [r for r in diagnosis.rules if r.status is Status.NOT_APPLICABLE]
+    shown = [r for r in diagnosis.rules if r not in absent and (not quiet or r.status is Status.INDETERMINATE)]
+    for title, table in (("Checked, in this order:", _outcomes(shown, console)), ("Not applicable:", _reasons(absent))):
+        if table.row_count:
+            if not quiet:
+                console.print(title)
+            console.print(Padding(table, (0, 0, 1 if not quiet else 0, 2)))
 
 
 def _outcomes(outcomes: Sequence[RuleOutcome], console: Console) -> Table:
@@ -164,6 +168,28 @@ def _outcomes(outcomes: Sequence[RuleOutcome], console: Console) -> Table:
             Text(reason, "pd.quiet" if outcome.status is Status.NOT_APPLICABLE else ""),
         )
     return table
+
+
+def _reasons(outcomes: Sequence[RuleOutcome]) -> Table:
+    """One row for each reason: ``PD402-PD409, PD411  no tensor is cast to a float8 dtype``."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(max_width=24)
+    table.add_column(overflow="fold", style="pd.quiet")
+    for reason in dict.fromkeys(r.reason for r in outcomes):
+        codes = sorted(r.code for r in outcomes if r.reason == reason)
+        table.add_row(clean(_ranges(codes)), clean(reason))
+    return table
+
+
+def _ranges(codes: Sequence[str]) -> str:
+    """``PD402-PD404, PD411`` of codes in order."""
+    runs: list[list[str]] = []
+    for code in codes:
+        if runs and code[:-2] == runs[-1][-1][:-2] and int(code[-2:]) == int(runs[-1][-1][-2:]) + 1:
+            runs[-1].append(code)
+        else:
+            runs.append([code])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
 def _recorder(recorder: Mapping[str, Any], console: Console) -> None:
