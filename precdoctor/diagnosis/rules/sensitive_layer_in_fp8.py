@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from precdoctor.diagnosis.finding import Finding, Severity, Status
+from precdoctor.diagnosis.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.fp8_casts import COLUMNS, KIND, Operand, operands
 from precdoctor.diagnosis.fp8_cures import (
     FLUSHED_SHARE,
@@ -61,12 +61,14 @@ from a name, so 0.6 where nothing but the role speaks. The loss of the logits is
 _CLASSES = (
     ("embedding", re.compile(r"^(?!.*(Patch|Position)).*Embedding(Bag)?$")),
     ("norm", re.compile(r"Norm(\d[dD])?$")),
-    ("router", re.compile(r"(Router|Gate|Gating)$")),
+    ("router", re.compile(r"(Router|Gating)$")),
 )
 _NAMES = (
-    ("router", re.compile(r"^(router|gate|gating)$")),
+    ("router", re.compile(r"^router$")),
     ("logits", re.compile(r"^(lm_?head|head|logits|classifier|unembed(ding)?|output_projection)$")),
 )
+#: A router where experts stand beside it; else half of a gated product.
+_GATE = re.compile(r"^(gate|gating)$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +113,15 @@ def _role(view: RunView, operand: Operand) -> tuple[str, str] | None:
         for role, pattern in _NAMES:
             if pattern.search(module.rpartition(".")[2]):
                 return role, module
+        if _GATE.search(module.rpartition(".")[2]) and _beside_experts(view, root, module):
+            return "router", module
     return None
+
+
+def _beside_experts(view: RunView, root: str, module: str) -> bool:
+    parent = module.rpartition(".")[0]
+    siblings = (m for r, m in view.module_classes if r == root and m.rpartition(".")[0] == parent)
+    return any("expert" in m.rpartition(".")[2].lower() for m in siblings)
 
 
 def _judged(
@@ -183,7 +193,20 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(prescription(kept_wide(operand, worst.module), cost),),
+        prescriptions=(_prescribe(worst),),
+    )
+
+
+def _prescribe(worst: _Sensitive) -> Prescription:
+    operand, cost = worst.operand, worst.operand.cost
+    cure = kept_wide(operand, worst.module)
+    if worst.nats is None:
+        return prescription(cure, cost)
+    return Prescription(
+        title=f"{cure.words}: noise on the logits {worst.nats:.2g} -> 0 nats",
+        change=cure.change,
+        predicted={"logit_nats": {"from": worst.nats, "to": 0.0}},
+        snippet=cure.snippet,
     )
 
 

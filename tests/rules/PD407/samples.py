@@ -2,7 +2,7 @@
 
 from tests.support.fp8 import add_operand, current, draws, in_fp8
 from tests.support.samples import Sample
-from tests.support.training import Training, normal
+from tests.support.training import FACTS, Training, normal
 
 
 def logits(sigma: float) -> Training:
@@ -27,11 +27,28 @@ def blocks_only() -> Training:
     return in_fp8()
 
 
+def gated_product() -> Training:
+    """A layer that is called gate, and no experts beside it."""
+    run = add_operand(in_fp8(), "blocks.0.mlp.down", "input", current(draws(6)))
+    return run.change(lambda r: r.update(module="blocks.0.mlp.gate"), kind="fp8_operand", module="blocks.0.mlp.down")
+
+
+def expert_gate() -> Training:
+    """A layer that is called gate, among experts."""
+    run = gated_product()
+    roots = [{**FACTS["roots"][0]}]
+    roots[0]["modules"] = [*roots[0]["modules"], {"name": "blocks.0.mlp.gate", "class": "Linear"},
+                           {"name": "blocks.0.mlp.experts", "class": "ModuleList"}]  # fmt: skip
+    run.facts = {**FACTS, "roots": roots}
+    return run
+
+
 FIRING = {
     "loud_logits": Sample(
         loud_logits, module="head", kind="fp8_operand", severity="warning", says=("nats", "limit 0.01")
     ),
     "quiet_logits": Sample(quiet_logits, module="head", severity="info", says=("harmless so far",)),
+    "expert_gate": Sample(expert_gate, module="blocks.0.mlp.gate", severity="info", says=("a router",)),
     "norm_gain": Sample(norm_gain, module="norm", severity="info", says=("a norm", "harmless")),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (blocks_only,)}
+HEALTHY = {f.__name__: f for f in (blocks_only, gated_product)}
