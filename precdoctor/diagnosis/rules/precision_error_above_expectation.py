@@ -168,8 +168,11 @@ def _prescription(view: RunView, found: Shadowed, p: Piece, error: float, *, own
     before = error / found.u
     after = 0.5 if own else before * 2.0**-16
     shown = f"{before:,.0f} u" if math.isfinite(before) else "all of it"
+    formats = {"from": dtype, "to": "float32"}
+    change: dict[str, object] = {"code_of": p.module or p.root, "compute_dtype": formats}
     if p.beside is None and p.module:
         snippet = run_in_float32(p.module, view.device)
+        change = {"module": p.module, "dtype": formats}
     else:
         place = module_expression(p.module)
         snippet = code_in_float32(
@@ -177,7 +180,7 @@ def _prescription(view: RunView, found: Shadowed, p: Piece, error: float, *, own
         )
     return Prescription(
         title=f"compute it in FP32, round its result only: {shown} -> about {after:.1g} u",
-        change={"modules": p.module or p.root, "compute_dtype": {"from": dtype, "to": "float32"}},
+        change=change,
         predicted={"error_in_u": {"from": before, "to": after}},
         snippet=snippet,
     )
