@@ -142,3 +142,26 @@ def test_the_gradient_norm_is_the_one_before_clipping(zoo):
     assert row["grad_norm"] == pytest.approx(local, rel=1e-6)
     assert row["clip_norm"] == 0.05
     assert given == pytest.approx(0.05, rel=1e-3) and local > 0.1
+
+
+def test_optimizer_state_is_that_of_the_parameters_and_comes_every_eighth_step(zoo):
+    rows = zoo.rows("master_weights", kind="opt_state")
+    assert set(rows["step"]) == {0, 8}
+    named = {f"{module}.{name}" for module, name in zip(rows["module"], rows["name"], strict=True)}
+    owners = {f"{layer}.{own}" for layer in ("fc1", "fc2") for own in ("weight", "bias")}
+    assert named == {f"{owner}.{key}" for owner in owners for key in ("exp_avg", "exp_avg_sq")}
+    first = rows[rows["step"] == 0].set_index(["module", "name"])["sum_sq"]
+    given = zoo.rows("master_weights", kind="weight_grad_step", step=0).set_index(["module", "name"])["sum_sq"]
+    for (module, name), squares in given.items():  # after one step from zero: 0.1 g
+        assert first[module, f"{name}.exp_avg"] == pytest.approx(0.01 * squares, rel=1e-5)
+
+
+def test_master_weights_go_by_the_name_of_their_weight_and_round_to_it(zoo):
+    weights, masters = (zoo.rows("master_weights", kind=kind) for kind in ("weight", "master_weight"))
+    assert set(weights["dtype"]) == {"bfloat16"} and set(masters["dtype"]) == {"float32"}
+    key = ["step", "module", "name"]
+    both = weights.merge(masters, on=key, suffixes=("", "_master"))
+    assert len(both) == len(weights) == len(masters) == 4 * 10
+    assert both["sum_sq"].to_numpy() == pytest.approx(both["sum_sq_master"].to_numpy(), rel=2**-7)
+    updates = zoo.rows("master_weights", kind="update")
+    assert set(updates["dtype"]) == {"float32"} and set(updates["root"]) == {"PureBF16#0"}

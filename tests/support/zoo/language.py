@@ -174,6 +174,26 @@ def pure_bf16() -> Trained:
 
 
 @specimen
+def master_weights() -> Trained:
+    """The same with FP32 master copies made by hand, which the optimizer is given in place of the weights."""
+    torch.manual_seed(4)
+    model, losses = PureBF16().bfloat16(), []
+    masters = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, 1e-4)
+    for _ in range(10):
+        loss = F.cross_entropy(model(torch.randn(16, 32).bfloat16()), torch.randint(0, 16, (16,)))
+        loss.backward()
+        for weight, master in zip(model.parameters(), masters, strict=True):
+            master.grad, weight.grad = weight.grad.float(), None
+        optimizer.step()
+        with torch.no_grad():
+            for weight, master in zip(model.parameters(), masters, strict=True):
+                weight.copy_(master)
+        losses.append(loss.item())
+    return Trained(losses, [model])
+
+
+@specimen
 def gpt_compiled() -> Trained:
     torch.manual_seed(0)
     model = GPT()
