@@ -15,7 +15,7 @@ What is measured, per module (or per module that owns a parameter), over the ste
 | weight_zeros | mean share of exact zeros in the gradients given to the optimizer |
 | stuck | median share of weights that a step leaves bit-equal although their gradient is not zero |
 | stalled | median share of ``exp_avg_sq`` left bit-equal although the squared gradient is more than 1 % off |
-| eps | median share of weights whose sqrt(v) is below the optimizer's eps, where the gradient is not zero |
+| eps | median share of weights whose bias-corrected sqrt(v) is below eps, where the gradient is not zero |
 | update_ratio | largest norm(dw) / norm(w) of a step, matrices only |
 | saturated, flushed | mean share of elements that casts to FP8 clip to the largest value, or make zero |
 | damage | mean relative L2 error of casts to FP8 |
@@ -188,7 +188,7 @@ class Gauges(TorchDispatchMode):
         self.norms.append(math.sqrt(squares))
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
-        eps = {id(p): group.get("eps") for group in optimizer.param_groups for p in group["params"]}
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         for name, parameter, before, v_before in self._before:
             gradient = parameter.grad
             if gradient is None or gradient.is_sparse:
@@ -203,7 +203,10 @@ class Gauges(TorchDispatchMode):
             v = optimizer.state[parameter].get("exp_avg_sq") if parameter in optimizer.state else None
             if v is None or v.shape != parameter.shape:
                 continue
-            self.series["eps"][name].append(float((v.double().sqrt() < eps[id(parameter)])[meant].double().mean()))
+            group = groups[id(parameter)]
+            correction = 1 - group["betas"][1] ** float(optimizer.state[parameter]["step"])
+            small = (v.double() / correction).sqrt() < group["eps"]
+            self.series["eps"][name].append(float(small[meant].double().mean()))
             if v_before is not None:
                 g2 = gradient.double().square()
                 differs = (g2 - v_before.double()).abs() > 0.01 * v_before.double()
