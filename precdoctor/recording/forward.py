@@ -185,7 +185,10 @@ class Forward:
             given.update(_keyword_arguments())
             self._record_inputs(frame, given)
         if self._casts.met:
-            self._casts.entered(frame, {**dict(enumerate(args)), **_keyword_arguments()}, recompute=recompute)
+            named = self._casts.looks_at(module)
+            arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
+            arguments.update(_keyword_arguments() if named else {})
+            self._casts.entered(frame, arguments, recompute=recompute)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> _Mode:
         """How a top-level call is recorded: training, no-grad inside training, evaluation (perhaps), or not at all."""

@@ -81,7 +81,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         Forward(recorder, manual, scene, loss_code, casts).install()
         Backward(recorder, manual, loss_code, casts).install()
         casts.install()
-        Optimizers(recorder, manual, Guard(recorder, scene)).install()
+        Optimizers(recorder, manual, Guard(recorder, scene), casts).install()
         recorder.end_open_step = manual.end_step_if_updated
         if applier is not None:
             applier.install_after()

@@ -18,6 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.batch import defer
 from precdoctor.recording.fp8 import engines
+from precdoctor.recording.fp8.casts import Casts
+from precdoctor.recording.fp8.operand import FLOAT8
 from precdoctor.recording.guard import GradientsAside, Guard
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
@@ -48,8 +50,9 @@ class Attempt:
 class Optimizers:
     """Global optimizer hooks and the patches around them."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps, guard: Guard) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps, guard: Guard, casts: Casts) -> None:
         self._recorder = recorder
+        self._casts = casts
         self._guard = guard
         self._manual = manual
         self._attempt: Attempt | None = None
@@ -259,6 +262,8 @@ class Optimizers:
         for owner, name, buffer in owned:
             if buffer is None or not buffer.is_floating_point() or buffer.is_inference():
                 continue
+            if buffer.dtype in FLOAT8:
+                self._casts.holds(owner)
             known, now = self._buffer_versions.get(id(buffer)), leaves.buffer_stamp(owner, name, buffer)
             if known is not None and known[0]() is buffer and known[1] == now:
                 continue

@@ -17,7 +17,24 @@ from torch import nn
 mode = sys.argv[1]
 torch.manual_seed(0)
 torch.use_deterministic_algorithms(True)
+
+class Narrow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        scale = 448.0 / x.abs().amax()
+        return (x * scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) / scale
+    @staticmethod
+    def backward(ctx, gradient):
+        scale = 57344.0 / gradient.abs().amax()
+        return (gradient * scale).clamp(-57344, 57344).to(torch.float8_e5m2).to(gradient.dtype) / scale
+
+class FP8(nn.Module):
+    def forward(self, x):
+        return Narrow.apply(x)
+
 model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(128), nn.Linear(128, 16)).cuda()
+if mode == "fp8":
+    model.insert(3, FP8())
 if mode == "bf16-pure":
     model.bfloat16()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=mode == "fused")
@@ -55,7 +72,7 @@ def train(folder: Path, mode: str, *extra: str, record: bool) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("mode", ["fp32", "bf16", "bf16-pure", "fp16", "fused"])
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "bf16-pure", "fp16", "fused", "fp8"])
 def test_recording_changes_nothing_and_sees_everything(tmp_path, mode):
     assert train(tmp_path, mode, record=True) == train(tmp_path, mode, record=False)
     run = open_run(tmp_path / "run")
@@ -66,10 +83,16 @@ def test_recording_changes_nothing_and_sees_everything(tmp_path, mode):
     assert everything <= set(tensors["kind"])
     if mode in ("fp16", "fused"):
         assert (steps["loss_scale"] == 65536.0).all()
+    if mode == "fp8":
+        casts = run.tensors(columns=["step", "kind", "name", "module", "scale", "saturated", "flushed", "amax"])
+        casts = casts[casts["kind"] == "fp8_operand"]
+        assert set(zip(casts["module"], casts["name"], strict=True)) == {("3", "input"), ("3", "grad_output")}
+        assert casts["scale"].notna().all() and (casts["saturated"] == 0).all() and casts["flushed"].notna().all()
+        assert casts["amax"].between(400, 58000).all()
     facts = json.loads((tmp_path / "run" / "rank-00000" / "rank.json").read_text())
     assert facts["device"]["type"] == "cuda"
 
 
-@pytest.mark.parametrize("mode", ["fp32", "bf16", "bf16-pure"])
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "bf16-pure", "fp8"])
 def test_no_step_waits_for_the_device(tmp_path, mode):
     train(tmp_path, mode, "sync-is-an-error", record=True)

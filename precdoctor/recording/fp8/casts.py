@@ -49,7 +49,7 @@ class Casts:
         self._in_backward, self._vain = False, 0
         self._calls = Calls()
         self._results = Notes()
-        self._names: dict[tuple[str, str, int, str], int] = {}
+        self._names: dict[tuple[str, str, str, int, str], int] = {}
         self._when = (-1, -1)
         self._local = threading.local()
 
@@ -87,12 +87,12 @@ class Casts:
         if torch._C._current_graph_task_id() != -1:
             self._in_backward, self._vain = self._in_backward or frame is None, 0
             return
-        if not recorder.live or is_open():
+        if not recorder.live or is_open() or (frame is not None and not frame.recorded):
             return
         if frame is None:
             if not torch._C._len_torch_dispatch_stack():  # else somebody replays, traces or counts
                 self._outside(x, dtype, outside())
-        elif frame.place is not None and not self._may_open():
+        elif not self._may_open():
             self._outside(x, dtype, _call_of(frame))
         elif type(frame.module) not in self._casting:
             self._casting.add(type(frame.module))
@@ -103,7 +103,7 @@ class Casts:
         self._follow_step()
         running = self._running()
         for frame in getattr(self._recorder.local, "stack", ()):
-            if frame.recorded and frame.place is not None:
+            if frame.recorded:
                 frame.call_made = dataclasses.replace(_call_of(frame), missed=frame is running)
 
     def _outside(self, x: Tensor, dtype: torch.dtype, call: Call) -> None:
@@ -122,6 +122,10 @@ class Casts:
             return False
         foreign = torch._C._len_torch_dispatch_stack() and not is_open()
         return not foreign and torch._C._functorch.maybe_current_level() is None and supported()
+
+    def looks_at(self, module: nn.Module) -> bool:
+        """Whether calls of this module are looked at, as far as it goes by the module."""
+        return type(module) in self._casting
 
     def holds(self, owner: nn.Module) -> None:
         """A module has a float8 buffer: casts that ``copy_`` makes into it are noticed by nothing else."""
@@ -142,13 +146,12 @@ class Casts:
         """A module call begins; what is looked at above it is not looked at inside."""
         self._follow_step()
         self._let_go_of_interrupted()
-        looked_at = frame.recorded and not recompute
-        frame.call_made = call = _call_of(frame) if looked_at and frame.place is not None else None
-        if self._open or (call is not None and type(frame.module) in self._casting and self._may_open()):
+        frame.call_made = call = _call_of(frame) if frame.recorded and not recompute else None
+        if self._open or (call is not None and self.looks_at(frame.module) and self._may_open()):
             self._push(frame.module, self._observing(frame.module, call, given))
 
     def _observing(self, module: nn.Module, call: Call | None, given: Mapping[Any, Any]) -> CastMode | None:
-        if call is None or type(module) not in self._casting or not self._may_open():
+        if call is None or not self.looks_at(module) or not self._may_open():
             return None
         call.note_names(module, given)
         return CastMode(Observer(self._recorder, lambda _: call, self._named, self._results))
@@ -227,7 +230,8 @@ class Casts:
 
     def _named(self, call: Call, name: str) -> str:
         """``cast`` gets a number always, other names from the second time on."""
-        key = (call.place.root, call.place.module, call.number, name)
+        mode = "eval" if call.evaluating else call.phase
+        key = (call.place.root, call.place.module, mode, call.number, name)
         count = self._names[key] = self._names.get(key, -1) + 1
         return f"{name}.{count}" if count or name == "cast" else name
 
@@ -243,7 +247,7 @@ class Casts:
 
 
 def _call_of(frame: Frame) -> Call:
-    assert frame.place is not None, "checked by the caller"
+    assert frame.place is not None, "it is recorded"
     return Call(frame.place, frame.call, frame.mode.phase, evaluating=frame.mode.evaluating, first=frame.first_node)
 
 

@@ -103,7 +103,7 @@ class Observer:
             assert isinstance(found, Made), "nothing else is put there"
             return found
         owner = self._recorder.names.parameter(x)
-        return Made(storage_key(x), None if owner is None else owner[1])
+        return Made(storage_key(x), None if owner is None else ".".join(filter(None, (owner[0].module, owner[1]))))
 
     def _note(self, x: Tensor, made: Made | None) -> None:
         if made is None:
@@ -154,9 +154,9 @@ class Observer:
         if call is None or not recorder.live:
             return None
         self.casts += 1
-        known = made.parameter
-        if known is None and made.origin is not None:
-            known = call.names.at(made.origin)
+        known = call.names.at(made.origin) if made.origin is not None else None
+        if known is None and made.parameter is not None:  # of another module: named as the casting one would
+            known = made.parameter.removeprefix(f"{call.place.module}.")
         # A tensor nobody knows and nothing has multiplied may have been scaled and clipped by something not followed.
         followed = known is not None or made.factors != ()
         factors = made.factors if followed else None

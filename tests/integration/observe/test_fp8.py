@@ -78,6 +78,13 @@ def test_compiled_functions_inside_stay_compiled_and_eager_casts_are_seen(zoo):
     assert (rows[rows["format"] == "float8_e5m2"]["scale"] == 2.0).all()
 
 
+def test_a_float8_buffer_tells_of_casts_that_nothing_else_would(zoo):
+    rows = operands(zoo, "fp8_cached")
+    assert set(rows["step"]) == {1, 2}  # the buffer is met as the first step ends
+    assert sites(rows) == {("", "linear.weight", 0)}
+    assert (rows["scale"] == 4.0).all() and (rows["format"] == "float8_e5m2").all()
+
+
 def test_odd_casts(zoo):
     rows = operands(zoo, "fp8_oddities", step=2, root="Oddities#0", call=1).set_index("name")
     into_buffer, by_row, bare, hidden = (rows.loc[name] for name in ("input", "input.1", "input.2", "input.3"))

@@ -252,6 +252,29 @@ def fp8_oddities() -> Trained:
     return Trained(losses, [model])
 
 
+class Cached(nn.Module):
+    """Casts by copying into a float8 buffer, and in no other way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("cache", torch.zeros(16, 16, dtype=E5M2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.cache.copy_(self.linear.weight * 4.0)
+            seen = self.cache.float() / 4.0
+        return F.linear(x, self.linear.weight + (seen - self.linear.weight).detach())
+
+
+@specimen
+def fp8_cached() -> Trained:
+    torch.manual_seed(0)
+    model = Cached()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    return Trained(fit(model, optimizer, lambda: model(torch.randn(8, 16)).square().mean()), [model])
+
+
 class State:
     """As Transformer Engine's delayed scaling has it: per operand a scale, and a column of the history."""
 
