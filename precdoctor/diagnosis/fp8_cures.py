@@ -138,7 +138,7 @@ def kept_wide(operand: Operand, module: str | None = None) -> Cure:
     name = operand.key[1] if module is None else module
     return Cure(
         f"keep `{name or operand.place}` in {operand.dtype}",
-        {"module": name, "dtype": {"from": operand.fmt.dtype, "to": operand.dtype}},
+        {"module": name, "cast_to": {"from": operand.fmt.dtype, "to": operand.dtype}},
         Damage(0.0, 0.0, 0.0, math.inf, 0.0),
         f"# where the FP8 layers are made, leave this one out\nkeep_wide = [{name!r}]\n",
     )
@@ -146,15 +146,17 @@ def kept_wide(operand: Operand, module: str | None = None) -> Cure:
 
 def prescription(cure: Cure, before: Damage) -> Prescription:
     """A cure as a prescription: flushed share and SQNR, from and to."""
-    after = cure.damage
+    after, sqnr = cure.damage, {}
+    if after.sqnr_db < math.inf:
+        sqnr = {"sqnr_db": {"from": before.sqnr_db, "to": after.sqnr_db}}
     return Prescription(
         title=f"{cure.words}: flushed {percent(before.flushed)} -> {percent(after.flushed)}"
-        + (f", SQNR {before.sqnr_db:.1f} -> {after.sqnr_db:.1f} dB" if after.sqnr_db < 1e3 else ""),
+        + (f", SQNR {before.sqnr_db:.1f} -> {after.sqnr_db:.1f} dB" if sqnr else ""),
         change=cure.change,
         predicted={
             "flushed_share": {"from": before.flushed, "to": after.flushed},
             "saturated_share": {"from": before.saturated, "to": after.saturated},
-            "sqnr_db": {"from": before.sqnr_db, "to": after.sqnr_db},
+            **sqnr,
         },
         snippet=cure.snippet,
     )

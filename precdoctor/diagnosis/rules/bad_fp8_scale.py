@@ -14,7 +14,7 @@ from precdoctor.diagnosis.fp8_history import snippet
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
-from precdoctor.numerics.fp8_scaling import CurrentScaling, DelayedScaling, Recipe
+from precdoctor.numerics.fp8_scaling import DelayedScaling
 
 PAGE = RulePage(
     finds="""
@@ -168,7 +168,6 @@ def _effect(cast: Cast) -> str:
 def _prescribe(worst: _Bad, cast: Cast) -> Prescription:
     """The scale that keeping the one before would have left, and what it would have clipped, from the log."""
     operand = worst.operand
-    recipe: Recipe = CurrentScaling() if cast.scale is not None and math.isinf(cast.scale) else DelayedScaling(1024)
     sized = [c for c in operand.casts if c.amax and not any(c is b for b in worst.casts)]
     before = next((c.scale for c in reversed(sized) if c.step < cast.step), None)
     kept = before if before is not None else 1.0
@@ -181,7 +180,7 @@ def _prescribe(worst: _Bad, cast: Cast) -> Prescription:
             "bad_scale_steps": {"from": len(worst.casts), "to": 0},
             "saturated_share": {"from": cast.saturated_share, "to": median(clipped) if clipped else 0.0},
         },
-        snippet=snippet(recipe, operand.fmt.max, operand.fmt.dtype),
+        snippet=snippet(DelayedScaling(16), operand.fmt.max, operand.fmt.dtype),
     )
 
 

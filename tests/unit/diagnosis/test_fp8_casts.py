@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.engine import diagnose_view, resolve_options
 from precdoctor.diagnosis.fp8_casts import Operand, damage, operands, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.fp8_cures import block_damage, cures, smallest, works
 from precdoctor.diagnosis.fp8_history import recipe_of, recorded, under
 from precdoctor.diagnosis.fp8_outliers import bulk_of
+from precdoctor.diagnosis.prescriptions.prescribed import prescribe
+from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.blocks import TILE_1X128, cast_blocks
 from precdoctor.numerics.casting_array import cast_array
@@ -167,3 +170,14 @@ def test_a_row_that_contradicts_itself_is_no_reason_to_stop(tmp_path):
     run.change(lambda r: r.update(amax=1e9), kind="fp8_operand", step=5)
     diagnosis = diagnose(run.write(tmp_path / "run"))
     assert {r.code: r.status.value for r in diagnosis.rules}["PD402"] == "passed"
+
+
+def test_what_fp8_needs_is_never_taken_for_a_change_of_autocast(tmp_path):
+    """Keeping a module out of FP8 takes an edit: running it outside autocast would not undo its casts."""
+    wide = lambda s: np.exp(6.0 * draws(14)(s))  # noqa: E731
+    run = add_operand(Training(), UP, "input", lambda s: (wide(s), 1e-6))
+    view = RunView(run.write(tmp_path / "run"))
+    diagnosis = diagnose_view(view, RULES, resolve_options({}))
+    prescribed = prescribe(view, diagnosis)
+    assert prescribed
+    assert not any(p.apply for p in prescribed)
