@@ -74,7 +74,8 @@ class LossCode:
     def _install(self) -> bool:
         """Have autograd's notes of tracebacks be made by us while the loss code runs; false where torch differs."""
         original: Callable[[], list[str]] | None = getattr(stored_traces, "format_stack", None)
-        if original is None or not hasattr(torch, "set_anomaly_enabled"):
+        hooks_are_told = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")  # not in torch 2.6
+        if original is None or not hasattr(torch, "set_anomaly_enabled") or not hooks_are_told:
             return False
 
         def format_stack() -> list[str]:

@@ -55,6 +55,8 @@ class Casts:
 
     def install(self) -> None:
         """Patch ``Tensor.to`` and ``Tensor.type``: they notice that a float8 dtype is asked for, and nothing else."""
+        if not self._recorder.options.takes("fp8_operand"):
+            return
         for name in ("to", "type"):
             setattr(Tensor, name, self._noticing(getattr(Tensor, name)))
 

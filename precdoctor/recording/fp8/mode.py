@@ -97,7 +97,7 @@ def _is_mutable(func: Any) -> bool:
 def supported() -> bool:
     """Whether the mode can be open without changing what runs.
 
-    Before torch 2.8 a function called under any dispatch mode is not compiled, so there it must not meet one.
+    In older versions of torch a function called under any dispatch mode is not compiled: there it must not meet one.
     """
     if hasattr(TorchDispatchMode, "ignore_compile_internals"):
         return True

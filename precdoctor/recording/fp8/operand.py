@@ -84,8 +84,7 @@ def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
         ints, floats = kernels.bank(x.device).row(slot)
         if x.is_cpu and not clips(float(floats[at.AMAX]), fmt):
             return
-        limit = reference.CHUNK_CPU if x.is_cpu else reference.CHUNK_DEVICE
-        for _, piece in reference.chunks(x.detach(), limit):
+        for _, piece in reference.chunks(x.detach(), reference.CHUNK_DEVICE):
             magnitude = piece.abs()
             over = magnitude >= fmt.overflow_limit if fmt.tie_overflows else magnitude > fmt.overflow_limit
             ints[at.SATURATED] += over.logical_and_(magnitude <= torch.finfo(x.dtype).max).sum()
