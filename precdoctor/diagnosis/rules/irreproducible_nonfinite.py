@@ -135,7 +135,7 @@ RULE = Rule(
     code="PD108",
     name="irreproducible-nonfinite",
     severity=Severity.ERROR,
-    triage=Triage.DATA,
+    triage=Triage.FORWARD,
     page=PAGE,
     options=(
         RuleOption(

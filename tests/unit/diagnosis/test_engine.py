@@ -44,7 +44,7 @@ def test_nothing_recorded(tmp_path: Path) -> None:
     [
         (["PD101"], [], ["PD101"]),
         (["nonfinite-loss", "pd104"], [], ["PD104", "PD103"]),
-        (["PD1"], ["PD105", "nonfinite-loss"], ["PD104", "PD101", "PD106", "PD107", "PD102"]),
+        (["PD1"], ["PD105", "nonfinite-loss"], ["PD104", "PD101", "PD106", "PD107", "PD108", "PD102"]),
     ],
 )
 def test_selection(select: list[str], ignore: list[str], codes: list[str], tmp_path: Path) -> None:
