@@ -16,7 +16,9 @@ from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import number, text
 from precdoctor.diagnosis.view import RunView, records
 
+#: A part of a name that is a number (``blocks.3``) or, where there is none, ends in one (``body.conv3``).
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+_NUMBERED = re.compile(r"(?:^|\.)[^\d.]*(\d+)(?=\.|$)")
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "phase", "numel", "nan", "pos_inf",
             "neg_inf", "sum_sq", "scale")  # fmt: skip
 #: Steps that are looked at, evenly spread.
@@ -90,7 +92,7 @@ def _chains(view: RunView, kind: str) -> list[Chain]:
 def _place(r: Mapping[str, Any]) -> tuple[ChainKey, tuple[int, str, str]] | None:
     """The chain a row belongs to, and its layer; of several numbers in a name the first one counts."""
     module = str(r["module"])
-    match = _NUMBER.search(module)
+    match = _NUMBER.search(module) or _NUMBERED.search(module)
     if match is None or int(r["call"]) or text(r["phase"]) == "recompute" or text(r["name"]) not in ("", "0", "weight"):
         return None
     pattern = f"{module[: match.start(1)]}*{module[match.end(1) :]}"

@@ -20,6 +20,8 @@ from precdoctor.numerics.tail import Tail, flushed_tail, magnitude
 
 #: Dtypes whose gradients are looked at; FP32 weight gradients are, too, where FP16 autocast made them.
 _HALF = ("float16", "bfloat16")
+#: In smallest subnormals: what follows a gradient whose largest element is no more and is zero throughout was flushed.
+_FAINT = 64.0
 _COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "order"),
     *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "amin_nonzero", "exp_lo", "exp_hist"),
@@ -201,7 +203,8 @@ def _take(
     cut_off = row.kind == "grad_output" and dying.get(where, False)
     share = flushed / (flushed + alive) if flushed + alive else float(cut_off)
     lost = lost_magnitude(row.histogram, tail) if alive else share
-    dying[where] = share >= dying_share if alive else dying.get(where, False)
+    if alive:
+        dying[where] = share >= dying_share or (row.amax or 0.0) <= _FAINT * fmt.min_subnormal
     tensor = found.tensors.setdefault(row.key, GradientSeries(fmt))
     tensor.shares.append(share)
     tensor.lost.append(lost)
@@ -270,8 +273,8 @@ def plan(view: RunView, found: Survey, guilty: Mapping[Key, GradientSeries], *, 
     """
     most = max(0, math.floor(found.headroom - margin))
     rows = list(_worst_rows(view, guilty))
-    before = _worst_share(rows, 0)
-    chosen = next((k for k in range(1, most + 1) if _worst_share(rows, k) <= target), most)
+    before = _worst_share(rows, 0) if rows else 1.0
+    chosen = next((k for k in range(1, most + 1) if _worst_share(rows, k) <= target), most) if rows else most
     return Plan(chosen, before, _worst_share(rows, chosen), found.headroom - chosen)
 
 

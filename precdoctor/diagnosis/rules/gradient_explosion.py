@@ -54,6 +54,8 @@ class _Explosion:
     baseline: float
     peak: float
     loss: tuple[float, float] | None
+    #: Without a jump from a level it had: the whole run went up.
+    diverged: bool = False
 
     @property
     def first(self) -> StepFacts:
@@ -62,7 +64,7 @@ class _Explosion:
     @property
     def sudden(self) -> bool:
         """The loss jumped in the very step in which the norm did, and the update before cannot have caused it."""
-        if self.loss is None or self.first.loss is None:
+        if self.loss is None or self.first.loss is None or self.diverged:
             return False
         at_once = self.first.loss - self.loss[0] >= 0.5 * (self.loss[1] - self.loss[0])
         return at_once and after_an_ordinary_update(self.steps, self.at)
@@ -101,7 +103,22 @@ def _explosion(process: Process, steps: Sequence[StepFacts], options: Options) -
         losses = _losses(steps, i)
         if losses is None or _undone(steps, i, losses) >= options["undone_share"]:
             return _Explosion(process, steps, i, baseline, max(norms[i:]), losses)
-    return None
+    return _divergence(process, steps, options)
+
+
+def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) -> _Explosion | None:
+    """A run whose last losses and norms are far above its first ones; losses that change their sign are no measure."""
+    known = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
+    known = [(i, loss, norm) for i, loss, norm in known if math.isfinite(loss) and math.isfinite(norm)]
+    if len(known) < options["min_steps"] or min(loss for _, loss, _ in known) <= 0.0:
+        return None
+    _, loss, norm = known[0]
+    last_loss, last_norm = (median(values[j] for values in known[-_AFTER:]) for j in (1, 2))
+    far = options["diverged"]
+    if last_loss < max(far * loss, options["least_loss"]) or last_norm < far * norm or norm <= 0.0:
+        return None
+    at = next(i for i, _, n in known if n >= options["factor"] * norm)
+    return _Explosion(process, steps, at, norm, max(n for *_, n in known), (loss, last_loss), diverged=True)
 
 
 def _losses(steps: Sequence[StepFacts], i: int) -> tuple[float, float] | None:
@@ -126,7 +143,7 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
     row, grown, rows = _culprit(view, explosion)
     evidence = {
         "norm_ratio": explosion.peak / explosion.baseline,
-        "limit": options["factor"],
+        "limit": options["diverged" if explosion.diverged else "factor"],
         "grad_norm": {"before": explosion.baseline, "peak": explosion.peak},
         "loss": None if explosion.loss is None else {"before": explosion.loss[0], "after": explosion.loss[1]},
         "clip_norm": first.clip_norm,
@@ -144,7 +161,7 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
         name="gradient-explosion",
         severity=Severity.INFO if explosion.sudden else Severity.ERROR,
         confidence=0.85 if explosion.loss is not None else 0.7,
-        title=f"gradients explode at step {first.step}: norm {explosion.baseline:.3g} -> {explosion.peak:.3g}{where}",
+        title=f"{_what(explosion)}: norm {explosion.baseline:.3g} -> {explosion.peak:.3g}{where}",
         message=_message(explosion, row, grown, options),
         location=location(row, Phase.BACKWARD, explosion.process.rank, first.step),
         evidence=evidence,
@@ -152,12 +169,24 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
     )
 
 
+def _what(explosion: _Explosion) -> str:
+    if not explosion.diverged or explosion.loss is None:
+        return f"gradients explode at step {explosion.first.step}"
+    return (
+        f"the run diverges from step {explosion.first.step} on: loss {explosion.loss[0]:.3g} -> {explosion.loss[1]:.3g}"
+    )
+
+
 def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options: Options) -> str:
     first = explosion.first
+    before = f"median of the {min(_WINDOW, explosion.at)} steps before"
+    limit = options["factor"]
+    if explosion.diverged:
+        before, limit = f"at step {explosion.steps[0].step}", options["diverged"]
     message = (
-        f"The gradient norm rose from {explosion.baseline:.3g} (median of the {min(_WINDOW, explosion.at)} steps "
-        f"before) to {first.grad_norm:.3g} at step {first.step} and {explosion.peak:.3g} at most: "
-        f"{explosion.peak / explosion.baseline:.3g} times, limit {options['factor']:g}. "
+        f"The gradient norm rose from {explosion.baseline:.3g} ({before}) to {first.grad_norm:.3g} at step "
+        f"{first.step} and {explosion.peak:.3g} at most: {explosion.peak / explosion.baseline:.3g} times, limit "
+        f"{limit:g}. "
     )
     if explosion.loss is not None:
         message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "
@@ -219,8 +248,9 @@ def _name(row: TensorRow) -> str:
 
 def _culprit(view: RunView, explosion: _Explosion) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
     """The weight gradient whose norm grew most between the last sampled step before and the first one after."""
+    later = explosion.steps[explosion.at :]
     before = next((s for s in reversed(explosion.steps[: explosion.at]) if s.sampled), None)
-    after = next((s for s in explosion.steps[explosion.at :] if s.sampled), None)
+    after = next((s for s in (reversed(later) if explosion.diverged else later) if s.sampled), None)
     if before is None or after is None:
         return None, 0.0, ()
     old = {r.key: r for r in view.rows(explosion.process, before.step) if r.kind == "weight_grad"}
@@ -258,6 +288,21 @@ RULE = Rule(
             "fraction",
             "Share of the loss's progress that must be undone.",
             "Precdoctor's own: without it the loss took no harm.",
+        ),
+        RuleOption(
+            "diverged",
+            1000.0,
+            "times the first",
+            "Last losses and gradient norms (medians of five) of a run that has diverged without a jump.",
+            "Precdoctor's own: far beyond what warm-up, annealed terms and growing episodes make of a loss.",
+            10.0,
+        ),
+        RuleOption(
+            "least_loss",
+            100.0,
+            "loss",
+            "A smaller loss is not taken for diverged, whatever it began with.",
+            "Precdoctor's own: zero-initialised heads and sparse rewards begin with losses near zero.",
         ),
         RuleOption("min_steps", 8.0, "steps", "Steps before it, for a baseline.", "Precdoctor's own.", 2.0),
     ),

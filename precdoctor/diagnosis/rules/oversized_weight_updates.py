@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.histories import watched_steps
+from precdoctor.diagnosis.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.rows import TensorRow, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
@@ -20,7 +21,8 @@ PAGE = RulePage(
 Weight matrices whose update is not small against the weight: RMS(dw) / RMS(w), both as stored, at `ratio` or more in
 the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is brisk. The first half of the run is
 left out, so zero-initialised weights, whose first updates are infinitely large, have found their size; biases and gains
-are not judged.
+are not judged. The first `early_steps` steps count alone where they threw the run off: a ratio of `early_ratio` or more
+in their median, and losses behind them more than twice the first one.
 """,
     matters="""
 A weight that is replaced by a third of itself on every step follows the newest batch, not the data. The loss stays on a
@@ -66,20 +68,33 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no weight matrix was recorded together with its update")
     steps = max(len(w.ratios) for w in weights.values())
     seen = f"the updates of {len(weights):,} weight matrices on {plural(steps, 'step')}"
-    if steps < options["min_steps"]:
-        return Checked((), f"{seen}, too few to tell")
     guilty = {p: w for p, w in weights.items() if len(w.ratios) >= options["min_steps"] and w.ratio >= options["ratio"]}
-    if not guilty:
-        return Checked((), f"{seen}: at most {max(w.ratio for w in weights.values()):.2g} of the weight")
-    finding = _finding(view, guilty, len(weights), options)
+    early = {} if guilty else _thrown_off(view, options)
+    if not guilty and not early:
+        few = steps < options["min_steps"]
+        worst = max(w.ratio for w in weights.values())
+        return Checked((), f"{seen}, too few to tell" if few else f"{seen}: at most {worst:.2g} of the weight")
+    finding = _finding(view, guilty or early, len(weights), options, early=bool(early))
     return Checked([finding], f"{plural(len(guilty), 'weight')} of {seen} above {options['ratio']:g}", Status.FAILED)
 
 
-def _survey(view: RunView) -> Mapping[_Place, _Weight]:
-    """Ratios on the newer half of the recorded steps."""
+def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
+    """Weights replaced in the first steps of a run whose loss went up with that."""
+    count = int(options["early_steps"])
+    worse = False
+    for (process, _), steps in by_optimizer(view).items():
+        losses = [s.loss for s in steps[: 2 * count + 1] if s.loss is not None and is_well(view, process, s)]
+        worse = worse or (len(losses) > count and losses[0] > 0.0 and median(losses[1 : count + 1]) > 2.0 * losses[0])
+    if not worse:
+        return {}
+    return {p: w for p, w in _survey(view, first=count).items() if w.ratio >= options["early_ratio"]}
+
+
+def _survey(view: RunView, first: int | None = None) -> Mapping[_Place, _Weight]:
+    """Ratios on the newer half of the recorded steps, or on the ``first`` ones."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
-    steps = steps[len(steps) // 2 :]
+    steps = steps[len(steps) // 2 :] if first is None else steps[:first]
     rms: dict[tuple[_Place, Process, int], dict[str, float]] = {}
     classes: dict[_Place, str] = {}
     for frame in view.scan(_COLUMNS, ("weight", "update"), steps=steps):
@@ -99,22 +114,29 @@ def _survey(view: RunView) -> Mapping[_Place, _Weight]:
     return found
 
 
-def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, options: Options) -> Finding:
+def _which(weight: _Weight, *, early: bool) -> str:
+    steps = plural(len(weight.ratios), "step")
+    return f"the first {steps}" if early else f"{steps} of the newer half"
+
+
+def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, options: Options, *, early: bool) -> Finding:
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
     process, step = max(weight.ratios, key=lambda k: k[1])
     row = _row(view, process, step, place)
     parameter = ".".join(p for p in place[1:] if p)
     rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
+    limit = options["early_ratio" if early else "ratio"]
     factor = 10.0 ** math.floor(math.log10(options["target"] / weight.ratio))
     message = (
-        f"In the median of {plural(len(weight.ratios), 'step')} of the newer half, each step changed `{parameter}` by "
-        f"{weight.ratio:.2g} of its own RMS (limit {options['ratio']:g}; about 1e-3 is usual)"
+        f"In the median of {_which(weight, early=early)}, each step changed `{parameter}` by {weight.ratio:.2g} of its "
+        f"own RMS (limit {limit:g}; about 1e-3 is usual)"
         + (f", at a learning rate of {rates[-1]:.3g}. " if rates else ". ")
         + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
+        + " The loss more than doubled behind these steps." * early
     )
     evidence: dict[str, Any] = {
         "update_to_weight": weight.ratio,
-        "limit": options["ratio"],
+        "limit": limit,
         "lr": rates[-1] if rates else None,
         "weights": [
             {"parameter": f"{p[1]}.{p[2]}".strip("."), "update_to_weight": w.ratio}
@@ -174,10 +196,18 @@ RULE = Rule(
             1e-6,
             0.1,
         ),
+        RuleOption(
+            "early_ratio",
+            0.5,
+            "RMS of update / RMS of weight",
+            "Median over the first steps, where the loss more than doubled behind them.",
+            "Precdoctor's own: first updates may be large; half a weight, with harm done, is too much.",
+        ),
+        RuleOption("early_steps", 3.0, "steps", "Recorded steps that are the first ones.", "Precdoctor's own.", 1.0),
         RuleOption("min_steps", 6.0, "steps", "Recorded steps in the newer half, at least.", "Precdoctor's own.", 2.0),
     ),
     kinds=("weight", "update"),
     columns=("sum_sq", "numel", "shape"),
     check=check,
-    step_columns=("skipped",),
+    step_columns=("skipped", "loss"),
 )

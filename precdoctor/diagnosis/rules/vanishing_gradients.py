@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from precdoctor.diagnosis.depth import Chain, chains, consistent_share, slope
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
@@ -48,11 +49,20 @@ def check(view: RunView, options: Options) -> Checked:
     if not alive:
         return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers with gradients")
     seen = f"the gradients along {plural(len(alive), 'chain')} of layers"
-    worst = max(alive, key=_decay)
+    worst = _worst(view, alive)
     if _decay(worst) < options["decay"] or consistent_share(_norms(worst), 1.0) < options["consistent_share"]:
         words = f"{_decay(worst):.1f} binades lost in the worst" if _decay(worst) > 0.05 else "none is lost"
         return Checked((), f"{seen}: {words} (limit {options['decay']:g})")
     return Checked([_finding(view, worst, options)], f"{_decay(worst):.0f} binades lost in {seen}", Status.FAILED)
+
+
+def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
+    """Of layers and the activations between them, which lose as much, the layers: those can be changed."""
+    weighted = {place[:2] for place in view.places("weight")}
+    most = max(map(_decay, alive))
+    close = [c for c in alive if _decay(c) > most - 2.0]
+    layers = [c for c in close if (c.root, c.links[0].module) in weighted]
+    return max(layers or close, key=_decay)
 
 
 def _norms(chain: Chain) -> list[float]:
