@@ -194,7 +194,7 @@ def _read(view: RunView) -> Shadowed | None:
     pieces = _worst_steps(p for e in layers for p in _pieces(e, view.module_classes))
     return Shadowed(
         reference=text(next(iter(calls.values()))["data"].get("reference")),
-        fmt=_narrowest(done),
+        fmt=next(iter(_formats(done)), None),
         steps=_steps(done),
         pieces=tuple(pieces),
         refused=tuple((integer(e.get("step")) or 0, text(e["data"].get("why"))) for e in rest),
@@ -210,15 +210,19 @@ def _steps(events: Any) -> tuple[int, ...]:
     return tuple(sorted({integer(e.get("step")) or 0 for e in events}))
 
 
-def _narrowest(calls: Sequence[Mapping[str, Any]]) -> Format | None:
+def _formats(calls: Sequence[Mapping[str, Any]]) -> list[Format]:
+    """The formats ops computed in, the narrowest first."""
     names = {text(name) for e in calls for name in e["data"].get("formats") or ()}
-    formats = [fmt for name in names if (fmt := known_format(name)) is not None]
-    return min(formats, key=lambda f: f.mantissa_bits, default=None)
+    formats = {fmt.name: fmt for name in names if (fmt := known_format(name)) is not None}
+    return sorted(formats.values(), key=lambda f: (f.mantissa_bits, f.name))
 
 
 def _notes(calls: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if any(e["data"].get("same_draws") is False for e in calls):
         yield "random numbers (dropout masks) of the reference differ from the run's; errors hold that difference, too"
+    reduced = [f.name for f in _formats(calls) if f.mantissa_bits < FP32.mantissa_bits]
+    if len(reduced) > 1:
+        yield f"ops compute in {', '.join(reduced)}; all are judged by the first, the narrowest"
     changed = sorted({text(n) for e in calls for n in e["data"].get("changed_arguments") or ()})
     if changed:
         yield f"arguments were written to before the comparison: {', '.join(changed[:4])}"
