@@ -102,7 +102,8 @@ def supported() -> bool:
     if hasattr(TorchDispatchMode, "ignore_compile_internals"):
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is None or not getattr(dynamo, "cached_backends", None)
+    backends = getattr(dynamo, "cached_backends", {})
+    return not any(callable(backend) for backend in backends.values())  # None stands for what is never compiled
 
 
 def take_off(mode: CastMode) -> None:
