@@ -71,10 +71,10 @@ class CastMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(leaves.computes_itself(t) for t in types):
             return NotImplemented  # its inner ops will come by here
-        what = _OPS.get(func)
+        what, mutable, _ = _known.get(id(func)) or _meet(func)
         if what is None:
             result = func(*args, **kwargs)
-            if _is_mutable(func):
+            if mutable:
                 self.observer.written(args, kwargs)
             return result
         before = self.observer.before(what, args, kwargs)
@@ -83,14 +83,14 @@ class CastMode(TorchDispatchMode):
         return result
 
 
-_mutable: dict[Any, bool] = {}
+#: What is done about an op, and whether it writes to an operand; by identity, for hashing an op takes longer than some
+#: of them run. The op itself is kept, so that its identity stays its own.
+_known: dict[int, tuple[str | None, bool, Any]] = {}
 
 
-def _is_mutable(func: Any) -> bool:
-    found = _mutable.get(func)
-    if found is None:
-        schema = getattr(func, "_schema", None)  # higher-order ops have none
-        found = _mutable[func] = schema is not None and bool(schema.is_mutable)
+def _meet(func: Any) -> tuple[str | None, bool, Any]:
+    schema = getattr(func, "_schema", None)  # higher-order ops have none
+    found = _known[id(func)] = _OPS.get(func), schema is not None and bool(schema.is_mutable), func
     return found
 
 
@@ -102,7 +102,8 @@ def supported() -> bool:
     if hasattr(TorchDispatchMode, "ignore_compile_internals"):
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is None or not getattr(dynamo, "cached_backends", None)
+    backends = getattr(dynamo, "cached_backends", {})
+    return not any(callable(backend) for backend in backends.values())  # None stands for what is never compiled
 
 
 def take_off(mode: CastMode) -> None:
