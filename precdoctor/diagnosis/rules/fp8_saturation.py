@@ -9,7 +9,7 @@ from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.fp8_casts import KIND, Operand, operands
-from precdoctor.diagnosis.fp8_cures import confidence, listed, location, rescaled, scale_words, seen_words
+from precdoctor.diagnosis.fp8_cures import LOST_DB, confidence, listed, location, rescaled, scale_words, seen_words
 from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -21,9 +21,10 @@ PAGE = RulePage(
     finds="""
 Tensors in a float8 dtype of which a large share sits exactly at the format's maximum (448 in E4M3FN, 57344 in E5M2).
 Where the log holds the exact count of clipped elements (`saturated`, from a cast that was observed), that count is
-judged instead, against its own, stricter limit; so it is for every cast to float8 that was seen (`fp8_operand`). One
-element at the maximum per scaled block is healthy, amax scaling puts it there, which is why the default limit is above
-1/128.
+judged instead, against its own, stricter limit; so it is for every cast to float8 that was seen (`fp8_operand`), where
+clipping must also cost `lost_db` of signal to noise: weights that grow a few percent a step are always clipped by as
+much under delayed scaling, and lose nothing. One element at the maximum per scaled block is healthy, amax scaling puts
+it there, which is why the default limit is above 1/128.
 """,
     matters="""
 E4M3FN has no infinity: a cast of too large a value saturates silently, the largest activations all become equal, and
@@ -79,7 +80,8 @@ def check(view: RunView, options: Options) -> Checked:
     casts = {k: o for k, o in operands(view).items() if o.settled and o.settled[0].numel >= options["min_elements"]}
     if not tensors and not operands(view):
         return Checked.not_applicable("no tensor is in a float8 dtype")
-    clipped = [o for o in casts.values() if o.saturated_share > options["saturated_share"]]
+    beyond = [o for o in casts.values() if o.saturated_share > options["saturated_share"]]
+    clipped = [o for o in beyond if o.cost.lost_db >= options["lost_db"]]
     if clipped:
         clipped.sort(key=lambda o: (-o.saturated_share, o.key))
         reason = f"{plural(len(clipped), 'operand')} of {seen_words(casts)} above the limit"
@@ -297,6 +299,7 @@ RULE = Rule(
             "Precdoctor's own.",
             maximum=1.0,
         ),
+        LOST_DB,
         RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.", 1.0),
     ),
     kinds=_KINDS,

@@ -30,7 +30,8 @@ PAGE = RulePage(
 Casts to a float8 dtype whose scale follows from earlier steps and is too large on the step it is used: amax has jumped
 past what the scale allows, and clipping costs `lost_db` of signal to noise against rounding alone. That must happen on
 `stale_share` of the recorded steps: amax of data that do not change exceeds a history of 16 steps on one step in 17
-whatever one does, so now and then means nothing. A scale that never moves is no history (PD401 speaks of it), and the
+whatever one does, so now and then means nothing; and on that share of their newer half, for weights that begin at zero
+outrun any history in their first steps. A scale that never moves is no history (PD401 speaks of it), and the
 first recorded step, at which a history is empty, does not count.
 """,
     matters="""
@@ -69,6 +70,12 @@ class _Stale:
     def share(self) -> float:
         return len(self.course.stale) / self.course.steps
 
+    @property
+    def lasting(self) -> float:
+        """The share of it among the newer half of the steps."""
+        newer = {c.step for c in self.operand.settled[len(self.operand.settled) // 2 :]}
+        return len(newer & set(self.course.stale)) / len(newer)
+
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the operand that is stale most often."""
@@ -79,7 +86,8 @@ def check(view: RunView, options: Options) -> Checked:
     if not moving:
         return Checked((), f"{seen_words(found)}: no scale that follows from the amax of earlier steps")
     courses = [_Stale(o, recorded(o, options["lost_db"], options["flushed_share"])) for o in moving]
-    guilty = [s for s in courses if s.share >= options["stale_share"] and len(s.course.stale) >= options["min_stale"]]
+    limit, fewest = options["stale_share"], options["min_stale"]
+    guilty = [s for s in courses if min(s.share, s.lasting) >= limit and len(s.course.stale) >= fewest]
     if not guilty:
         worst = max(s.share for s in courses)
         return Checked((), f"{len(moving)} of {seen_words(found)}: stale on {percent(worst)} of the steps in the worst")
@@ -178,7 +186,7 @@ RULE = Rule(
             "stale_share",
             0.1,
             "fraction",
-            "Steps on which the scale is stale, among the recorded ones.",
+            "Steps on which the scale is stale, among the recorded ones and among the newer half of them.",
             "Data that do not change exceed a history of K on 1 step in K + 1: 6 % at K = 16.",
             maximum=1.0,
         ),

@@ -38,7 +38,13 @@ def counted_at_the_cast() -> Training:
 def with_cast(clipped: int | None, **columns: object) -> Training:
     """The MLP's input as it lies before an observed cast to E4M3."""
     run = Training()
-    full = {"dtype": "bfloat16", "numel": 4096, "amin_nonzero": 2.0**-9, "exp_lo": 5, "exp_hist": [500, 400, 300, 200]}
+    full = {
+        "dtype": "bfloat16",
+        "numel": 4096,
+        "amin_nonzero": 2.0**-9,
+        "exp_lo": 5,
+        "exp_hist": [500, 400, 300, 100, 60, 40],
+    }
     full |= {"format": "float8_e4m3fn", "flushed": 0, "saturated": clipped, "scale": 64.0, **columns}
     for step, rows in run.tensors.items():
         at = rows.index(find(rows, "output", "blocks.0.mlp.up"))

@@ -42,6 +42,11 @@ def always_too_large() -> Training:
     return in_fp8(24, {(UP, "input"): lambda s: (batches(s), 1.02 * fill(batches(s)))})
 
 
+def grows_from_zero() -> Training:
+    """A weight that begins at zero and grows by the learning rate: 1, 2, 3 ... times that."""
+    return in_fp8(24, {(UP, "weight"): delayed(lambda s: draws(7)(0) * 2e-3 * s, 16)})
+
+
 def one_spike() -> Training:
     return in_fp8(24, {(UP, "input"): delayed(lambda s: draws(3)(s) * (64.0 if s == 9 else 1.0), 4)})
 
@@ -59,5 +64,13 @@ FIRING = {
 }  # fmt: skip
 HEALTHY = {
     f.__name__: f
-    for f in (always_too_large, long_enough, current_scaling, heavy_tails, one_spike, most_recent_of_a_steady_tensor)
+    for f in (
+        always_too_large,
+        grows_from_zero,
+        long_enough,
+        current_scaling,
+        heavy_tails,
+        one_spike,
+        most_recent_of_a_steady_tensor,
+    )
 }
