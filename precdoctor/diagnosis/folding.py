@@ -29,7 +29,11 @@ _EXPLAINS_RUN = {
     "PD604": ("PD601", "PD602"),
 }
 #: ... when they speak of the same module.
-_EXPLAINS_PLACE = {"PD301": ("PD601", "PD602"), "PD602": ("PD601",)}
+_EXPLAINS_PLACE = {
+    "PD101": ("PD107", "PD206", "PD705", "PD706"),
+    "PD301": ("PD601", "PD602"),
+    "PD602": ("PD601",),
+}
 
 
 def covered_steps(finding: Finding) -> tuple[int, int] | None:
