@@ -32,7 +32,11 @@ _EXPLAINS_RUN = {
     "PD604": ("PD601", "PD602"),
 }
 #: ... when they speak of the same module.
-_EXPLAINS_PLACE = {"PD301": ("PD601", "PD602"), "PD602": ("PD406", "PD601")}
+_EXPLAINS_PLACE = {
+    "PD101": ("PD107", "PD206", "PD705", "PD706"),
+    "PD301": ("PD601", "PD602"),
+    "PD602": ("PD406", "PD601"),
+}
 #: ... when all tensors of the effect are among those of the cause (``evidence["tensors"]``): FP8 operands.
 _EXPLAINS_TENSORS = {
     "PD401": ("PD407",),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from precdoctor.recording import kernels, leaves
+from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.deepscan.call import Call, Where
 from precdoctor.recording.deepscan.casts import Casts
 from precdoctor.recording.deepscan.facts import Coverage, Findings
@@ -98,7 +98,7 @@ class ScanMode(TorchDispatchMode):
             with kernels.apart_from_user_modes():
                 return {id(x): x.detach().clone() for x in written}
         except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
-            self.failure = error
+            self._fail(error)
             return None
         finally:
             self.spent_ns += time.perf_counter_ns() - began
@@ -109,9 +109,14 @@ class ScanMode(TorchDispatchMode):
             with kernels.apart_from_user_modes():
                 self._look(func, args, kwargs, swapped, sequence, result)
         except Exception as error:  # noqa: BLE001 - the same
-            self.failure = error
+            self._fail(error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
+
+    def _fail(self, error: Exception) -> None:
+        if attach.raised_by_signal_handler(error):
+            raise error
+        self.failure = error
 
     def _look(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
         name, phase = op_name(func), self._phase()

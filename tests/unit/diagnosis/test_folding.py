@@ -43,6 +43,15 @@ def test_a_layer_that_pulls_the_scale_down_is_told_once() -> None:
     assert len(fold([elsewhere, collapse])) == 2
 
 
+def test_what_a_scan_saw_where_it_later_broke_is_told_once() -> None:
+    place = {"root": "GPT#0", "module": "norm"}
+    origin = Finding(**{**finding("PD101", 40).__dict__, "location": Location(step=40, **place)})
+    hidden = Finding(**{**finding("PD107", 8).__dict__, "location": Location(step=8, **place)})
+    elsewhere = Finding(**{**finding("PD107", 8).__dict__, "location": Location(step=8, root="GPT#0", module="mlp")})
+    assert [f.code for f in fold([hidden, origin])] == ["PD101"]
+    assert len(fold([elsewhere, origin])) == 2
+
+
 findings = st.builds(
     lambda code, step, more: finding(code, step, last=step + more),
     st.sampled_from(["PD101", "PD103", "PD104", "PD301", "PD501"]),

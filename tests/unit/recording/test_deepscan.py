@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 
 import pytest
 import torch
@@ -342,6 +343,25 @@ def test_a_defect_of_ours_ends_the_looking_and_nothing_else(monkeypatch):
     monkeypatch.setattr(mode.coverage, "note", lambda *_: 1 / 0)
     assert train(mode, half=None) == train(None, half=None)
     assert isinstance(mode.failure, ZeroDivisionError)
+
+
+def test_what_a_signal_handler_raises_is_the_users(monkeypatch):
+    mode = ScanMode(MEMORY, values=True)
+
+    def ring(*_):
+        signal.raise_signal(signal.SIGUSR1)
+
+    def handler(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    monkeypatch.setattr(mode.coverage, "note", ring)
+    try:
+        with pytest.raises(TimeoutError), mode:
+            torch.ones(2) + 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert mode.failure is None
 
 
 def test_an_error_of_the_op_is_the_users():
