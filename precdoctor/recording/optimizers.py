@@ -17,9 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.batch import defer
-from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
-from precdoctor.recording.fp8.operand import FLOAT8
 from precdoctor.recording.guard import GradientsAside, Guard
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
@@ -27,6 +25,7 @@ from precdoctor.recording.optimizer_state import Masters, StateRows, masters_in_
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scalers import Scalers
 from precdoctor.recording.sentinel import Look, gradient_sentinel
+from precdoctor.recording.standing import Standing
 from precdoctor.recording.updates import intended_update, intention_of
 
 
@@ -55,7 +54,6 @@ class Optimizers:
 
     def __init__(self, recorder: Recorder, manual: ManualSteps, guard: Guard, casts: Casts) -> None:
         self._recorder = recorder
-        self._casts = casts
         self._guard = guard
         self._manual = manual
         self._attempt: Attempt | None = None
@@ -64,8 +62,7 @@ class Optimizers:
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
         self._next_copied = 0
-        self._known_frozen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._buffer_versions: dict[int, tuple[weakref.ref[Tensor], object]] = {}
+        self._standing = Standing(recorder, casts)
         self._masters = Masters(recorder)
         self._state_rows = StateRows(recorder)
         self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler)
@@ -102,8 +99,8 @@ class Optimizers:
     def _forget(self) -> None:
         """In a forked child: nothing of the parent's run has been written to this one's log."""
         self._attempt = self._look = None
-        for known in (self._names, self._counts, self._known_frozen, self._buffer_versions):
-            known.clear()
+        self._names.clear()
+        self._counts.clear()
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
@@ -265,49 +262,7 @@ class Optimizers:
         for root in recorder.names.roots.values():
             module = root.module()
             if module is not None:
-                self._record_frozen(module)
-                self._record_buffers(module)
-                self._record_delayed_scaling(module)
-
-    def _record_frozen(self, module: torch.nn.Module) -> None:
-        """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again."""
-        recorder = self._recorder
-        for parameter in module.parameters():
-            if parameter.requires_grad or parameter.is_inference():
-                continue
-            known = self._known_frozen.get(id(parameter))
-            if known is not None and known[0]() is parameter and known[1] == parameter._version:
-                continue
-            self._known_frozen[id(parameter)] = (weakref.ref(parameter), parameter._version)
-            found = recorder.names.parameter(parameter)
-            if found is not None and parameter.is_floating_point() and recorder.wants(found[0]):
-                recorder.measure(recorder.site(found[0], "weight", found[1], parameter), parameter)
-
-    def _record_buffers(self, module: torch.nn.Module) -> None:
-        """Floating-point buffers, whenever they were written to."""
-        recorder = self._recorder
-        owned = ((m, name, b) for m in module.modules() for name, b in m._buffers.items())
-        for owner, name, buffer in owned:
-            if buffer is None or not buffer.is_floating_point() or buffer.is_inference():
-                continue
-            if buffer.dtype in FLOAT8:
-                self._casts.holds(owner)
-            known, now = self._buffer_versions.get(id(buffer)), leaves.buffer_stamp(owner, name, buffer)
-            if known is not None and known[0]() is buffer and known[1] == now:
-                continue
-            self._buffer_versions[id(buffer)] = (weakref.ref(buffer), now)
-            found = recorder.names.search_parameter(buffer)
-            if found is not None and recorder.wants(found[0]):
-                recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer)
-
-    def _record_delayed_scaling(self, module: torch.nn.Module) -> None:
-        """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers."""
-        recorder = self._recorder
-        for owner in module.modules():
-            place = recorder.names.find(owner) if "fp8_meta" in owner.__dict__ else None
-            if place is not None and recorder.wants(place):
-                for name, x in engines.delayed_scaling(owner):
-                    recorder.measure(recorder.site(place, "buffer", name, x), x)
+                self._standing.record(module)
 
     def _record_given_gradients(self, attempt: Attempt) -> None:
         """What the optimizer is given; a fused one gets scaled gradients and takes the loss scale out by itself."""

@@ -1,0 +1,76 @@
+"""What no optimizer updates: frozen weights, averages of weights, buffers, the scales of Transformer Engine."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import leaves
+from precdoctor.recording.fp8 import engines
+from precdoctor.recording.fp8.casts import Casts
+from precdoctor.recording.fp8.operand import FLOAT8
+from precdoctor.recording.recorder import Recorder
+
+
+class Standing:
+    """Records them on sampled steps, those that were written to since the last time."""
+
+    def __init__(self, recorder: Recorder, casts: Casts) -> None:
+        self._recorder = recorder
+        self._casts = casts
+        self._weights: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._stamps: dict[int, tuple[weakref.ref[Tensor], object]] = {}
+        recorder.when_forked.append(self._forget)
+
+    def _forget(self) -> None:
+        """In a forked child nothing of the parent's run is in its log."""
+        self._weights.clear()
+        self._stamps.clear()
+
+    def record(self, module: torch.nn.Module) -> None:
+        """The rows of one root."""
+        self._frozen(module)
+        self._buffers(module)
+        self._delayed_scaling(module)
+
+    def _frozen(self, module: torch.nn.Module) -> None:
+        """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again."""
+        recorder = self._recorder
+        for parameter in module.parameters():
+            if parameter.requires_grad or parameter.is_inference():
+                continue
+            known = self._weights.get(id(parameter))
+            if known is not None and known[0]() is parameter and known[1] == parameter._version:
+                continue
+            self._weights[id(parameter)] = (weakref.ref(parameter), parameter._version)
+            found = recorder.names.parameter(parameter)
+            if found is not None and parameter.is_floating_point() and recorder.wants(found[0]):
+                recorder.measure(recorder.site(found[0], "weight", found[1], parameter), parameter)
+
+    def _buffers(self, module: torch.nn.Module) -> None:
+        """Floating-point buffers, whenever they were written to."""
+        recorder = self._recorder
+        owned = ((m, name, b) for m in module.modules() for name, b in m._buffers.items())
+        for owner, name, buffer in owned:
+            if buffer is None or not buffer.is_floating_point() or buffer.is_inference():
+                continue
+            if buffer.dtype in FLOAT8:
+                self._casts.holds(owner)
+            known, now = self._stamps.get(id(buffer)), leaves.buffer_stamp(owner, name, buffer)
+            if known is not None and known[0]() is buffer and known[1] == now:
+                continue
+            self._stamps[id(buffer)] = (weakref.ref(buffer), now)
+            found = recorder.names.search_parameter(buffer)
+            if found is not None and recorder.wants(found[0]):
+                recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer)
+
+    def _delayed_scaling(self, module: torch.nn.Module) -> None:
+        """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers."""
+        recorder = self._recorder
+        for owner in module.modules():
+            place = recorder.names.find(owner) if "fp8_meta" in owner.__dict__ else None
+            if place is not None and recorder.wants(place):
+                for name, x in engines.delayed_scaling(owner):
+                    recorder.measure(recorder.site(place, "buffer", name, x), x)
