@@ -57,7 +57,7 @@ def stepped(kind, *shapes: tuple[int, ...], **settings: object) -> torch.optim.O
         (torch.optim.Adagrad, {}, {"sum"}),
         (torch.optim.Adafactor, {}, {"row_var", "col_var"}),
     ],
-    ids=str,
+    ids=["adam", "amsgrad", "fused", "sgd", "momentum", "rmsprop", "adagrad", "adafactor"],
 )
 def test_moments_have_the_name_of_their_parameter_and_step_counters_no_row(tmp_path, kind, settings, keys):
     assert state_of(stepped(kind, (4, 8), **settings), Seen(tmp_path)) == {f"Net#0|body|w0.{key}" for key in keys}
