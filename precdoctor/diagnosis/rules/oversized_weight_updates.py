@@ -49,6 +49,8 @@ ratio is proportional to the learning rate, under SGD as well while the gradient
 )
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "shape", "numel", "nan", "pos_inf", "neg_inf", "sum_sq")
 _Place = tuple[str, str, str]
+#: A weight whose first update is so many times its size was initialised to almost nothing.
+_FROM_ZERO = 10.0
 
 
 @dataclass
@@ -87,7 +89,9 @@ def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
         worse = worse or (len(losses) > count and losses[0] > 0.0 and median(losses[1 : count + 1]) > 2.0 * losses[0])
     if not worse:
         return {}
-    return {p: w for p, w in _survey(view, first=count).items() if w.ratio >= options["early_ratio"]}
+    # What was as good as zero to begin with has no size that an update could be compared with.
+    sized = {p: w for p, w in _survey(view, first=count).items() if max(w.ratios.values()) < _FROM_ZERO}
+    return {p: w for p, w in sized.items() if w.ratio >= options["early_ratio"]}
 
 
 def _survey(view: RunView, first: int | None = None) -> Mapping[_Place, _Weight]:

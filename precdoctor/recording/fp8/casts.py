@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.fp8.mode import CastMode, is_open, supported, take_off
+from precdoctor.recording.fp8.mode import CastMode, beside_others, is_open, supported, take_off
 from precdoctor.recording.fp8.observer import Observer, measure, outside
 from precdoctor.recording.fp8.operand import FLOAT8, Operand
 from precdoctor.recording.fp8.provenance import Notes, is_float
@@ -122,8 +122,7 @@ class Casts:
         trace = self._recorder.trace
         if trace is not None and trace.running:
             return False
-        foreign = torch._C._len_torch_dispatch_stack() and not is_open()
-        return not foreign and torch._C._functorch.maybe_current_level() is None and supported()
+        return not beside_others() and torch._C._functorch.maybe_current_level() is None and supported()
 
     def looks_at(self, module: nn.Module) -> bool:
         """Whether calls of this module are looked at, as far as it goes by the module."""
@@ -255,7 +254,7 @@ def _call_of(frame: Frame) -> Call:
 
 def _put_on(mode: CastMode | None) -> None:
     """Open a mode, unless there is one of somebody else's: those may end in another order than they began."""
-    if mode is not None and not torch._C._len_torch_dispatch_stack():
+    if mode is not None and not is_open() and not beside_others():
         mode.__enter__()  # type: ignore[no-untyped-call] # as torch has it
 
 

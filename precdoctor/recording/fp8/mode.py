@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import (
 )
 
 from precdoctor.recording import leaves
+from precdoctor.recording.deepscan.mode import ScanMode
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.observer import Observer
@@ -116,6 +117,11 @@ def take_off(mode: CastMode) -> None:
     mode.__exit__(None, None, None)  # type: ignore[no-untyped-call] # as torch has it
     for other in reversed(above):
         _push_mode(other)
+
+
+def beside_others() -> bool:
+    """Whether a dispatch mode is active that is neither one of these nor a deep scan's, which ends after all of them."""
+    return any(not isinstance(m, (CastMode, ScanMode)) for m in _get_current_dispatch_mode_stack())
 
 
 def is_open() -> bool:
