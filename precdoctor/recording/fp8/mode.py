@@ -120,7 +120,7 @@ def take_off(mode: CastMode) -> None:
 
 
 def beside_others() -> bool:
-    """Whether a dispatch mode is active that is neither one of these nor a deep scan's, which ends after all of them."""
+    """Whether a dispatch mode is active that is neither one of these nor a deep scan's, which ends after them."""
     return any(not isinstance(m, (CastMode, ScanMode)) for m in _get_current_dispatch_mode_stack())
 
 
