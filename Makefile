@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit gpu bench faults docs samples clean predictions prescriptions gating site
+.PHONY: help demo test lint unit slow gpu bench faults docs samples clean predictions prescriptions gating site
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +39,10 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev  ## the tests alone; make unit ARGS="-k gate" picks some
-	$(PYTEST) -n 2 --dist loadfile -m "not gpu" $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile -m "not gpu and not slow" $(ARGS)
+
+slow: $(VENV)/.installed-dev  ## the tests that `make test` leaves out because they take long
+	$(PYTEST) -n 2 --dist loadfile -m "slow" $(ARGS)
 
 gpu:  ## what only a CUDA device can show: its tests, and a table under benchmarks/results/ (PYTHON=...)
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from precdoctor.runlog.filters import Query, query
 from precdoctor.runlog.layout import RankDirectory, rank_directories
-from precdoctor.runlog.parts import PartFile, Survey, read_manifest, read_open, read_sealed, readable, survey
+from precdoctor.runlog.parts import PartFile, Sound, Survey, read_manifest, read_open, read_sealed, readable, survey
 
 _Part = tuple[str, str, int]
 
@@ -30,7 +30,7 @@ class Follower:
         self._taken: dict[_Part, int] = {}
         self._sizes: dict[_Part, int] = {}
         self._done: set[_Part] = set()
-        self._sound: set[tuple[str, float]] = set()
+        self._sound: Sound = {}
 
     def new(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of ``table`` since the last call, some thousands at a time, with ``columns`` in this order.

@@ -152,8 +152,14 @@ def _survey(directory: Path, listed: dict[str, Part]) -> Survey:
     return Survey([found[key] for key in sorted(found)], listed)
 
 
+#: By path, time of change and size, the parts whose checksum was found right; of the first ones with their footers,
+#: which cost more to read than a few columns.
+Sound = dict[tuple[str, float, int], list[RowGroup] | None]
+_MAX_FOOTERS = 256
+
+
 def read_sealed(
-    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, sound: set[tuple[str, float]]
+    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, sound: Sound
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a sealed part that ``query`` asks for.
 
@@ -162,7 +168,7 @@ def read_sealed(
         listed: its line in parts.jsonl; a part without one is refused.
         query: columns and rows.
         rank: the directory.
-        sound: (path, time of change) of the parts whose checksum was found right, remembered for the next query.
+        sound: the parts whose checksum was found right, remembered for the next query.
 
     Raises:
         CorruptRunError: the part is not what was written, or nothing precdoctor would write.
@@ -171,13 +177,14 @@ def read_sealed(
     with readable(part.name):
         if listed is None:
             raise damaged(part.name, "parts.jsonl does not list it")
-        key = (str(part.path), part.path.lstat().st_mtime)
+        changed = part.path.lstat().st_mtime
         content = read_regular(part.path, MAX_PART_BYTES)
+        key = (str(part.path), changed, len(content))
         if key not in sound:
             if digest_of(content) != listed.blake2b:
                 raise damaged(part.name, "its checksum is not the one in parts.jsonl")
-            sound.add(key)
-        groups = read_footer(content)
+            sound[key] = read_footer(content) if len(sound) < _MAX_FOOTERS else None
+        groups = sound[key] or read_footer(content)
         if sum(group.rows for group in groups) != listed.rows:
             raise damaged(part.name, f"parts.jsonl lists {listed.rows} rows, and it holds another number")
         wanted = [n for n, group in enumerate(groups) if _may_match(group, query)]

@@ -24,7 +24,7 @@ from precdoctor.runlog.layout import (
     read_regular,
     read_run_info,
 )
-from precdoctor.runlog.parts import json_lines, read_manifest, read_open, read_sealed, readable, survey
+from precdoctor.runlog.parts import Sound, json_lines, read_manifest, read_open, read_sealed, readable, survey
 from precdoctor.runlog.schema import ATTACH_FILE, END_FILE, RANK_FILE
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Run:
         self.path = path
         #: run.json: the command, host facts, recorder options, ``schema_version``.
         self.info = info
-        self._sound: set[tuple[str, float]] = set()
+        self._sound: Sound = {}
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -177,7 +177,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(run, read_run_info(run))
 
 
-def _rank_batches(rank: RankDirectory, asked: Query, sound: set[tuple[str, float]]) -> Iterator[pa.RecordBatch]:
+def _rank_batches(rank: RankDirectory, asked: Query, sound: Sound) -> Iterator[pa.RecordBatch]:
     name = rank.path.name
     with readable(name):
         found = survey(rank.path)

@@ -12,6 +12,7 @@ from benchmarks.faults.truth import load
 HANDFUL = ["gcn/train", "realnvp_rings", "tabular_half", "cnn_fresh_scaler"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HANDFUL)
 def test_truth_is_what_the_oracle_sees(name):
     truth = next(t for t in load() if t.name == name)
@@ -19,6 +20,7 @@ def test_truth_is_what_the_oracle_sees(name):
     assert disagreements(truth, run(truth)) == []
 
 
+@pytest.mark.slow
 def test_a_quiet_fault_is_in_the_script_and_not_in_its_twin(monkeypatch):
     truth = next(t for t in load("extension") if t.name == "extension/depth_maps")
     facts = {twin: twins.measure(truth, twin) for twin in (False, True)}

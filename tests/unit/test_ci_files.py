@@ -128,6 +128,7 @@ def action(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_the_steps_run(action, tmp_path):
     command = f"'{sys.executable}' train.py"
     status, outputs, summary = action(command=command, repeats="2")

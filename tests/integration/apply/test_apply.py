@@ -233,6 +233,7 @@ def test_a_root_alone_is_the_whole_model(tmp_path):
     assert set(outputs["dtype"]) == {"float32"}
 
 
+@pytest.mark.slow
 def test_master_weights_train_as_if_written_by_hand(tmp_path):
     path = script(tmp_path, "train.py", MASTERS)
     fix = "schema_version = 1\n[[prescription]]\napply = true\n[[prescription.change]]\n"

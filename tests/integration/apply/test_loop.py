@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from precdoctor.cli import main
 from tests.support.processes import PYTHON, record, script
 
@@ -28,6 +30,7 @@ for step in range(64):
 """
 
 
+@pytest.mark.slow
 def test_the_prediction_comes_true(tmp_path, capsys):
     path = script(tmp_path, "train.py", THRASH)
     before, after, fix = tmp_path / "before", tmp_path / "after", tmp_path / "fix.toml"

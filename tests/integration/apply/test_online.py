@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.support.processes import PYTHON, record, script
 
 #: FP16 without a loss scaler: most of the gradient is flushed. Goes on until it is stopped, or for so many steps.
@@ -29,6 +31,7 @@ print("done", step)
 FOR_EVER = "1000000000"
 
 
+@pytest.mark.slow
 def test_a_finding_that_was_asked_for_stops_the_run_with_66(tmp_path):
     path = script(tmp_path, "train.py", UNDERFLOW)
     command = "cat >> found.jsonl; echo on stdout"

@@ -71,6 +71,7 @@ def test_fsdp2_shards_are_recorded_by_the_rank_that_has_them(folder, plain):
         assert first["fingerprint"].nunique() == 2, kind
 
 
+@pytest.mark.slow
 def test_only_the_ranks_one_asks_for(folder, plain):
     run = record(folder, "--ranks", "1", "--", *TORCHRUN, "sharded.py", run=folder / "one")
     assert run.status == 0, run.err
@@ -79,6 +80,7 @@ def test_only_the_ranks_one_asks_for(folder, plain):
     assert run.steps("rank-00001") == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_exist_are_said_to_be_the_reason(folder):
     script(folder, "train.py", "import training; training.train(1)")
     run = record(folder, "--ranks", "3,7", "train.py", run=folder / "none")

@@ -45,6 +45,7 @@ def test_the_pth_file_alone(folder):
         assert run.end(rank)["steps"] == 2
 
 
+@pytest.mark.slow
 def test_the_source_tree_alone(folder):
     """This interpreter has torch and pyarrow, and no precdoctor; nothing else of the tree becomes importable."""
     script(folder, "look.py", "import importlib.util, training; print(importlib.util.find_spec('benchmarks'))")

@@ -118,6 +118,7 @@ def test_their_modules_leave_no_rows(loaders):
     assert set(tensors["root"]) <= {"Sequential#0", "", None}
 
 
+@pytest.mark.slow
 def test_every_trainer_of_mp_spawn_has_a_directory(folder):
     script(folder, "spawned.py", SPAWNED)
     run = record(folder, "spawned.py", run=folder / "spawned")

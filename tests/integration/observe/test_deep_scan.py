@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import precdoctor
 from tests.support.processes import PYTHON, record, script
 
@@ -56,6 +58,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_every_rank_is_scanned_and_trains_as_it_would_have(tmp_path):
     script(tmp_path, "twice.py", TWICE)
     launcher = (PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone")

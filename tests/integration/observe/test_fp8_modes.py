@@ -101,6 +101,7 @@ print(json.dumps([same, without, len(opened)]))
     assert told == [True, 0, (2 + 1) + (4 + 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["ValueError", "KeyboardInterrupt"])
 def test_calls_that_fail_leave_nothing_behind(tmp_path, error):
     told = run(
@@ -115,6 +116,7 @@ print(json.dumps([same, len(_get_current_dispatch_mode_stack())]))
     assert told == [True, 0]
 
 
+@pytest.mark.slow
 def test_an_internal_error_turns_it_off_and_closes_what_is_open(tmp_path):
     told = run(
         tmp_path,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from precdoctor import open_run
 from precdoctor.diagnosis.replay.loss_scale import replay_loss_scale, used_policy
 from precdoctor.diagnosis.view import RunView
@@ -39,6 +41,7 @@ print(json.dumps(course))
 """
 
 
+@pytest.mark.slow
 def test_the_recorded_course_is_simulated_step_by_step(tmp_path):
     script(tmp_path, "train.py", TRAIN)
     done = record(tmp_path, "--every", "4", "--", PYTHON, "train.py")

@@ -71,6 +71,7 @@ def test_the_next_step_is_traced_in_the_run_itself(folder):
     assert steps["complete"].all() and list(steps.index) == list(range(7))
 
 
+@pytest.mark.slow
 def test_without_it_nothing_is_traced(folder):
     done = record(folder, "--on-nonfinite", "skip", "--", PYTHON, "loop.py", run=folder / "without")
     events = precdoctor.open_run(done.run).events()

@@ -43,6 +43,7 @@ def precdoctor_command(folder, *arguments):
     return finish(start(folder, [sys.executable, "-c", start_it, *arguments], environment()), folder)
 
 
+@pytest.mark.slow
 def test_loss_code_before_an_early_end_is_led_back_to_its_line(folder):
     run = record(folder, "--strict", "--autopsy", "--", PYTHON, "gives_up.py", run=folder / "early")
     assert run.status == 7, run.err
@@ -56,6 +57,7 @@ def test_loss_code_before_an_early_end_is_led_back_to_its_line(folder):
     assert record(folder, "--force", "--", PYTHON, "-c", "", run=folder / "early").status == 0, "an autopsy is ours"
 
 
+@pytest.mark.slow
 def test_another_run_proves_nothing(folder):
     run = record(folder, "--", PYTHON, "gives_up.py", "unseeded", run=folder / "unseeded")
     done = precdoctor_command(folder, "autopsy", str(run.run))

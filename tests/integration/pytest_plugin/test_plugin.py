@@ -66,6 +66,7 @@ def test_smoke(precdoctor, half):
     assert "PD813 rounding-increased" in changed and "Look first at: 1" in changed  # the norm is module "1"
 
 
+@pytest.mark.slow
 def test_findings_without_a_baseline(run_pytest):
     output = run_pytest("""
 def test_nan(precdoctor):

@@ -95,6 +95,7 @@ def test_errors_all_the_way_grow_behind_a_fault_and_its_own_error_stays_there(ru
     assert behind.local < u < at.local
 
 
+@pytest.mark.slow
 def test_no_specimen_trains_differently_beside_its_shadow(tmp_path):
     boot = ROOT / "precdoctor" / "recording" / "boot_path"
     (tmp_path / "idle").mkdir()

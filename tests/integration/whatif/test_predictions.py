@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "benchmarks" / "predictions.py"
 
 
+@pytest.mark.slow
 def test_real_casts_of_recorded_tensors_lie_between_the_ends(tmp_path):
     pytest.importorskip("torch")
     spec = importlib.util.spec_from_file_location("benchmarks_predictions", SCRIPT)
