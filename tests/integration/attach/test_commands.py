@@ -124,6 +124,7 @@ def test_torchrun_with_two_ranks(folder):
     assert not modules["module"].str.contains("module").any()  # the wrapper leaves no prefix
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SCRIPTS / "accelerate").exists(), reason="accelerate is not installed")
 def test_accelerate_launch(folder):
     script(folder, "fast.py", WITH_ACCELERATE)

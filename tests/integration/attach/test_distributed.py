@@ -53,6 +53,7 @@ def plain(folder):
     return finish(start(folder, [*TORCHRUN, "sharded.py"], environment()), folder)
 
 
+@pytest.mark.slow
 def test_fsdp2_shards_are_recorded_by_the_rank_that_has_them(folder, plain):
     run = record(folder, "--strict", "--", *TORCHRUN, "sharded.py", run=folder / "all")
     assert run.status == plain.status == 0, run.err

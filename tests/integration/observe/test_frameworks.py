@@ -66,11 +66,13 @@ def lightning(tmp_path_factory):
     return both_ways(tmp_path_factory.mktemp("lightning"), "with_lightning")
 
 
+@pytest.mark.slow
 def test_frameworks_train_as_without_the_recorder(transformers, accelerate, lightning):
     for framework in (transformers, accelerate, lightning):
         assert framework.plain == framework.recorded
 
 
+@pytest.mark.slow
 def test_transformers_trainer(transformers):
     steps = transformers.run.steps()
     assert steps["micro_steps"].tolist() == [2] * 4
@@ -92,6 +94,7 @@ def test_transformers_trainer(transformers):
         )
 
 
+@pytest.mark.slow
 def test_accelerate_script(accelerate):
     steps = accelerate.run.steps()
     assert steps["micro_steps"].tolist() == [2, 2, 2]
@@ -108,6 +111,7 @@ def test_accelerate_script(accelerate):
     assert set(rows[rows["kind"] == "batch"]["numel"]) == {2 * 4 * 8}
 
 
+@pytest.mark.slow
 def test_lightning_trainer(lightning):
     steps = lightning.run.steps()
     assert steps["step"].tolist() == list(range(6))
