@@ -41,6 +41,13 @@ def dies_upstream() -> Training:
     return run.change(lambda r: r.update(nothing), kind="grad_output", module="blocks.0.attn.proj")
 
 
+def flushed_whole() -> Training:
+    """What is left is faint, if not cut off; behind it nothing is left at all."""
+    run = gradients(lambda rng: rng.choice([1.0, -1.0], N) * rng.uniform(2e-7, 2e-6, N), scale=2.0**-14)
+    nothing = histogram(np.zeros(N, np.float16)) | {"exp_lo": None, "exp_hist": None}
+    return run.change(lambda r: r.update(nothing), kind="grad_output", module="blocks.0.attn.proj")
+
+
 def relu_zeros() -> Training:
     return gradients(lambda rng: rng.normal(0, 1e-3, N) * (rng.random(N) < 0.1))
 
@@ -91,6 +98,7 @@ FIRING = {
     "scale_too_low": Sample(
         scale_too_low, module="blocks.0.mlp.up", kind="grad_output", severity="warning", says=("Loss scale: 64",)
     ),
+    "flushed_whole": Sample(flushed_whole, module="blocks.0.attn.proj", says=("Nothing of it survived",)),
     "dies_upstream": Sample(dies_upstream, module="blocks.0.mlp.up", says=("2 gradients of 8 above",)),
 }
 HEALTHY = {

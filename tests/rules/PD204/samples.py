@@ -15,6 +15,18 @@ def stack(binades: float, layers: int = 8, *, weak: int | None = None) -> Traini
     return run
 
 
+def numbered_inside_the_name() -> Training:
+    """``body.conv0``, ``body.act0``, ``body.conv1`` and so on: activations lose as much as the layers."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        rows.append(tensor(step, "weight", "body.conv0", len(rows), **normal(0.1) | {"name": "weight"}))
+        for k in reversed(range(24)):
+            for name, kind in ((f"body.act{k}", "LeakyReLU"), (f"body.conv{k}", "Conv2d")):
+                columns = normal(2.0 ** -(3.0 * (23 - k))) | {"module_class": kind}
+                rows.append(tensor(step, "grad_output", name, len(rows), **columns))
+    return run
+
+
 def a_little() -> Training:
     return stack(1.0)
 
@@ -33,6 +45,9 @@ def one_weak_layer() -> Training:
 
 
 FIRING = {
+    "numbered_inside_the_name": Sample(
+        numbered_inside_the_name, module="body.conv0", kind="grad_output", severity="warning", says=("`body.conv*`",)
+    ),
     "three_binades_each": Sample(
         lambda: stack(3.0), module="layers.0", kind="grad_output", severity="warning",
         says=("2^21.0", "limit 2^16", "a factor of 8 per layer"),

@@ -14,6 +14,23 @@ def updates(sigma: float, until: int = 12) -> Training:
     return run
 
 
+def thrown_off(first: float = 0.8, loss: float = 9.0) -> Training:
+    """Replaced in its first steps only, and the loss goes up behind them."""
+    run = updates(first, until=3)
+    for step, row in run.step_rows.items():
+        row.update(loss=3.0 if step == 0 else loss)
+    return run
+
+
+def large_at_first_without_harm() -> Training:
+    return thrown_off(loss=2.5)
+
+
+def from_zero() -> Training:
+    """As good as zero to begin with: any update is many times its size."""
+    return thrown_off(first=30.0)
+
+
 def brisk() -> Training:
     return updates(0.1)
 
@@ -28,7 +45,9 @@ def a_bias() -> Training:
 
 
 FIRING = {
+    "thrown_off": Sample(thrown_off, module="head", kind="update", severity="warning",
+                         says=("the first 3 steps", "limit 0.5", "more than doubled")),
     "replaced": Sample(lambda: updates(0.9), module="head", kind="update", severity="warning",
                        says=("limit 0.3", "0.001")),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (brisk, large_at_first, a_bias)}
+HEALTHY = {f.__name__: f for f in (brisk, large_at_first, a_bias, large_at_first_without_harm, from_zero)}

@@ -42,11 +42,39 @@ def wobble_near_zero() -> Training:
     return run(lambda s: 1e-4 if s < 20 else 1e-2, lambda s: 3.0 * 0.5**s if s < 20 else 1e-3)
 
 
+def diverges() -> Training:
+    """Bit by bit: no step stands out against the ones before it."""
+    training = run(lambda s: 0.5 * 1.2**s, lambda s: 2.0 * 1.2**s, steps=60)
+    for step in range(1, 60):
+        find(training.tensors[step], "weight_grad", "blocks.0.attn.qkv").update(normal(1.2**step))
+    return training
+
+
+def thrown_off_at_once() -> Training:
+    """In the first step behind the initial one; there is no level to jump from."""
+    return run(lambda s: 0.5 if s == 0 else 1e6, lambda s: 3.0 if s == 0 else 1e9)
+
+
+def sparse_reward() -> Training:
+    """A loss that begins near zero, for there is nothing to be wrong about yet."""
+    return run(lambda s: 1e-4 * (1 + s) ** 2, lambda s: 1e-5 * (1 + s) ** 2, steps=60)
+
+
+def adversary() -> Training:
+    """Losses of either sign say nothing by their ratio."""
+    return run(lambda s: 1e-2 * (1 + s) ** 2, lambda s: -0.1 if s == 0 else (1.0 + s) ** 2, steps=60)
+
+
 FIRING = {
+    "diverges": Sample(diverges, module="blocks.0.attn.qkv", says=("diverges", "limit 1000")),
+    "thrown_off_at_once": Sample(thrown_off_at_once, 1, says=("diverges from step 1",)),
     "explodes": Sample(
         explodes, 20, module="blocks.0.attn.qkv", kind="weight_grad", last_finite=19,
         says=("limit 30", "Gradients are not clipped", "a factor of 300"),
     ),
     "term_switched_on": Sample(term_switched_on, 20, severity="info", says=("was the loss changed",)),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (one_large_batch, large_at_the_start, loss_takes_no_harm, wobble_near_zero)}
+HEALTHY = {
+    f.__name__: f
+    for f in (one_large_batch, large_at_the_start, loss_takes_no_harm, wobble_near_zero, sparse_reward, adversary)
+}
