@@ -44,6 +44,8 @@ _CODES: Final = {
 }
 #: ``TILE``, ``MAX_OUTER`` and the number of fields of ``plan_t`` in stats.h.
 _TILE, _MAX_OUTER, _PLAN_WIDTH = 2048, 8, 39
+#: ``ABI`` in stats.h: a library left over from an older version of this file is not used.
+_ABI: Final = 2
 #: The front of a slot's integer row before the first launch, and its float row.
 _FRESH_INTS = (ctypes.c_int64 * at.FIRST_BAD_ORDER)(
     *(at.NEVER if i == at.ORDER else 0 for i in range(at.FIRST_BAD_ORDER))
@@ -62,7 +64,7 @@ def library() -> ctypes.CDLL | None:
     try:
         found = ctypes.CDLL(str(path))
         found.precdoctor_layout.restype = ctypes.c_int64
-        if found.precdoctor_layout() != at.INT_WIDTH * 1000 + _PLAN_WIDTH:
+        if found.precdoctor_layout() != (_ABI * 10000 + at.INT_WIDTH) * 1000 + _PLAN_WIDTH:
             return None
     except (OSError, AttributeError):
         return None

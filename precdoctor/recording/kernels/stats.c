@@ -155,5 +155,6 @@ void precdoctor_look(const void *data, int32_t dtype, int64_t numel, double *out
     }
 }
 
-/* What the loader checks before it trusts this library with a row: the layout it was compiled for, and the plan's. */
-int64_t precdoctor_layout(void) { return INT_WIDTH * 1000 + (int64_t)(sizeof(plan_t) / 8); }
+/* What the loader checks before it trusts this library with a row: the entry points it has, the layout it was compiled for,
+ * and the plan's. */
+int64_t precdoctor_layout(void) { return (ABI * 10000 + INT_WIDTH) * 1000 + (int64_t)(sizeof(plan_t) / 8); }

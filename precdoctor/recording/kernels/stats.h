@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+/* Counts up whenever an entry point is added or changes. */
+enum { ABI = 2 };
 enum {
     NUMEL, LAUNCHES, ORDER, FIRST_BAD_ORDER, SUBNORMAL, AT_MAX, UNCHANGED, FINGERPRINT, NOT_A_NUMBER, POS_INF, NEG_INF,
     HIST
