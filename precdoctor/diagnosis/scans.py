@@ -143,6 +143,11 @@ class Group:
         return sorted({f.step for f in self.facts})
 
 
+def wrong_share(fact: Fact) -> float:
+    """Share of the result in which a hidden overflow or underflow shows that is off by more than half."""
+    return fact.number("wrong") / max(fact.count("of"), 1)
+
+
 def check_facts(
     view: RunView,
     kinds: Sequence[str],

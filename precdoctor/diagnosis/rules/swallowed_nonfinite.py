@@ -14,6 +14,7 @@ from precdoctor.diagnosis.scans import (
     locate,
     place_words,
     short_name,
+    wrong_share,
 )
 from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import RunView
@@ -57,7 +58,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
-        share = fact.number("wrong") / max(fact.count("of"), 1)
+        share = wrong_share(fact)
         return share if share >= options["wrong_share"] else 0.0
 
     def tell(group: Group) -> Finding:
@@ -73,7 +74,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     hidden, source = fact.where("hidden_by")
     swallower = short_name(hidden or shown)
     there = f" at {source.file}:{source.line}" if source is not None else ""
-    seen, exact, share = fact.number("seen"), fact.number("exact"), percent(wrong / max(of, 1))
+    seen, exact, share = fact.number("seen"), fact.number("exact"), percent(wrong_share(fact))
     message = (
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} made {affected:,} non-finite elements "
         f"({fact.dtype}) where FP64 gives up to {fact.number('exact_amax'):.4g}. {swallower}{there} turned them into "

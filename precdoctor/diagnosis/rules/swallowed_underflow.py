@@ -14,6 +14,7 @@ from precdoctor.diagnosis.scans import (
     locate,
     place_words,
     short_name,
+    wrong_share,
 )
 from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import RunView
@@ -54,7 +55,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
-        share = fact.number("wrong") / max(fact.count("of"), 1)
+        share = wrong_share(fact)
         return share if share >= options["wrong_share"] else 0.0
 
     def tell(group: Group) -> Finding:
@@ -68,7 +69,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     wrong, of, affected = fact.count("wrong"), fact.count("of"), fact.count("affected")
     op, source = fact.where("shown_by")
     there = f" at {source.file}:{source.line}" if source is not None else ""
-    share = percent(wrong / max(of, 1))
+    share = percent(wrong_share(fact))
     message = (
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} flushed {affected:,} elements to zero "
         f"({fact.dtype}) that are up to {fact.number('exact_amax'):.4g} in FP64. {short_name(op)}{there} made "
