@@ -82,6 +82,16 @@ def raised_by_signal_handler(error: BaseException) -> bool:
     return any(_code_of(signal.getsignal(number)) in frames for number in signal.valid_signals())
 
 
+def let_through(error: BaseException) -> None:
+    """For ``except`` clauses that expect something else: what a signal handler of the user's raised is the user's.
+
+    Raises:
+        BaseException: ``error``, when it came out of such a handler.
+    """
+    if raised_by_signal_handler(error):
+        raise error
+
+
 def _code_of(handler: Any) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func

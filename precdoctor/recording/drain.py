@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Mapping
@@ -69,7 +70,9 @@ class Drain:
         self._rows_waiting = 0
         self._facts: Mapping[str, Any] | None = None
         self._end: Mapping[str, Any] | None = None
-        self._wake = threading.Condition()
+        #: Both are made in C: a signal handler of the user's that raises in the middle cannot leave either one broken.
+        self._lock = threading.RLock()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         #: Held by the thread while it does anything but wait.
         self._busy = threading.Lock()
         self._fork_patience = _FORK_SECONDS
@@ -90,7 +93,7 @@ class Drain:
 
     def put(self, item: StepBatch | EventBatch) -> None:
         """Queue a step or events; never waits for the writer."""
-        with self._wake:
+        with self._lock:
             if self.failed:
                 return
             if len(self._queue) >= _MAX_ITEMS:
@@ -99,11 +102,12 @@ class Drain:
                 while len(self._heavy) >= _MAX_STEPS and self._rows_waiting + len(item.entries) > _MAX_ROWS:
                     self._rows_waiting -= len(self._heavy[0].entries)
                     self._heavy.popleft().give_up_tensors()
-                self._heavy.append(item)
+            self._queue.append(item)  # first: one that is not counted does no harm when a signal handler raises here
+            if isinstance(item, StepBatch) and item.entries:
                 self._rows_waiting += len(item.entries)
-            self._queue.append(item)
+                self._heavy.append(item)
             if not isinstance(item, StepBatch) or item.entries:  # the steps between samples can wait for its next turn
-                self._wake.notify()
+                self._wake.put(None)
 
     @property
     def behind(self) -> bool:
@@ -124,9 +128,9 @@ class Drain:
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Have rank.json rewritten with these facts."""
-        with self._wake:
+        with self._lock:
             self._facts = facts
-            self._wake.notify()
+            self._wake.put(None)
 
     def close(self, end: Mapping[str, Any], *, wait: bool = True) -> None:
         """Have everything queued written out, and the end marker; the first call's ``end`` counts.
@@ -135,9 +139,9 @@ class Drain:
             end: what end.json will hold.
             wait: until it is done, for a minute at most.
         """
-        with self._wake:
+        with self._lock:
             self._end = self._end or dict(end)
-            self._wake.notify()
+            self._wake.put(None)
         if wait and threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_SECONDS)
             if self._thread.is_alive():
@@ -182,9 +186,10 @@ class Drain:
 
     def _turn(self, writer: RankWriter) -> bool:
         """Handle one item; false when closing and nothing is left."""
-        with self._wake:
-            while not self._queue and self._facts is None and self._end is None:
-                self._wake.wait(_IDLE_SECONDS)
+        while not self._queue and self._facts is None and self._end is None:
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=_IDLE_SECONDS)
+        with self._lock:
             facts, self._facts = self._facts, None
             item = self._take() if self._queue else None
             self._turning = item is not None
@@ -275,7 +280,7 @@ class Drain:
 
     def _fail(self, writer: RankWriter | None, reason: str, message: str) -> None:
         """Recording is over: say it once, close what can be closed, let go of what waits."""
-        with self._wake:
+        with self._lock:
             self.failed = True
             self._queue.clear()
             self._heavy.clear()

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from precdoctor.recording import attach
+
 
 def flags() -> dict[str, Any]:
     """Every switch this torch has; null where it cannot be read.
@@ -26,7 +28,8 @@ def _read(read: Callable[[], Any]) -> Any:
         value = read()
     except AttributeError:
         return _ABSENT
-    except RuntimeError:
+    except RuntimeError as error:
+        attach.let_through(error)
         return None
     return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import traceback as stored_traces
 
+from precdoctor.recording import attach
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scene import RootCall, Scene
@@ -98,8 +99,8 @@ class LossCode:
     def open(self) -> None:
         """A top-level module in training has returned: what follows may be loss code."""
         if not torch.is_anomaly_enabled() and not self._traced:
+            self._open = True  # first: a signal handler may raise between the two
             torch.set_anomaly_enabled(True, False)
-            self._open = True
 
     @property
     def _traced(self) -> bool:
@@ -197,7 +198,8 @@ class _Walk:
         for name in names:
             try:
                 value = getattr(node, name)
-            except RuntimeError:
+            except RuntimeError as error:
+                attach.let_through(error)
                 continue  # freed, or written to since
             if isinstance(value, Tensor):
                 if not self._scene.affords(value):
@@ -211,7 +213,8 @@ def _noted(node: Any) -> tuple[Line | None, bool] | None:
     """The line we noted at a node, and whether its saved tensors must not be unpacked; null for any other node."""
     try:
         trace: Iterable[str] = node.metadata.get(_KEY) or ()
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError) as error:
+        attach.let_through(error)
         return None
     for text in trace:
         if text.startswith(_MARK):

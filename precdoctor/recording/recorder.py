@@ -127,8 +127,7 @@ class Recorder:
 
     def _cannot_begin(self, error: Exception) -> None:
         """This process will not be recorded; its training goes on."""
-        if attach.raised_by_signal_handler(error):
-            raise error
+        attach.let_through(error)
         self.state = "off"
         if isinstance(error, OSError):
             message = f"the run directory cannot be written ({error.strerror or error})"
@@ -199,7 +198,8 @@ class Recorder:
 
     def internal_error(self, error: Exception) -> None:
         """Count a defect of ours; the third turns recording off (the first, with ``--strict``, ends the run)."""
-        if self.options.strict or attach.raised_by_signal_handler(error):
+        attach.let_through(error)
+        if self.options.strict:
             raise error
         self._log_error(error)
         if self.errors == 1:

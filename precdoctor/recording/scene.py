@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import kernels, leaves
+from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.microscope.restore import Autocast, RandomState
 from precdoctor.recording.recorder import Recorder, guarded
@@ -260,7 +260,8 @@ def _stand_in(module: nn.Module) -> nn.Module | None:
         return None
     try:
         return copy.copy(module)
-    except Exception:  # noqa: BLE001 - a class that does not let itself be copied
+    except Exception as error:  # noqa: BLE001 - a class that does not let itself be copied
+        attach.let_through(error)
         return None
 
 

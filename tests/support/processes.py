@@ -129,10 +129,11 @@ def start(folder: Path, command: Sequence[str], env: Mapping[str, str] | None = 
 
 def finish(process: subprocess.Popen, run: Path, stdin: bytes = b"") -> Finished:
     """Waits for one, killing it when it hangs."""
-    try:
-        out, err = process.communicate(stdin or None, timeout=PATIENCE)
-    finally:
-        process.kill()
+    with process:  # else its pipes would be complained of in whatever test runs next
+        try:
+            out, err = process.communicate(stdin or None, timeout=PATIENCE)
+        finally:
+            process.kill()
     return Finished(process.returncode, out or b"", (err or b"").decode(), run)
 
 

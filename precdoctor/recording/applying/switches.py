@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from precdoctor.recording import attach
 from precdoctor.recording.applying.ledger import Ledger
 from precdoctor.recording.recorder import Recorder
 from precdoctor.runlog.changes import Change, Value
@@ -30,6 +31,7 @@ def _tried(change: Change, ledger: Ledger) -> Value | None:
     try:
         return _set(change)
     except RuntimeError as error:  # torch refuses a mixture of its older and newer spellings
+        attach.let_through(error)
         ledger.refused(change, f"torch refuses it: {error}")
         return None
 

@@ -114,8 +114,7 @@ class ScanMode(TorchDispatchMode):
             self.spent_ns += time.perf_counter_ns() - began
 
     def _fail(self, error: Exception) -> None:
-        if attach.raised_by_signal_handler(error):
-            raise error
+        attach.let_through(error)
         self.failure = error
 
     def _look(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:

@@ -32,6 +32,18 @@ _library.define("stat(Tensor x, int slot) -> ()")
 _library.define("update(Tensor before, Tensor after, Tensor intended, int slot) -> ()")
 
 
+class _Block:
+    """The rows of some slots, and where they begin in memory."""
+
+    __slots__ = ("floats", "floats_address", "ints", "ints_address")
+
+    def __init__(self, ints: Tensor, floats: Tensor) -> None:
+        self.ints = ints
+        self.floats = floats
+        self.ints_address = ints.data_ptr()
+        self.floats_address = floats.data_ptr()
+
+
 class Bank:
     """All slots of one device.
 
@@ -45,9 +57,8 @@ class Bank:
         self.device = device
         self.counter = torch.zeros((), dtype=torch.int64, device=device)
         self.launches = 0
-        self._ints: list[Tensor] = []
-        self._floats: list[Tensor] = []
-        self._bases: list[tuple[int, int]] = []
+        #: Rows and their addresses change hands as one: a signal handler of the user's may raise between any two lines.
+        self._blocks: list[_Block] = []
         #: Fresh blocks, for the next snapshots; a deque, because the drain thread puts them there.
         self._spare: collections.deque[tuple[Tensor, Tensor]] = collections.deque()
         self.counter_address = self.counter.data_ptr()
@@ -59,20 +70,19 @@ class Bank:
 
     def row(self, slot: int) -> tuple[Tensor, Tensor]:
         """The integer and float row of one slot, as views."""
-        while slot >= _SLOTS_PER_BLOCK * len(self._ints):
-            self._ints.append(_rows_of(self._fresh_ints))
-            self._floats.append(_rows_of(self._fresh_floats))
-            self._bases.append((self._ints[-1].data_ptr(), self._floats[-1].data_ptr()))
-        block, index = divmod(slot, _SLOTS_PER_BLOCK)
-        return self._ints[block][index], self._floats[block][index]
+        while slot >= _SLOTS_PER_BLOCK * len(self._blocks):
+            self._blocks.append(_Block(_rows_of(self._fresh_ints), _rows_of(self._fresh_floats)))
+        number, index = divmod(slot, _SLOTS_PER_BLOCK)
+        block = self._blocks[number]
+        return block.ints[index], block.floats[index]
 
     def addresses(self, slot: int) -> tuple[int, int]:
         """Where the integer and float row of a slot begin in memory; only of use on the CPU."""
-        block, index = divmod(slot, _SLOTS_PER_BLOCK)
-        if block >= len(self._ints):
+        number, index = divmod(slot, _SLOTS_PER_BLOCK)
+        if number >= len(self._blocks):
             self.row(slot)
-        ints, floats = self._bases[block]
-        return ints + index * at.INT_WIDTH * 8, floats + index * at.FLOAT_WIDTH * 8
+        block = self._blocks[number]
+        return block.ints_address + index * at.INT_WIDTH * 8, block.floats_address + index * at.FLOAT_WIDTH * 8
 
     def restart(self, slot: int) -> None:
         """Forget a slot's values but not when it was first bad: the next launch replaces instead of merging."""
@@ -87,17 +97,16 @@ class Bank:
     def snapshot(self, slots: int) -> Snapshot:
         """A copy of slots ``0 .. slots - 1`` on its way to the host; the rows start afresh behind it."""
         ints, floats, count = [], [], math.ceil(slots / _SLOTS_PER_BLOCK)
-        for block in range(min(count, len(self._ints))):
+        for number, block in enumerate(self._blocks[:count]):
             if self.device.type == "cpu":  # the block itself goes, and a spare one takes its place
-                ints.append(self._ints[block])
-                floats.append(self._floats[block])
-                self._ints[block], self._floats[block] = self._fresh_block()
-                self._bases[block] = (self._ints[block].data_ptr(), self._floats[block].data_ptr())
+                self._blocks[number] = _Block(*self._fresh_block())
+                ints.append(block.ints)
+                floats.append(block.floats)
                 continue
-            ints.append(_to_host(self._ints[block]))
-            floats.append(_to_host(self._floats[block]))
-            _fill(self._ints[block], self._fresh_ints)
-            _fill(self._floats[block], self._fresh_floats)
+            ints.append(_to_host(block.ints))
+            floats.append(_to_host(block.floats))
+            _fill(block.ints, self._fresh_ints)
+            _fill(block.floats, self._fresh_floats)
         self.counter.zero_()
         self.launches = 0
         event = None
@@ -114,7 +123,7 @@ class Bank:
     def take_back(self, ints: Sequence[Tensor], floats: Sequence[Tensor]) -> None:
         """Blocks of a snapshot that nobody reads any more; may be called from the drain thread."""
         for pair in zip(ints, floats, strict=True):
-            if self.device.type != "cpu" or len(self._spare) >= _SPARE_SETS * len(self._ints):
+            if self.device.type != "cpu" or len(self._spare) >= _SPARE_SETS * len(self._blocks):
                 return
             _fill(pair[0], self._fresh_ints)
             _fill(pair[1], self._fresh_floats)

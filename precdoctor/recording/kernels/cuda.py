@@ -9,6 +9,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from precdoctor.recording import attach
+
 _failure: list[str] = []
 
 
@@ -26,6 +28,7 @@ def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Se
             with torch.cuda.device(x.device):
                 kernel.measure(x, ints, floats, counter, blocks)
     except Exception as error:  # noqa: BLE001 - compiling needs a driver, a C compiler and a cache; any may be missing
+        attach.let_through(error)
         _failure.append(f"Triton failed: {type(error).__name__}: {error}".partition("\n")[0])
         return False
     return True

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from precdoctor.recording import attach
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
@@ -78,6 +79,7 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
     try:
         done = {"outputs": _forward, "gradients": _backward, "buffers": _buffers}[look_at](scene, names, values=values)
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
+        attach.let_through(error)
         done = Examination("failed", why=_sentence(error))
     finally:
         random.restore()

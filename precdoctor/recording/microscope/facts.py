@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.recording import attach
+
 #: Which kinds of non-finite values a tensor holds.
 NAN, POS_INF, NEG_INF = 1, 2, 4
 
@@ -75,5 +77,6 @@ def value_at(x: Tensor, index: list[int], shape: torch.Size) -> float | None:
         return None
     try:
         return float(real.broadcast_to(shape)[tuple(index)])
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError) as error:
+        attach.let_through(error)
         return None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.recording import attach
 from precdoctor.recording.microscope.ops import is_out_variant, tensors_in
 
 #: An op with more operand elements than this is not run again.
@@ -50,5 +51,6 @@ def in_fp64(
         return None
     try:
         return func(*map(widened, args), **{k: widened(v) for k, v in kwargs.items()})
-    except (RuntimeError, TypeError, NotImplementedError):
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        attach.let_through(error)
         return None

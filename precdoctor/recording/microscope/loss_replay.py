@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.recording import attach
 from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
 from precdoctor.recording.microscope.facts import badness, describe
 from precdoctor.recording.microscope.ops import storage_key
@@ -154,7 +155,8 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
     for function, args, kwargs in _candidates(node, operands):
         try:
             result = function(*args, **kwargs)
-        except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+        except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError) as error:
+            attach.let_through(error)
             continue
         first = result[0] if isinstance(result, (tuple, list)) else result
         if _fits(node, first):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import kernels
+from precdoctor.recording import attach, kernels
 from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.frames import Line
@@ -64,7 +64,8 @@ def replay_step(
         step = type(optimizer).step
         with tracer, torch.no_grad():
             getattr(step, "__wrapped__", step)(again)
-    except Exception:  # noqa: BLE001 - an optimizer of the user's own may do anything; the facts of the step stand
+    except Exception as error:  # noqa: BLE001 - an optimizer of the user's own may do anything; the facts of the step stand
+        attach.let_through(error)
         return None
     finally:
         random.restore()

@@ -98,6 +98,7 @@ class Shadow:
         except RefusedError as refusal:
             self._write(call, {"outcome": "refused", "why": str(refusal)})
         except Exception as error:  # noqa: BLE001 - the user's forward may refuse to run again, or memory may end
+            attach.let_through(error)
             self._write(call, {"outcome": "failed", "why": _sentence(error)})
         else:
             self._tell(call, done, left_out)

@@ -1,0 +1,154 @@
+"""A signal handler of the user's that raises in the middle of our code: between any two lines, wherever that is."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import precdoctor
+from precdoctor.recording import flags, kernels
+from precdoctor.recording.batch import EventBatch
+from precdoctor.recording.drain import Drain
+from precdoctor.recording.kernels import Bank
+from precdoctor.recording.loss_code import LossCode
+from precdoctor.recording.options import RecordOptions
+from precdoctor.runlog.layout import create_run
+
+RECORDING = Path(precdoctor.__file__).parent / "recording"
+#: These run where no handler of the user's does: in the parent of the run, on the drain thread, before the script.
+ELSEWHERE = {"launch.py", "supervise.py", "drain.py", "sitecustomize.py", "native.py", "options.py"}
+#: What torch raises for its own reasons, and a handler for any.
+WIDE = {"Exception", "RuntimeError", "BaseException"}
+
+
+class Timeout(RuntimeError):
+    """As torch's own errors are, so that no ``except RuntimeError`` is to take it for one of them."""
+
+
+def raise_timeout(number, frame):
+    raise Timeout
+
+
+@pytest.fixture
+def handler():
+    previous = signal.signal(signal.SIGUSR1, raise_timeout)
+    yield lambda *_: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, previous)
+
+
+def interrupted(call, code) -> int:
+    """Makes ``call`` again and again, raising at every line of ``code`` in turn; how many lines there were.
+
+    Not at ``with``: the interpreter runs no handler between taking a lock made in C and the first line under it, nor
+    between the last line and giving it back.
+    """
+    for wanted in range(100):
+        seen = 0
+
+        def trace(frame, event, _, wanted=wanted):
+            nonlocal seen
+            if frame.f_code is not code:
+                return trace if event == "call" else None
+            if event == "line" and not linecache.getline(code.co_filename, frame.f_lineno).strip().startswith("with "):
+                seen += 1
+                if seen == wanted + 1:
+                    raise Timeout
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            call()
+        except Timeout:
+            continue
+        finally:
+            sys.settrace(before)
+        return seen
+    raise AssertionError("it never came through")
+
+
+def test_switches_that_cannot_be_read_are_told_from_an_interruption(handler):
+    with pytest.raises(Timeout):
+        flags._read(handler)
+
+
+def test_a_bank_never_points_to_memory_it_has_given_away():
+    bank = Bank(torch.device("cpu"))
+    slots = 200
+
+    def step():
+        for slot in (0, slots):
+            ints, floats = bank.row(slot)
+            assert bank.addresses(slot) == (ints.data_ptr(), floats.data_ptr())
+        bank.snapshot(slots + 1).release()
+
+    assert interrupted(step, Bank.snapshot.__code__) > 5
+    step()
+    fresh = Bank(torch.device("cpu"))
+    bank = fresh
+    assert interrupted(step, Bank.row.__code__) > 2
+    step()
+
+
+def test_the_queue_outlives_an_interruption_anywhere_in_it(tmp_path):
+    create_run(tmp_path / "run", {"command": []})
+    drain = Drain(tmp_path / "run", 0, RecordOptions())
+    puts = iter(range(1000))
+    row = {"event": "warning", "step": 0, "micro_step": 0, "time_ns": 0, "data": {}}
+    lines = interrupted(lambda: drain.put(EventBatch([{**row, "step": next(puts)}])), Drain.put.__code__)
+    drain.close({"reason": "exit", "steps": 0, "errors": 0})
+    assert not drain._thread.is_alive()
+    steps = list(precdoctor.open_run(tmp_path / "run").events()["step"])
+    assert steps == sorted(steps)
+    assert steps[-1] == next(puts) - 1  # the call that came through
+    assert lines > 3
+
+
+@pytest.mark.parametrize("name", ["open", "close"])
+def test_anomaly_mode_is_never_left_on(name):
+    loss_code = LossCode.__new__(LossCode)
+    loss_code._open, loss_code._recorder = False, type("Recorder", (), {"trace": None})()
+
+    def around():
+        try:
+            loss_code.open()
+        finally:
+            loss_code.close()
+
+    try:
+        interrupted(around, getattr(LossCode, name).__code__)
+        assert not torch.is_anomaly_enabled()
+    finally:
+        torch.set_anomaly_enabled(False)
+
+
+def test_every_wide_except_clause_lets_the_users_exceptions_through():
+    """Each names ``let_through``, hands the error on to what does, or raises; as the log is closed, it is logged."""
+    lets = {"let_through", "internal_error", "_fail", "_cannot_begin", "_log_error"}
+    for path in RECORDING.rglob("*.py"):
+        if path.name in ELSEWHERE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ExceptHandler) or not WIDE & caught(node):
+                continue
+            body = [n for part in node.body for n in ast.walk(part)]
+            names = {getattr(n, "attr", getattr(n, "id", None)) for n in body}
+            assert names & lets or any(isinstance(n, ast.Raise) for n in body), f"{path.name}:{node.lineno}"
+
+
+def caught(node: ast.ExceptHandler) -> set[str]:
+    kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    return {kind.id for kind in kinds if isinstance(kind, ast.Name)}
+
+
+@pytest.fixture(autouse=True)
+def no_slots_left_over():
+    kernels.forget_all()
+    yield
+    kernels.forget_all()
