@@ -59,6 +59,8 @@ class Bank:
         self.launches = 0
         #: Rows and their addresses change hands as one: a signal handler of the user's may raise between any two lines.
         self._blocks: list[_Block] = []
+        #: What the slots hold of the tensors of this step, for those that are seen again under another name.
+        self.recent: native.Recent = {}
         #: Fresh blocks, for the next snapshots; a deque, because the drain thread puts them there.
         self._spare: collections.deque[tuple[Tensor, Tensor]] = collections.deque()
         self.counter_address = self.counter.data_ptr()
@@ -97,6 +99,7 @@ class Bank:
     def snapshot(self, slots: int) -> Snapshot:
         """A copy of slots ``0 .. slots - 1`` on its way to the host; the rows start afresh behind it."""
         ints, floats, count = [], [], math.ceil(slots / _SLOTS_PER_BLOCK)
+        self.recent = {}  # first: it has the addresses of blocks that go
         for number, block in enumerate(self._blocks[:count]):
             if self.device.type == "cpu":  # the block itself goes, and a spare one takes its place
                 self._blocks[number] = _Block(*self._fresh_block())
@@ -254,7 +257,7 @@ def _stat(x: Tensor, slot: int) -> None:
     home.launches += 1
     if native.supports(x):
         want = 0 if not _with_blocks else _ALL_BLOCKS if slot in _with_block16 else _ACTIVATION_BLOCKS
-        native.measure_at(x, *home.addresses(slot), home.counter_address, want)
+        native.measure_at(x, *home.addresses(slot), home.counter_address, want, home.recent)
         return
     blocks = () if not _with_blocks else at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
     _launch(x, home, slot, blocks)

@@ -31,6 +31,8 @@ VARIANTS: Final = ("baseline", "avx2", "avx512")
 
 #: Tensors below this many elements are measured by the calling thread alone: waking others costs more.
 _THREADS_FROM: Final = 256 * 1024
+#: Fewer elements are measured sooner than looked up.
+_TWICE_FROM: Final = 8192
 #: The order of ``dtype_t`` in stats.h.
 _CODES: Final = {
     torch.float32: 0,
@@ -45,7 +47,7 @@ _CODES: Final = {
 #: ``TILE``, ``MAX_OUTER`` and the number of fields of ``plan_t`` in stats.h.
 _TILE, _MAX_OUTER, _PLAN_WIDTH = 2048, 8, 39
 #: ``ABI`` in stats.h: a library left over from an older version of this file is not used.
-_ABI: Final = 2
+_ABI: Final = 3
 #: The front of a slot's integer row before the first launch, and its float row.
 _FRESH_INTS = (ctypes.c_int64 * at.FIRST_BAD_ORDER)(
     *(at.NEVER if i == at.ORDER else 0 for i in range(at.FIRST_BAD_ORDER))
@@ -75,6 +77,10 @@ def library() -> ctypes.CDLL | None:
     found.precdoctor_use_threads.argtypes = [pointer]
     found.precdoctor_stat.restype = None
     found.precdoctor_stat.argtypes = [pointer] * 5 + [i32]
+    found.precdoctor_sample.restype = ctypes.c_uint64
+    found.precdoctor_sample.argtypes = [pointer, ctypes.c_int64]
+    found.precdoctor_again.restype = i32
+    found.precdoctor_again.argtypes = [pointer] * 5 + [i32, ctypes.c_int64, ctypes.c_uint64, pointer, pointer]
     found.precdoctor_look.restype = None
     found.precdoctor_look.argtypes = [pointer, i32, ctypes.c_int64, pointer, i32]
     found.precdoctor_update.restype = None
@@ -148,13 +154,31 @@ def wanted(blocks: Sequence[int]) -> int:
     return sum(1 << at.BLOCK_SIZES.index(block) for block in blocks)
 
 
-def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int) -> None:
-    """:func:`measure` by the addresses of the slot's rows: making views costs more than measuring small tensors."""
+def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int, recent: Recent | None = None) -> None:
+    """:func:`measure` by the addresses of the slot's rows: making views costs more than measuring small tensors.
+
+    Args:
+        x: the tensor.
+        ints, floats, counter: addresses.
+        want: block sizes as :func:`wanted` gives them.
+        recent: which tensors other slots hold, to be kept up; modules often hand on what another one gave them, and to
+            find that out (by the fingerprint) costs a third of measuring it again.
+    """
     lib: Any = library()
     strides = None if x.is_contiguous() else x.stride()
     plan, numel = _plan(x.dtype, x.shape, strides, want)
     threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
-    lib.precdoctor_stat(x.data_ptr(), plan, ints, floats, counter, threads)
+    data = x.data_ptr()
+    if recent is None or numel < _TWICE_FROM or strides is not None:
+        lib.precdoctor_stat(data, plan, ints, floats, counter, threads)
+        return
+    size, known = numel * x.element_size(), recent.get(data)
+    if known is not None and known[0] is plan:
+        _, sample, *row = known
+        if lib.precdoctor_again(data, plan, ints, floats, counter, threads, size, sample, *row):
+            return
+    lib.precdoctor_stat(data, plan, ints, floats, counter, threads)
+    recent[data] = plan, lib.precdoctor_sample(data, size), ints, floats
 
 
 def restart(ints: int, floats: int) -> None:
@@ -216,6 +240,8 @@ def _fills_its_memory(x: Tensor) -> bool:
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 Plan = tuple["ctypes.Array[ctypes.c_int64]", int]
+#: By address of a tensor's memory: its plan, a sample of its bytes, and the row of the slot that it was measured into.
+Recent = dict[int, "tuple[ctypes.Array[ctypes.c_int64], int, int, int]"]
 
 
 @functools.lru_cache(maxsize=16384)

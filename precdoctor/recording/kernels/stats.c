@@ -79,28 +79,38 @@ static void run_apart(void *argument) {
     __atomic_clear(&job->busy, __ATOMIC_RELEASE);
 }
 
-static void measure(const subject_t *subject, int64_t *ints, double *floats, int64_t *counter, int32_t threads) {
+/* Runs the tiles; the sums are left in the job, everything else is in ints and floats. */
+static void run(job_t *job, const subject_t *subject, int64_t *ints, double *floats, int32_t threads) {
     const plan_t *plan = subject->plan;
     int64_t shards = (plan->numel + SHARD - 1) / SHARD;
     if (shards > MAX_SHARDS) shards = MAX_SHARDS;
     if (shards > plan->tiles) shards = plan->tiles;
-    job_t job;
-    job.subject = subject, job.shards = shards, job.next = 0, job.bad = 0, job.busy = 0;
-    job.ints = ints, job.floats = floats;
+    job->subject = subject, job->shards = shards, job->next = 0, job->bad = 0, job->busy = 0;
+    job->ints = ints, job->floats = floats;
     if (threads > 1 && shards > 1 && parallel) {
-        parallel(run_apart, &job, (unsigned)threads, 0);
+        parallel(run_apart, job, (unsigned)threads, 0);
     } else {
         state_t state = {.ints = ints, .floats = floats};
-        run_shards(&job, &state);
-        job.bad = state.bad;
+        run_shards(job, &state);
+        job->bad = state.bad;
     }
-    for (int64_t s = 0; s < shards; s++) floats[SUM] += job.sums[s][0], floats[SUM_SQ] += job.sums[s][1];
+}
+
+/* What a launch adds to a slot besides its statistics. */
+static void note_launch(int64_t *ints, int64_t *counter, int64_t numel, uint64_t fingerprint, int64_t bad) {
     int64_t order = ++*counter;
-    ints[NUMEL] += plan->numel;
+    ints[NUMEL] += numel;
     ints[LAUNCHES]++;
-    ints[FINGERPRINT] = (int64_t)((uint64_t)ints[FINGERPRINT] + plan->seed);
+    ints[FINGERPRINT] = (int64_t)((uint64_t)ints[FINGERPRINT] + fingerprint);
     if (order < ints[ORDER]) ints[ORDER] = order;
-    if (job.bad && order < ints[FIRST_BAD_ORDER]) ints[FIRST_BAD_ORDER] = order;
+    if (bad && order < ints[FIRST_BAD_ORDER]) ints[FIRST_BAD_ORDER] = order;
+}
+
+static void measure(const subject_t *subject, int64_t *ints, double *floats, int64_t *counter, int32_t threads) {
+    job_t job;
+    run(&job, subject, ints, floats, threads);
+    for (int64_t s = 0; s < job.shards; s++) floats[SUM] += job.sums[s][0], floats[SUM_SQ] += job.sums[s][1];
+    note_launch(ints, counter, subject->plan->numel, subject->plan->seed, job.bad);
 }
 
 /* Statistics of a tensor into a slot.
@@ -111,6 +121,48 @@ void precdoctor_stat(const void *data, const plan_t *plan, int64_t *ints, double
                      int32_t threads) {
     subject_t subject = {.plan = plan, .data = data};
     measure(&subject, ints, floats, counter, threads);
+}
+
+/* A few bytes from all over a contiguous tensor of at least 4096 bytes: whether reading the whole of it again can be worth
+ * it. */
+static uint64_t sample_of(const char *data, int64_t bytes) {
+    enum { SAMPLES = 13 };
+    uint64_t sample = 0, word;
+    for (int i = 0; i < SAMPLES; i++) {
+        memcpy(&word, data + (bytes - 8) / (SAMPLES - 1) * i, sizeof word);
+        sample = (sample ^ word) * 0x9e3779b97f4a7c15u;
+        sample ^= sample >> 29;
+    }
+    return sample;
+}
+
+uint64_t precdoctor_sample(const void *data, int64_t bytes) { return sample_of(data, bytes); }
+
+/* The same as precdoctor_stat, from the row of a slot that may hold just the same tensor: a module that hands on what
+ * another one gave it. Decided by the fingerprint of what is there now, so that nobody has to vouch for the memory.
+ *   bytes, sample   of a contiguous tensor; what precdoctor_sample said of the one in that slot
+ *   from_ints, from_floats   that slot's row; of a single launch with the same plan
+ * Returns 0, and has done nothing, where the tensor is another one. */
+int32_t precdoctor_again(const void *data, const plan_t *plan, int64_t *ints, double *floats, int64_t *counter,
+                         int32_t threads, int64_t bytes, uint64_t sample, const int64_t *from_ints,
+                         const double *from_floats) {
+    if (from_ints[LAUNCHES] != 1 || from_ints[NUMEL] != plan->numel || ints == from_ints) return 0;
+    if (sample_of(data, bytes) != sample) return 0;
+    int64_t apart[INT_WIDTH] = {0};
+    double unused[FLOAT_WIDTH] = {0};
+    subject_t subject = {.plan = plan, .data = data, .fingerprint_only = 1};
+    job_t job;
+    run(&job, &subject, apart, unused, threads);
+    uint64_t fingerprint = (uint64_t)apart[FINGERPRINT] + plan->seed;
+    if (fingerprint != (uint64_t)from_ints[FINGERPRINT]) return 0;
+    for (int i = SUBNORMAL; i < INT_WIDTH; i++)
+        if (i != FINGERPRINT) ints[i] += from_ints[i];
+    if (from_floats[AMAX] > floats[AMAX]) floats[AMAX] = from_floats[AMAX];
+    if (from_floats[AMIN] < floats[AMIN]) floats[AMIN] = from_floats[AMIN];
+    floats[SUM] += from_floats[SUM], floats[SUM_SQ] += from_floats[SUM_SQ];
+    int64_t bad = from_ints[NOT_A_NUMBER] + from_ints[POS_INF] + from_ints[NEG_INF];
+    note_launch(ints, counter, plan->numel, fingerprint, bad);
+    return 1;
 }
 
 /* An update row, for a contiguous weight of at most 32 bits.

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Counts up whenever an entry point is added or changes. */
-enum { ABI = 2 };
+enum { ABI = 3 };
 enum {
     NUMEL, LAUNCHES, ORDER, FIRST_BAD_ORDER, SUBNORMAL, AT_MAX, UNCHANGED, FINGERPRINT, NOT_A_NUMBER, POS_INF, NEG_INF,
     HIST
@@ -45,6 +45,7 @@ typedef struct {
     const char *after;     /* the weight after the step */
     const char *intended;  /* what the optimizer meant to add: FP32, or FP64 when wide */
     int wide;
+    int fingerprint_only;
 } subject_t;
 
 /* Where one thread counts. The sums are one shard's, so that their rounding does not depend on who took which shard. */

@@ -647,7 +647,8 @@ static void update_tile(const subject_t *subject, int64_t at, int n, state_t *st
     tile_f32(stored, F32, 1, n, 0, state);
 }
 
-static void value_tile(const plan_t *plan, const void *data, int64_t index, int rows, int columns, state_t *state) {
+static void value_tile(const plan_t *plan, const void *data, int64_t index, int rows, int columns, int fingerprint_only,
+                       state_t *state) {
     dtype_t dtype = (dtype_t)plan->dtype;
     int width = width_of(dtype), n = rows * columns, want = (int)plan->want;
     uint64_t gathered[TILE], fingerprint = 0;
@@ -662,6 +663,7 @@ static void value_tile(const plan_t *plan, const void *data, int64_t index, int 
             fingerprint += mix((const char *)data + r * columns * width, dtype, columns,
                                (uint64_t)(index + r * plan->row_pitch));
     state->ints[FINGERPRINT] = (int64_t)((uint64_t)state->ints[FINGERPRINT] + fingerprint);
+    if (fingerprint_only) return;
     if (dtype == F64) tile_f64(data, rows, columns, want, state);
     else tile_f32(load(data, dtype, n, wide), dtype, rows, columns, want, state);
 }
@@ -752,6 +754,6 @@ void VARIANT(const subject_t *subject, int64_t first, int64_t end, state_t *stat
         if (subject->after) update_tile(subject, index, (int)(rows * columns), state);
         else
             value_tile(plan, subject->data + offset * width_of((dtype_t)plan->dtype), index, (int)rows, (int)columns,
-                       state);
+                       subject->fingerprint_only, state);
     }
 }
