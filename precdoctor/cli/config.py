@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "autopsy": values.parse_switch,
         "arm-next": values.parse_count,
         "deep-scan": values.parse_scans,
+        "compiled": values.choice("boundary", "instrument"),
         "scene-memory": values.parse_size,
         "max-disk": values.parse_size,
         "apply": values.parse_path,

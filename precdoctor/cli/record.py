@@ -108,6 +108,14 @@ def record(
             help="Look at every op of N healthy steps, or off; default: a few steps, within --budget.", metavar="N|off"
         ),
     ] = None,
+    compiled: Annotated[
+        str | None,
+        typer.Option(
+            help="With torch.compile: see calls of compiled models (boundary; the default), or the modules inside, too "
+            "(instrument; changes how they round).",
+            metavar="boundary|instrument",
+        ),
+    ] = None,
     scene_memory: Annotated[
         str | None,
         typer.Option(help="Memory for a replay and for weights before the step; default: 256MiB.", metavar="SIZE"),
@@ -144,8 +152,8 @@ def record(
 ) -> int:
     """Run a training command and record its numerics.
 
-    The script is not changed, and neither is a bit of its training, but for what --apply is told to. The exit status is
-    the command's own.
+    The script is not changed, and neither is a bit of its training, but for what --apply and --compiled are told to.
+    The exit status is the command's own.
     """
     from precdoctor.recording.launch import command_line, launch
     from precdoctor.recording.options import RecordOptions
@@ -162,6 +170,7 @@ def record(
         "on-nonfinite": on_nonfinite,
         "arm-next": arm_next,
         "deep-scan": deep_scan,
+        "compiled": compiled,
         "scene-memory": scene_memory,
         "max-disk": max_disk,
         "redact-names": redact_names,

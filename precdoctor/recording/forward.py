@@ -115,9 +115,12 @@ class Forward:
 
     def _post_hook(self) -> Callable[[nn.Module, Any, Any], None]:
         recorder, leave, casts = self._recorder, self._leave, self._casts
+        probes = recorder.probes
 
         def precdoctor_forward(module: nn.Module, _args: Any, result: Any) -> None:
             if torch.compiler.is_compiling():
+                if probes is not None:
+                    probes.traced(module, result)
                 return
             if casts.met:
                 casts.left(module)  # first of all: what it has opened must not outlive the call
@@ -176,6 +179,8 @@ class Forward:
             self._note_autocast()  # at every call: frameworks enter autocast inside the root's forward
         if inside is None:
             self._loss_code.close()
+            if recorder.probes is not None:
+                recorder.probes.meet(module)
         if inside is None and not recompute and recorder.trace is not None:
             recorder.trace.root_called(module, place.root, {**dict(enumerate(args)), **_keyword_arguments()})
         if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():

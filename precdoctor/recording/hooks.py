@@ -77,6 +77,12 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         applier = _applier(recorder)
         if applier is not None:
             applier.install_before()
+        if options.compiled == "instrument":
+            from precdoctor.recording.compiled import CHANGES_ROUNDING, Probes  # defines an op, for these runs only
+
+            recorder.warnings.append(CHANGES_ROUNDING)
+            recorder.probes = Probes(recorder)
+            recorder.probes.install()
         manual, scene = ManualSteps(recorder), Scene(recorder)
         loss_code = LossCode(recorder, scene)
         casts = Casts(recorder)

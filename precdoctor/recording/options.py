@@ -59,6 +59,9 @@ class RecordOptions:
     arm_next: int = 0
     #: Healthy steps whose ops are looked at one by one; 0: none; null: a few, within the budget.
     deep_scan: int | None = None
+    #: What is seen of ``torch.compile``: boundary (calls of compiled models) | instrument (modules inside them, too,
+    #: which changes how they round).
+    compiled: str = "boundary"
     #: Kept per rank and step, for update rows and for what a replay of the step needs.
     scene_memory: int = 256 << 20
     #: Stop writing (training goes on) when a rank directory reaches this size; null: no limit.
@@ -97,13 +100,15 @@ class RecordOptions:
             raise UsageError(f"--arm-next takes a number of steps from 0, got {self.arm_next}")
         if self.deep_scan is not None and self.deep_scan < 0:
             raise UsageError(f"--deep-scan takes a number of steps, or off, got {self.deep_scan}")
+        if self.compiled not in ("boundary", "instrument"):
+            raise UsageError(f"--compiled takes boundary or instrument, got {self.compiled!r}")
         if self.first_step < 0:
             raise UsageError(f"--first-step takes a step number from 0, got {self.first_step}")
 
     @property
     def bit_neutral(self) -> bool:
         """Whether the training is the same in every bit as without recording."""
-        return not self.apply and self.on_nonfinite != "skip"
+        return not self.apply and self.on_nonfinite != "skip" and self.compiled == "boundary"
 
     def takes(self, kind: str) -> bool:
         """Whether rows of this kind are wanted."""

@@ -26,6 +26,7 @@ from precdoctor.recording.sampling import Sampler
 from precdoctor.recording.slots import Entry, Site, SlotTable
 
 if TYPE_CHECKING:
+    from precdoctor.recording.compiled import Probes
     from precdoctor.recording.deepscan.scan import DeepScan
     from precdoctor.recording.drain import Drain
     from precdoctor.recording.microscope.live import LiveTrace
@@ -58,6 +59,8 @@ class Recorder:
         self._early: list[dict[str, Any]] = []
         #: Traces steps op by op as they are made, when asked to.
         self.trace: LiveTrace | None = None
+        #: Sees inside compiled graphs (``--compiled instrument``).
+        self.probes: Probes | None = None
         #: Compares chosen steps with a wide reference, when asked to.
         self.shadow: Shadow | None = None
         #: Looks at the ops of a few steps.
