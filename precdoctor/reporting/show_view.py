@@ -72,7 +72,9 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     dropped = summary.recorder.get("dropped") or {}
     yield "lost rows", ", ".join(f"{number(n)} {reason}" for reason, n in dropped.items()) or "none"
     open_ranks = [p for p in summary.processes if not p["complete"]]
-    yield "closed", f"not by {_names(open_ranks)}" if open_ranks else "cleanly"
+    early = next((p["cut_short"] for p in summary.processes if p["cut_short"]), None)
+    how = f"before the training ended: {clean(early, 160)}" if early else "cleanly"
+    yield "closed", f"not by {_names(open_ranks)}" if open_ranks else how
 
 
 def _names(processes: Sequence[Mapping[str, int]]) -> str:

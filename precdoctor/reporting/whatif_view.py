@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -172,7 +172,7 @@ def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Tab
         table.add_column("would hold", no_wrap=True)
     for f in shown:
         told = _told(f)
-        cells = [Name(place(f), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
+        cells: list[RenderableType] = [Name(place(f), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
         cells += [told.get(column, Text("–", "pd.quiet")) for column in columns]
         table.add_row(*cells, *([Text(would_hold(f))] if answer.failing else []))
     return table
