@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -72,11 +73,20 @@ def formats(
 
 
 def _number(text: str) -> float | None:
-    """A decimal or hexadecimal number, NaN and Inf included; None for what is none."""
+    """A decimal or hexadecimal number, NaN and Inf included; None for what is none.
+
+    Raises:
+        UsageError: it is beyond the largest number of FP64, in which all this is computed.
+    """
     try:
-        return float.fromhex(text) if "0x" in text.lower() else float(text)
-    except (ValueError, OverflowError):
+        value = float.fromhex(text) if "0x" in text.lower() else float(text)
+    except ValueError:
         return None
+    except OverflowError:
+        value = math.inf
+    if math.isinf(value) and "inf" not in text.lower():
+        raise UsageError(f"{text} is beyond the largest number of FP64, 1.798e+308; ask for inf if you mean infinity")
+    return value
 
 
 def _views(value: float) -> list[Any]:

@@ -140,6 +140,12 @@ def _baseline(bases: Sequence[Path]) -> Baseline | list[Run] | None:
         raise UsageError(f"--baseline takes one file, or runs; got the file {files[0]} and {len(bases) - 1} more")
     if files:
         return read_baseline(files[0])
+    for base in bases:
+        if base.suffix == ".toml" and not base.exists():
+            raise UsageError(
+                f"there is no baseline {base}; write one from healthy runs with: precdoctor gate RUN... "
+                f"--write-baseline {base}"
+            )
     return [open_run(base) for base in bases] or None
 
 

@@ -48,8 +48,9 @@ def view_of(run: Run) -> RunView:
     """
     view = RunView(run)
     if view.steps.empty:
+        why = f"recording ended in its first step: {view.cut_short}" if view.cut_short else "no optimizer step was seen"
         raise NothingRecordedError(
-            f"{run.path} holds no training step: no optimizer step was seen, so there is nothing to judge; "
+            f"{run.path} holds no training step: {why}, so there is nothing to judge; "
             f"`precdoctor log verify {run.path}` says what is in it"
         )
     return view
@@ -155,6 +156,7 @@ def describe(view: RunView) -> dict[str, Any]:
         "versions": facts.get("versions"),
         "roots": [r.get("name") for r in facts.get("roots") or ()],
         **_applied(view),
+        **({"cut_short": view.cut_short} if view.cut_short is not None else {}),
     }
 
 

@@ -75,7 +75,8 @@ def lower_rate_and_clip() -> str:
     return (
         "import torch\n\n"
         "for group in optimizer.param_groups:\n    group['lr'] /= 10\n"
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()\n"
+        "# before optimizer.step():\n"
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
     )
 
 

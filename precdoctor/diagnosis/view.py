@@ -273,12 +273,19 @@ class RunView:
         return bool(self._run.ranks) and all(rank.complete for rank in self._run.ranks)
 
     @cached_property
+    def cut_short(self) -> str | None:
+        """Why recording ended before the training did; None when it did not."""
+        return next((rank.cut_short for rank in self._run.ranks if rank.cut_short is not None), None)
+
+    @cached_property
     def missing(self) -> str | None:
         """Why a rule that found nothing must not say "passed"; None when the log is whole."""
         if self.dropped:
             return f"{sum(self.dropped.values()):,} rows were dropped ({', '.join(sorted(self.dropped))})"
         if self.recorder_errors:
             return f"the recorder failed: {self.recorder_errors[0]}"
+        if self.cut_short is not None:
+            return f"recording ended before the training did: {self.cut_short}"
         lost = [p for p in self.problems if p.endswith("is listed and missing")]
         if lost:
             return f"the log is damaged: {lost[0]}"

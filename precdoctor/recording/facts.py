@@ -84,6 +84,7 @@ class Facts:
 def _root(root: Root, names: Names) -> dict[str, Any]:
     module = root.module()
     parameters = []
+    tied = _tied(module, names) if module is not None else {}
     for parameter in module.parameters() if module is not None else ():
         found = names.parameter(parameter)
         if found is None:
@@ -96,6 +97,7 @@ def _root(root: Root, names: Names) -> dict[str, Any]:
                 "shape": None if lazy else [int(n) for n in parameter.shape],
                 "dtype": str(parameter.dtype).removeprefix("torch."),
                 "requires_grad": parameter.requires_grad,
+                **({"tied": tied[id(parameter)]} if id(parameter) in tied else {}),
             }
         )
     modules = [{"name": name, "class": kind} for name, kind in root.modules]
@@ -103,6 +105,19 @@ def _root(root: Root, names: Names) -> dict[str, Any]:
     outer = root.outer() if root.outer is not None else None
     reduced = reduction(outer, module) if module is not None else None
     return facts if reduced is None else {**facts, "reduction": reduced}
+
+
+def _tied(module: torch.nn.Module, names: Names) -> dict[int, list[str]]:
+    """The other names of parameters that several modules own, by id: ``lm_head.weight`` of ``wte.weight``."""
+    others: dict[int, list[str]] = {}
+    for owner in module.modules():
+        place = names.find(owner)
+        for name, parameter in owner._parameters.items():
+            first = names.parameter(parameter) if parameter is not None else None
+            if place is None or first is None or (first[0].module, first[1]) == (place.module, name):
+                continue
+            others.setdefault(id(parameter), []).append(f"{place.module}.{name}" if place.module else name)
+    return others
 
 
 def _plain(value: Any) -> Any:

@@ -86,7 +86,8 @@ def plain(x: Tensor) -> Tensor | None:
     """The dense floating-point tensor whose values count for ``x``, or null when there is none.
 
     DTensors give their local shard, sparse tensors their coalesced values, complex ones their real and imaginary parts.
-    Fake, functorch-wrapped, quantised, nested, meta and empty tensors and other subclasses give null.
+    Fake, functorch-wrapped, quantised, nested, meta and empty tensors and other subclasses give null, and so do tensors
+    whose memory is given back: FSDP empties the storage of gathered parameters, and to read them is a crash.
     """
     if is_wrapped(x):
         local = getattr(x, "_local_tensor", None)
@@ -99,7 +100,7 @@ def plain(x: Tensor) -> Tensor | None:
         if x.layout is not torch.sparse_coo:
             return None
         x = x.detach().coalesce().values()
-    if x.device.type == "meta" or x.is_nested or x.numel() == 0:
+    if x.device.type == "meta" or x.is_nested or x.numel() == 0 or x.untyped_storage().nbytes() == 0:
         return None
     if x.dtype.is_complex:
         x = torch.view_as_real(x.detach().resolve_conj())

@@ -12,7 +12,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from precdoctor.recording import kernels
+from precdoctor.recording import kernels, leaves
 from precdoctor.recording.recorder import Recorder
 
 #: Larger parameters are not copied to be compared.
@@ -44,9 +44,13 @@ class ManualSteps:
         parameter = self._watched() if self._watched is not None else None
         if self.has_optimizer or parameter is None:
             return
-        small = parameter.device.type == "cpu" and parameter.numel() <= _MAX_COPY
         with kernels.apart_from_user_modes():
-            self._copy = parameter.detach().clone() if small else None
+            values = leaves.plain(parameter)
+            if values is None:  # a gathered parameter of FSDP, its memory given back: no script updates that
+                self._watched = self._copy = None
+                return
+            small = values.device.type == "cpu" and values.numel() <= _MAX_COPY
+            self._copy = values.detach().clone() if small else None
         if self._recorder.live:
             self._record_weights()
 
@@ -68,7 +72,8 @@ class ManualSteps:
             updated = parameter.grad is None
         else:
             with kernels.apart_from_user_modes():
-                updated = not torch.equal(self._copy, parameter.detach())
+                values = leaves.plain(parameter)
+                updated = values is not None and not torch.equal(self._copy, values.detach())
         if updated:
             self._watched = self._copy = None
             self._recorder.end_step()

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from precdoctor.diagnosis.finding import Finding, Location, Prescription, Source, jsonable
 from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.text import clean, clean_block, number, percent
@@ -182,8 +183,8 @@ def _range(evidence: Any, console: Console) -> RenderableType | None:
 def _path(path: Sequence[Any], console: Console) -> Table:
     """The tensors in execution order; the last one is the finding's own."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("  module", overflow="fold")
-    table.add_column("tensor", overflow="fold")
+    table.add_column("  module")
+    table.add_column("tensor")
     table.add_column("dtype", no_wrap=True)
     for title in ("amax", "headroom", "NaN", "Inf"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -195,8 +196,8 @@ def _path(path: Sequence[Any], console: Console) -> Table:
         bad = bool(entry.get("nan") or entry.get("inf"))
         last = position == len(path) - 1
         table.add_row(
-            (mark if last else "  ") + clean(entry.get("module") or "(model)"),
-            clean(kind),
+            Name((mark if last else "  ") + clean(entry.get("module") or "(model)")),
+            Name(kind),
             clean(entry.get("dtype") or ""),
             number(_float(entry.get("amax"))),
             number(_float(entry.get("headroom_binades"), 1)),

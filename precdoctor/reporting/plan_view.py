@@ -17,6 +17,7 @@ from precdoctor.diagnosis.finding import jsonable
 from precdoctor.diagnosis.whatif.native import not_native
 from precdoctor.diagnosis.whatif.plan import WIDE, ModulePlan, OperandPlan, Plan
 from precdoctor.reporting.json_report import SCHEMA_VERSION
+from precdoctor.reporting.names import Name
 from precdoctor.reporting.terminal import run_facts
 from precdoctor.reporting.text import clean, percent, plural, size
 from precdoctor.reporting.whatif_report import described
@@ -40,7 +41,7 @@ def print_plan(plan: Plan, run: Mapping[str, Any], console: Console) -> None:
     for name in (name for name in _WORDS if counts[name]):
         console.print(Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(counts[name], 'module')}: {_WORDS[name]}"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("module", overflow="fold", ratio=2)
+    table.add_column("module", ratio=2)
     table.add_column("precision", no_wrap=True)
     table.add_column("flushed", justify="right", no_wrap=True)
     table.add_column("SQNR", justify="right", no_wrap=True)
@@ -49,7 +50,7 @@ def print_plan(plan: Plan, run: Mapping[str, Any], console: Console) -> None:
         worst = min(m.operands, key=lambda o: o.prediction.sqnr_db.estimate, default=None)
         flushed = max((o.prediction.flushed.estimate for o in m.operands), default=None)
         table.add_row(
-            clean(m.module or m.root),
+            Name(m.module or m.root),
             Text(m.precision, _STYLES[m.precision]),
             percent(flushed),
             "–" if worst is None else decibels(worst.prediction.sqnr_db.estimate),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.names import Name
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
 from precdoctor.reporting.terminal import run_facts
@@ -19,6 +20,8 @@ from precdoctor.reporting.text import clean, number, percent, plural, power, siz
 #: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.
 _SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}
 _SERIES |= {"loss_scale": ("loss scale", True)}
+#: From this width on, module and tensor have a column each.
+_ROOMY = 100
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -69,7 +72,9 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     dropped = summary.recorder.get("dropped") or {}
     yield "lost rows", ", ".join(f"{number(n)} {reason}" for reason, n in dropped.items()) or "none"
     open_ranks = [p for p in summary.processes if not p["complete"]]
-    yield "closed", f"not by {_names(open_ranks)}" if open_ranks else "cleanly"
+    early = next((p["cut_short"] for p in summary.processes if p["cut_short"]), None)
+    how = f"before the training ended: {clean(early, 160)}" if early else "cleanly"
+    yield "closed", f"not by {_names(open_ranks)}" if open_ranks else how
 
 
 def _names(processes: Sequence[Mapping[str, int]]) -> str:
@@ -108,18 +113,28 @@ def _print_timeline(summary: Summary, console: Console) -> None:
         console.print(Text("  x marks a NaN or Inf", "pd.quiet"))
 
 
+def _named_columns(table: Table, second: str, console: Console) -> Callable[[str, str], Iterator[Name]]:
+    """Columns for the module and what is told of it, and the cells of a row; on a narrow terminal they share one."""
+    roomy = console.width >= _ROOMY
+    for title in ("module", second) if roomy else (second,):
+        table.add_column(title)
+
+    def cells(module: str, name: str) -> Iterator[Name]:
+        yield from (Name(module), Name(name)) if roomy else (Name(f"{module} {name}".strip()),)
+
+    return cells
+
+
 def _print_tensors(title: str, tensors: Sequence[TensorSummary], console: Console) -> None:
     console.print(Text(f"\n{title}", "pd.strong"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("module", overflow="fold")
-    table.add_column("tensor", overflow="fold")
+    named = _named_columns(table, "tensor", console)
     table.add_column("dtype", no_wrap=True)
     for column in ("amax", "headroom", "subnormal", "zero", "NaN/Inf"):
         table.add_column(column, justify="right", no_wrap=True)
     for t in tensors:
         table.add_row(
-            clean(t.module or t.root),
-            clean(f"{t.kind} {t.name}".strip()),
+            *named(t.module or t.root, f"{t.kind} {t.name}".strip()),
             clean(t.dtype),
             number(t.amax),
             number(None if t.headroom_binades is None else round(t.headroom_binades, 1)),
@@ -134,15 +149,13 @@ def _print_tensors(title: str, tensors: Sequence[TensorSummary], console: Consol
 def _print_casts(tensors: Sequence[TensorSummary], console: Console) -> None:
     console.print(Text("\nCasts to a narrow format: what they clipped, and what they made zero", "pd.strong"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("module", overflow="fold")
-    table.add_column("operand", overflow="fold")
+    named = _named_columns(table, "operand", console)
     table.add_column("cast to", no_wrap=True)
     for column in ("amax", "headroom", "clipped", "flushed"):
         table.add_column(column, justify="right", no_wrap=True)
     for t in tensors:
         table.add_row(
-            clean(t.module or t.root),
-            clean(t.name),
+            *named(t.module or t.root, t.name),
             clean(t.format or ""),
             number(t.amax),
             number(None if t.headroom_binades is None else round(t.headroom_binades, 1)),

@@ -108,7 +108,9 @@ def summarise(run: Run, top: int = 10) -> Summary:
         run={"path": str(run.path), "command": run.info.get("command"), "steps": 0} if nothing else describe(view),
         recorder=describe_recorder(view),
         about={key: run.info.get(key) for key in ("started", "host", "python", "options")},
-        processes=[{"rank": r.rank, "attempt": r.attempt, "complete": r.complete} for r in run.ranks],
+        processes=[
+            {"rank": r.rank, "attempt": r.attempt, "complete": r.complete, "cut_short": r.cut_short} for r in run.ranks
+        ],
         rows={"tensors": sum(t.rows for t in tensors), "steps": step_rows, "events": events.total()},
         size=sum(f.lstat().st_size for rank in run.ranks for f in rank.directory.iterdir() if f.is_file()),
         kinds=dict(kinds.most_common()),

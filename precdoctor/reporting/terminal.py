@@ -127,6 +127,8 @@ def run_facts(run: Mapping[str, Any]) -> str:
         out.append(f"changed by --apply ({plural(run['applied'], 'prescription')})")
     if run.get("complete") is False:
         out.append("not closed cleanly (killed, or still running)")
+    if run.get("cut_short"):
+        out.append(f"recorded no further: {clean(run['cut_short'], 160)}")
     return "; ".join(out)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +16,7 @@ from precdoctor.diagnosis.whatif.forecast import Answer, Forecast
 from precdoctor.diagnosis.whatif.native import not_native
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar, range_words
 from precdoctor.reporting.terminal import run_facts
 from precdoctor.reporting.text import clean, number, percent, plural
@@ -163,7 +164,7 @@ def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Tab
     columns = ["flushed", *(["saturated"] if clipped else []), "SQNR"]
     columns += [*(["headroom", "scale"] if console.width >= _WIDE else []), "step"]
     table = Table(box=None, padding=(0, gap, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("tensor", overflow="fold")
+    table.add_column("tensor")
     table.add_column(range_words(answer.question.recipe.format, ascii_only=ascii_only), no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
@@ -171,7 +172,7 @@ def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Tab
         table.add_column("would hold", no_wrap=True)
     for f in shown:
         told = _told(f)
-        cells = [Text(clean(place(f)), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
+        cells: list[RenderableType] = [Name(place(f), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
         cells += [told.get(column, Text("–", "pd.quiet")) for column in columns]
         table.add_row(*cells, *([Text(would_hold(f))] if answer.failing else []))
     return table

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+#: Reasons in end.json for which the training went on without the recorder.
+_CUT_SHORT = ("disk_budget", "disk", "error")
+
+
 @dataclass(frozen=True)
 class RankLog:
     """One process of the run.
@@ -54,6 +58,12 @@ class RankLog:
     def complete(self) -> bool:
         """Whether the process closed its log; if not, the last second of rows may be missing."""
         return self.end is not None
+
+    @property
+    def cut_short(self) -> str | None:
+        """Why recording ended before the training did (a full disk, ``--max-disk``); None when it did not."""
+        end = self.end or {}
+        return str(end.get("message") or end["reason"]) if end.get("reason") in _CUT_SHORT else None
 
 
 class Run:

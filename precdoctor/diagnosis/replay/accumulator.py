@@ -123,6 +123,9 @@ def _products(view: RunView) -> Iterator[Product]:
         name = text(root.get("name"))
         for parameter in root.get("parameters") or ():
             yield from _products_of(name, parameter, view.module_classes, rows)
+            for tied in parameter.get("tied") or ():
+                module, _, own = text(tied).rpartition(".")
+                yield from _products_of(name, {**parameter, "module": module, "name": own}, view.module_classes, rows)
 
 
 def _products_of(

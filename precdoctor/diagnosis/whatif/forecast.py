@@ -187,7 +187,7 @@ def _nothing(run: Run, question: Question, kinds: Sequence[str]) -> str:
 
         modules = sorted({k.module for k in names if k.module})
         near = get_close_matches(question.module, modules, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(map(repr, modules[:3]))} ..."
         return f"no recorded module matches {question.module!r}{hint}"
     recorded = sorted({k.kind for k in names}, key=KINDS.index)
     if not set(kinds) & set(recorded):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from precdoctor.diagnosis.rows import text
 from precdoctor.diagnosis.whatif.gather import Seen
 
 _FORWARD = ("batch", "input", "output")
@@ -18,7 +20,7 @@ class Operands:
     """A module with a weight of two dimensions or more.
 
     Attributes:
-        weight: its (largest) weight.
+        weight: its (largest) weight; under the name of another module where the two are tied.
         input: what it is given: its own ``input`` row or, where another module's output is passed on, that output; None
             where neither can be told.
         grad_output: None where not recorded.
@@ -40,8 +42,29 @@ class Operands:
         return tuple((role, seen) for role, seen in roles if seen is not None)
 
 
-def modules_with_operands(seen: Iterable[Seen]) -> list[Operands]:
-    """Every module that multiplies by a matrix, in execution order; those never seen running come last."""
+def tied_modules(facts: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[str, str]]:
+    """Root and module of those whose weight is recorded under another module's name, and that other one.
+
+    Args:
+        facts: ``rank.json`` of each rank.
+    """
+    found = {}
+    for root in (root for rank in facts for root in rank.get("roots") or ()):
+        for parameter in root.get("parameters") or ():
+            for name in parameter.get("tied") or ():
+                module = text(name).rpartition(".")[0]
+                found[text(root.get("name")), module] = (text(root.get("name")), text(parameter.get("module")))
+    return found
+
+
+def modules_with_operands(
+    seen: Iterable[Seen], tied: Mapping[tuple[str, str], tuple[str, str]] | None = None
+) -> list[Operands]:
+    """Every module that multiplies by a matrix, in execution order; those never seen running come last.
+
+    Args:
+        tied: as :func:`tied_modules` has it; such a module counts once it was seen running.
+    """
     tensors = list(seen)
     weights: dict[tuple[str, str], Seen] = {}
     for s in tensors:
@@ -55,15 +78,15 @@ def modules_with_operands(seen: Iterable[Seen]) -> list[Operands]:
     outputs = {(s.key.root, s.key.module): s for s in tensors if s.key.kind == "output"}
     grads = {(s.key.root, s.key.module): s for s in tensors if s.key.kind == "grad_output"}
     forward = [s for s in tensors if s.key.kind in _FORWARD and s.place[3] is not None]
+    for place, owner in (tied or {}).items():
+        if place in outputs and owner in weights:
+            weights.setdefault(place, weights[owner])
     found = []
     for place, weight in weights.items():
         output = outputs.get(place)
-        source = _input_of(weight, output, forward, set(weights))
-        found.append(
-            Operands(
-                *place, weight.module_class, weight, source, grads.get(place), _role(place[1], weight.module_class)
-            )
-        )
+        module_class = weight.module_class if weight.key.module == place[1] or output is None else output.module_class
+        source = _input_of(place, weight, output, forward, set(weights))
+        found.append(Operands(*place, module_class, weight, source, grads.get(place), _role(place[1], module_class)))
     ordered = sorted(found, key=lambda m: _order(outputs.get((m.root, m.module))))
     return _with_heads(ordered, outputs)
 
@@ -90,15 +113,19 @@ def _order(output: Seen | None) -> tuple[bool, tuple[int, int, int], int]:
 
 
 def _input_of(
-    weight: Seen, output: Seen | None, forward: Sequence[Seen], multiplying: set[tuple[str, str]]
+    place: tuple[str, str],
+    weight: Seen,
+    output: Seen | None,
+    forward: Sequence[Seen],
+    multiplying: set[tuple[str, str]],
 ) -> Seen | None:
     """The module's own input row; else the nearest tensor before its output that has as many features as it takes.
 
     Outputs of modules that multiply themselves come second: three projections of one normalised tensor run one after
     the other, and none of them takes the output of its neighbour.
     """
-    root, module = weight.key.root, weight.key.module
-    own = [s for s in forward if s.key.kind == "input" and (s.key.root, s.key.module) == (root, module)]
+    root = place[0]
+    own = [s for s in forward if s.key.kind == "input" and (s.key.root, s.key.module) == place]
     if own:
         return max(own, key=lambda s: s.numel)
     if output is None or output.place[3] is None or len(weight.shape) < 2:

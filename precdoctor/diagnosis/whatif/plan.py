@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.whatif.forecast import forecast_of, predicted
 from precdoctor.diagnosis.whatif.gather import Gathered, Seen, Selection, gather
-from precdoctor.diagnosis.whatif.operands import Operands, modules_with_operands
+from precdoctor.diagnosis.whatif.operands import Operands, modules_with_operands, tied_modules
 from precdoctor.diagnosis.whatif.recipe import Recipe, ask
 from precdoctor.diagnosis.whatif.target import Target
 from precdoctor.errors import UsageError
@@ -136,7 +136,8 @@ def make_plan(
         RunUnreadableError: the log is damaged.
     """
     gathered = gather(run, Selection(lambda _key: True, _KINDS, steps), _RECIPES, target)
-    modules = [m for m in modules_with_operands(gathered.seen) if module is None or fnmatchcase(m.module, module)]
+    tied = tied_modules(rank.facts for rank in run.ranks)
+    modules = [m for m in modules_with_operands(gathered.seen, tied) if module is None or fnmatchcase(m.module, module)]
     if not modules or not gathered.steps:
         among = f"matching {module!r} " if module is not None else ""
         raise UsageError(

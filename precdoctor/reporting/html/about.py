@@ -97,7 +97,8 @@ def _facts(view: RunView, survey: Survey) -> Iterator[tuple[str, str]]:
     yield "overhead", "not measured" if overhead is None else f"{percent(overhead)} of the run's time"
     dropped = {k: v for k, v in recorder["dropped"].items() if v}
     yield "lost rows", ", ".join(f"{number(v)} {k.replace('_', ' ')}" for k, v in dropped.items()) or "none"
-    yield "closed", "cleanly" if view.complete else "not: killed, or still running; at most the last second is missing"
+    early = f"before the training ended: {clean(view.cut_short, 160)}" if view.cut_short else "cleanly"
+    yield "closed", early if view.complete else "not: killed, or still running; at most the last second is missing"
 
 
 def not_recorded(view: RunView, survey: Survey) -> list[str]:

@@ -29,6 +29,9 @@ def test_tied_weights_have_one_row_under_the_first_name(zoo):
         assert ("tokens", "weight", 0) in sites(rows, kind)
         assert ("head", "weight", 0) not in sites(rows, kind)
         assert ("", "positions", 0) in sites(rows, kind)
+    (root,) = zoo.run("gpt").ranks[0].facts["roots"]
+    tied = {p["module"]: p["tied"] for p in root["parameters"] if "tied" in p}
+    assert tied == {"tokens": ["head.weight"]}
 
 
 def test_inputs_made_by_functional_code_are_recorded_and_nothing_twice(zoo):
@@ -158,6 +161,7 @@ def test_rank_json_describes_roots_optimizers_and_scalers(zoo):
     assert {"name": "blocks.1.mlp", "class": "Sequential"} in root["modules"]
     assert {
         "name": "weight", "module": "tokens", "shape": [48, 32], "dtype": "float32", "requires_grad": True,
+        "tied": ["head.weight"],
     } in root["parameters"]  # fmt: skip
     (optimizer,) = facts["optimizers"]
     assert optimizer["class"] == "AdamW" and optimizer["intended_update"] == "exact"

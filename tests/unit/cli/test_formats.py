@@ -31,6 +31,13 @@ def test_the_list_names_every_format(capsys):
         assert any(line.startswith(name + " ") for line in out.splitlines())
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "0x1p5000"])
+def test_a_number_beyond_fp64_is_not_passed_off_as_infinity(capsys, number):
+    status, out, err = run(capsys, "--", number)
+    assert status == 2 and not out and f"{number} is beyond the largest number of FP64" in err
+    assert run(capsys, "inf")[0] == 0
+
+
 def test_one_format_with_its_code_points(capsys):
     status, out, _ = run(capsys, "fp8_e4m3")
     assert status == 0 and out.startswith("E4M3FN")

@@ -53,3 +53,9 @@ def test_an_allow_list_named_in_the_file(runs, capsys):
     assert main(["gate", "bad"]) == 1
     assert "PD816 allowance-expired" in capsys.readouterr().out
     assert main(["gate", "bad", "--allow", "none.toml"]) == 2
+
+
+def test_a_baseline_that_is_not_there_is_said_to_be_one_and_how_to_make_it(runs, capsys):
+    assert main(["gate", "a", "--baseline", "numerics.toml"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no baseline numerics.toml" in said and "--write-baseline numerics.toml" in said

@@ -47,6 +47,13 @@ def test_names_of_leaves(value, names):
     assert [name for name, _ in leaves.tensors(value)] == names
 
 
+def test_memory_that_was_given_back_is_not_read():
+    gathered = torch.nn.Parameter(torch.ones(2, 3))
+    assert leaves.plain(gathered) is gathered
+    gathered.untyped_storage().resize_(0)  # as FSDP does
+    assert leaves.plain(gathered) is None
+
+
 def test_a_cache_is_cut_off():
     assert len(list(leaves.tensors([X] * 1000))) == 64
 

@@ -43,7 +43,7 @@ def test_rows_are_merged_over_steps_and_ranks(run):
     assert [t.module for t in summary.subnormal] == ["b"]
     assert [t.module for t in summarise(run, top=1).tightest] == ["a"]
     assert summary.recorder["overhead_fraction"] == 0.05
-    assert summary.processes == [{"rank": r, "attempt": 0, "complete": False} for r in (0, 1)]
+    assert summary.processes == [{"rank": r, "attempt": 0, "complete": False, "cut_short": None} for r in (0, 1)]
 
 
 def test_casts_stand_apart_and_those_that_clip_most_come_first(tmp_path):

@@ -71,6 +71,17 @@ def test_some_stay_wide_whatever_their_numbers(tmp_path):
     assert modules["mlp.gate_proj"].precision == "fp8"
 
 
+def test_a_head_tied_to_the_embedding_is_planned_under_its_own_name(tmp_path):
+    head = [r for r in linear("head", order=99) if r["kind"] != "weight"]
+    parameter = {"name": "weight", "module": "token", "shape": list(NORMAL.shape), "tied": ["head.weight"]}
+    facts = {"roots": [{"name": "GPT#0", "parameters": [parameter]}]}
+    rows = [{**r, "root": "GPT#0"} for r in (*linear("token", order=5, kind="Embedding"), *linear("last"), *head)]
+    plan, modules = plan_of(tmp_path, rows, facts)
+    assert [m.module for m in plan.modules] == ["token", "last", "head"]
+    assert modules["head"].reason.startswith("final logits") and modules["head"].module_class == "Linear"
+    assert modules["last"].precision == "fp8" and modules["token"].reason.startswith("embedding")
+
+
 def test_an_input_is_found_by_execution_order_and_width(tmp_path):
     norm = row_of(NORMAL, module="norm", kind="output", order=5)
     narrow = row_of(NORMAL[:, :32], module="mask", kind="output", order=9)
