@@ -72,6 +72,15 @@ def test_a_scaled_product_tells_scales_that_nothing_else_does(zoo):
     assert rows.loc["cast.1", "scale"] == 64.0
 
 
+def test_rank_json_tells_how_scaled_products_add_up(zoo):
+    (product,) = zoo.run("fp8_scaled_mm").ranks[0].facts["fp8_products"]
+    assert product == {
+        "root": "Sequential#0", "module": "0", "backward": False, "operands": ["cast.0", "cast.1"],
+        "dtypes": ["float8_e4m3fn", "float8_e4m3fn"], "fast_accum": True, "terms": 16,
+    }  # fmt: skip
+    assert zoo.run("fp8_delayed").ranks[0].facts["fp8_products"] == []
+
+
 def test_compiled_functions_inside_stay_compiled_and_eager_casts_are_seen(zoo):
     rows = operands(zoo, "fp8_compiled", step=2)
     assert set(rows["module"]) == {"0"}  # "2" is compiled as a whole
