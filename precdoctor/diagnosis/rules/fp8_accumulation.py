@@ -238,7 +238,8 @@ def _range(view: RunView, product: _Product) -> dict[str, Any]:
 
 def _prescription(product: _Product, error: SumError, place: str) -> Prescription:
     after = product.error(_PROMOTED)
-    gemm = "grad_weight" if product.backward else "output"
+    of_weight = any(name.startswith("weight") for name in product.names)
+    gemm = ("grad_input" if of_weight else "grad_weight") if product.backward else "output"
     return Prescription(
         title=f"`use_fast_accum=False` in `{place}`: error of its sums {percent(error.accumulated)} -> "
         f"{percent(after.accumulated)}, bits lost {error.lost_bits:.1f} -> {after.lost_bits:.1f}",
