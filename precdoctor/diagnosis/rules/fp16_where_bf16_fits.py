@@ -74,6 +74,13 @@ class _Price:
         return self.skipped / self.steps if self.steps else 0.0
 
     @property
+    def told(self) -> str:
+        """Of the skipped steps, in words."""
+        if not self.steps:
+            return "no dynamic loss scaler"
+        return f"{self.skipped:,} of {plural(self.steps, 'step')} skipped after the scaler had found its level"
+
+    @property
     def headroom(self) -> float:
         return self.nearest[1] if self.nearest is not None else math.inf
 
@@ -88,9 +95,8 @@ def check(view: RunView, options: Options) -> Checked:
     price = _price(view)
     dear = price.share >= options["skipped_share"] and price.skipped >= options["min_skipped"]
     near = price.headroom < options["headroom"]
-    seen = f"{how}: {price.skipped:,} of {plural(price.steps, 'scaled step')} skipped, least headroom " + (
-        f"{price.headroom:.1f} binades" if math.isfinite(price.headroom) else "not known"
-    )
+    room = f"{price.headroom:.1f} binades" if math.isfinite(price.headroom) else "not known"
+    seen = f"{how}: {price.told}, least headroom {room}"
     if not (dear or near):
         return Checked((), f"{seen}: FP16 is wide enough")
     return Checked([_finding(view, how, price, options, near=near)], seen, Status.FAILED)
@@ -150,10 +156,9 @@ def _finding(view: RunView, how: str, price: _Price, options: Options, *, near: 
         severity=Severity.INFO,
         confidence=0.8,
         title=f"{how} on a device that has BF16: {costs}",
-        message=f"{how} has a price in this run: {price.skipped:,} of {plural(price.steps, 'step')} skipped after the "
-        f"loss scaler had found its level ({percent(price.share)}, limit {percent(options['skipped_share'])}), least "
-        f"headroom of an FP16 activation {least}. The device has BF16, whose range ends {wider:.0f} binades further "
-        "up; it keeps 8 significant bits in place of 11.",
+        message=f"{how} has a price in this run: {price.told} ({percent(price.share)}, limit "
+        f"{percent(options['skipped_share'])}), least headroom of an FP16 activation {least}. The device has BF16, "
+        f"whose range ends {wider:.0f} binades further up; it keeps 8 significant bits in place of 11.",
         location=Location(
             key[0] if near and key else None, key[1] if near and key else None, None,
             key[2] if near and key else None, Phase.FORWARD,
