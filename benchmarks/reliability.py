@@ -22,6 +22,13 @@ from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.finding import Finding, Severity
 from precdoctor.runlog import open_run
 
+HEAD = """# Stated confidence
+
+Written by `make reliability`. What a finding says of itself (`confidence`) against how often it is right on the fault
+corpus: code and module as its truth has them, and the code's family. Shares with Wilson's 95 % interval; *too sure* and
+*too modest*: the mean stated confidence lies outside of it. All four sets have been seen while the rules were worked on
+(`benchmarks/faults/README.md`): shares on new faults will be lower.
+"""
 #: Ends of the bins of stated confidence; the last one is closed.
 EDGES = (0.0, 0.65, 0.75, 0.85, 0.93, 1.0)
 #: Of the sets that were scored before anybody had read them: first findings, and how many had the right code. The logs
@@ -133,8 +140,8 @@ def blind(found: Sequence[Claim]) -> str:
     low, high = wilson(right, total)
     stated = sum(c.confidence for c in heard) / len(heard) if heard else 0.0
     return (
-        "## At first sight\n\nBefore anybody had read them, "
-        + ", ".join(f"`{half}` had {hits} right codes among {n} first findings" for half, (n, hits) in BLIND.items())
+        "## At first sight\n\nBefore anybody had read them,\n"
+        + ",\n".join(f"`{half}` had {hits} right codes among {n} first findings" for half, (n, hits) in BLIND.items())
         + f"\n(`benchmarks/results/faults.md`): {right}/{total}, {low:.0%} to {high:.0%}. What their first findings"
         f"\nstate now is {stated:.2f} in the mean. The difference is what a new fault has to expect."
     )
@@ -163,12 +170,7 @@ def main() -> int:
         said = claims(truth, runs / truth.name.replace("/", "-"))
         found += said
         silent += [truth] * (truth.faulty and not said)
-    print("# Stated confidence\n")
-    print(
-        "Written by `make reliability`. What a finding says of itself (`confidence`) against how often it is right, on"
-    )
-    print("the fault corpus: code and module as its truth has them, and the code's family. Shares with Wilson's 95 %")
-    print("interval; *too sure* and *too modest*: the mean stated confidence lies outside of it.\n")
+    print(HEAD)
     print("| set | faulty | healthy | of them with a finding at warning or above |\n|---|---|---|---|")
     for half in (*HALVES, *QUIET):
         mine = [t for t in truths if t.half == half]
