@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit slow gpu bench faults docs samples clean predictions prescriptions gating site
+.PHONY: help demo test lint unit slow gpu bench faults docs samples clean predictions prescriptions gating reliability site
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,11 @@ faults: $(VENV)/.installed-dev  ## score the fault corpus and its peers; a table
 gating: $(VENV)/.installed-dev  ## how often the gate is wrong, on recorded runs; benchmarks/results/gate.md
 	mkdir -p benchmarks/results
 	$(BIN)/python -m benchmarks.gating.rates precdoctor-runs/gating > benchmarks/results/gate.md
+
+reliability: $(VENV)/.installed-dev  ## stated confidence against the fault corpus; benchmarks/results/reliability.md
+	mkdir -p benchmarks/results
+	test -d precdoctor-runs/faults || $(BIN)/python -m benchmarks.faults.score --half every --keep precdoctor-runs/faults
+	$(BIN)/python -m benchmarks.reliability precdoctor-runs/faults > benchmarks/results/reliability.md
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
 	$(BIN)/python docs/generate.py

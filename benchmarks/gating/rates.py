@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.gating.record import HEALTHY, record_all, wanted
 from benchmarks.gating.training import RECIPES, REGRESSIONS
+from benchmarks.intervals import wilson
 from precdoctor.comparison.baseline import Baseline, learn_from
 from precdoctor.comparison.gate import GateReport, gate
 from precdoctor.comparison.pairing import Pairing
@@ -66,10 +67,8 @@ def interval(hits: int, total: int) -> str:
     """A share with its 95 % interval (Wilson)."""
     if not total:
         return "–"
-    p, z = hits / total, 1.96
-    middle = (p + z * z / 2 / total) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * math.sqrt(p * (1 - p) / total + z * z / 4 / total / total)
-    return f"{hits} of {total} ({p:.1%}; {max(0.0, middle - half):.1%} to {min(1.0, middle + half):.1%})"
+    low, high = wilson(hits, total)
+    return f"{hits} of {total} ({hits / total:.1%}; {low:.1%} to {high:.1%})"
 
 
 def healthy(runs: Runs) -> Iterator[str]:

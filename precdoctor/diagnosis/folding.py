@@ -18,17 +18,19 @@ _EXPLAINS = {
     "PD405": ("PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
 }
 #: What leads to a non-finite value, or is the same fault seen from another side: told with it, whatever the steps.
-_NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605")
+_NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD709")
 #: Findings of the first code explain those of the others wherever they are: both speak of the run as a whole.
 _EXPLAINS_RUN = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105"), _NEAR_NONFINITE),
     "PD201": ("PD202", "PD203", "PD204", "PD303", "PD305"),
     "PD202": ("PD203", "PD303", "PD305"),
     "PD204": ("PD203",),
-    "PD301": ("PD302", "PD303"),
-    "PD307": ("PD301", "PD302", "PD303"),
+    "PD301": ("PD302", "PD303", "PD709"),
+    "PD302": ("PD709",),
+    "PD307": ("PD301", "PD302", "PD303", "PD709"),
     "PD501": ("PD502", "PD505"),
     "PD603": ("PD406", "PD504", "PD605"),
+    "PD601": ("PD709",),
     "PD604": ("PD601", "PD602"),
 }
 #: ... when they speak of the same module.

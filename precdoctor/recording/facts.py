@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -14,6 +15,9 @@ from precdoctor.recording.flags import flags
 from precdoctor.recording.naming import Names, Root
 from precdoctor.recording.reduction import reduction
 
+#: Products of float8 tensors told of; a model has a few kinds per layer.
+_MAX_PRODUCTS = 4096
+
 
 class Facts:
     """Collects facts as they are met and has rank.json rewritten when there are new ones."""
@@ -24,6 +28,8 @@ class Facts:
         self._optimizers: dict[str, dict[str, Any]] = {}
         self._scalers: dict[int, dict[str, Any]] = {}
         self._autocast: set[str] = set()
+        #: By what is said of it, the longest sum there was.
+        self._fp8_products: dict[str, tuple[dict[str, Any], int]] = {}
         self._written: object = None
 
     def optimizer(self, name: str, optimizer: torch.optim.Optimizer, intended_update: str) -> None:
@@ -53,9 +59,25 @@ class Facts:
         """Note that forwards ran under autocast."""
         self._autocast.add(f"{device}:{dtype}")
 
+    def fp8_product(self, what: dict[str, Any], *, terms: int) -> None:
+        """Note a product of float8 tensors.
+
+        Args:
+            what: ``root``, ``module``, ``backward``, ``operands`` (names of their ``fp8_operand`` rows, null where they
+                have none), ``dtypes``, ``fast_accum``.
+            terms: products per sum, the inner dimension K.
+        """
+        key = json.dumps(what)
+        known = self._fp8_products.get(key)
+        if known is None and len(self._fp8_products) >= _MAX_PRODUCTS:
+            return
+        if known is None or known[1] < terms:
+            self._fp8_products[key] = what, terms
+
     def write_if_changed(self) -> None:
         """Rewrite rank.json if anything was met since the last time."""
-        state = (self._names.version, len(self._optimizers), len(self._scalers), len(self._autocast))
+        products = tuple(terms for _, terms in list(self._fp8_products.values()))
+        state = (self._names.version, len(self._optimizers), len(self._scalers), len(self._autocast), products)
         if state != self._written:
             self._written = state
             self._write(self._collect())
@@ -70,6 +92,7 @@ class Facts:
             "optimizers": list(self._optimizers.values()),
             "scalers": list(self._scalers.values()),
             "autocast": sorted(self._autocast),
+            "fp8_products": [{**what, "terms": terms} for what, terms in list(self._fp8_products.values())],
             "flags": flags(),
             "versions": {
                 "precdoctor": precdoctor.__version__,

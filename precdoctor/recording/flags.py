@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,6 +40,8 @@ def _readers() -> Mapping[str, Callable[[], Any]]:
     matmul = backends.cuda.matmul
     return {
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
+        "cublas_workspace_config": lambda: os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         "float32_matmul_precision": torch.get_float32_matmul_precision,
         "cudnn_allow_tf32": lambda: backends.cudnn.allow_tf32,
         "cudnn_benchmark": lambda: backends.cudnn.benchmark,

@@ -80,7 +80,7 @@ class CastMode(TorchDispatchMode):
             return result
         before = self.observer.before(what, args, kwargs)
         result = func(*args, **kwargs)
-        self.observer.after(what, args, result, before)
+        self.observer.after(what, args, kwargs, result, before)
         return result
 
 

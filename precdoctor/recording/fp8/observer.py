@@ -70,9 +70,10 @@ class Observer:
             return self._clamp(x, *_limits(args, kwargs))
         return None
 
-    def _after(self, what: str, args: Any, result: Any, before: Any) -> None:
+    def _after(self, what: str, args: Any, kwargs: Any, result: Any, before: Any) -> None:
         if what == "matmul":
             self._multiplied(args)
+            self._note_product(args, kwargs)
         elif isinstance(before, Entry):
             self._results.put(result, before)
         elif isinstance(before, Made):
@@ -146,6 +147,19 @@ class Observer:
             if (value := scalar(only)) is not None:
                 operand.factors = ((value, True),)
 
+    def _note_product(self, args: Any, kwargs: Any) -> None:
+        """How the product adds up is a fact of the run: over how many terms, and whether in a narrow accumulator."""
+        call = self._call_of(running_node())
+        facts = self._recorder.facts
+        if call is None or facts is None or args[0].dim() != 2:
+            return
+        sources = tuple(self._results.get(x) for x in args[:2])
+        names = tuple(e.site.name if isinstance(e, Entry) else None for e in sources)
+        operands = [fmt.dtype if (fmt := FLOAT8.get(x.dtype)) else None for x in args[:2]]
+        where = {"root": call.place.root, "module": call.place.module, "backward": call.backward}
+        facts.fp8_product({**where, "operands": names, "dtypes": operands, "fast_accum": _fast(args, kwargs)},
+                          terms=int(args[0].shape[1]))  # fmt: skip
+
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _measure(self, x: Tensor, made: Made, fmt: Format) -> Entry | None:
@@ -183,6 +197,12 @@ def measure(recorder: Recorder, call: Call, name: str, x: Tensor, operand: Opera
 def outside() -> Call:
     """For casts outside of all modules; those are not known to be part of training."""
     return Call(OUTSIDE, phase="no_grad" if not torch.is_grad_enabled() else "train")
+
+
+def _fast(args: Any, kwargs: Any) -> bool:
+    """``use_fast_accum``, the last argument of ``torch._scaled_mm`` in both of its forms."""
+    position = 11 if isinstance(args[2], (list, tuple)) else 7
+    return bool(args[position] if len(args) > position else kwargs.get("use_fast_accum", False))
 
 
 def _limits(args: Any, kwargs: Any) -> tuple[Any, Any]:

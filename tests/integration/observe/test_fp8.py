@@ -72,6 +72,26 @@ def test_a_scaled_product_tells_scales_that_nothing_else_does(zoo):
     assert rows.loc["cast.1", "scale"] == 64.0
 
 
+def test_rank_json_tells_how_scaled_products_add_up(zoo):
+    (product,) = zoo.run("fp8_scaled_mm").ranks[0].facts["fp8_products"]
+    assert product == {
+        "root": "Sequential#0", "module": "0", "backward": False, "operands": ["cast.0", "cast.1"],
+        "dtypes": ["float8_e4m3fn", "float8_e4m3fn"], "fast_accum": True, "terms": 16,
+    }  # fmt: skip
+    assert zoo.run("fp8_delayed").ranks[0].facts["fp8_products"] == []
+
+
+def test_products_of_the_backward_pass_are_told_apart_by_their_operands(zoo):
+    products = zoo.run("fp8_three_products").ranks[0].facts["fp8_products"]
+    assert {p["module"] for p in products} == {"1"} and {p["root"] for p in products} == {"Sequential#0"}
+    told = {tuple(p["operands"]): (p["backward"], p["fast_accum"], p["terms"], p["dtypes"][0]) for p in products}
+    assert told == {
+        ("input", "weight"): (False, False, 48, "float8_e4m3fn"),
+        ("grad_output", "weight.1"): (True, False, 16, "float8_e5m2"),
+        ("grad_output.1", "input.1"): (True, True, 32, "float8_e5m2"),
+    }
+
+
 def test_compiled_functions_inside_stay_compiled_and_eager_casts_are_seen(zoo):
     rows = operands(zoo, "fp8_compiled", step=2)
     assert set(rows["module"]) == {"0"}  # "2" is compiled as a whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -168,7 +169,7 @@ class ScaledProduct(nn.Module):
         x8 = torch.addcmul(torch.zeros(()), x.detach(), torch.full((), 4.0)).to(E4M3)
         w8 = torch.addcmul(torch.zeros(()), self.weight.detach(), torch.full((), 64.0)).to(E4M3)
         inverse = torch.tensor(1 / 4.0), torch.tensor(1 / 64.0)
-        seen = torch._scaled_mm(x8, w8.t(), *inverse, out_dtype=torch.float32)
+        seen = torch._scaled_mm(x8, w8.t(), *inverse, out_dtype=torch.float32, use_fast_accum=True)
         exact = x @ self.weight.t()
         return exact + (seen - exact).detach()
 
@@ -179,6 +180,45 @@ def fp8_scaled_mm() -> Trained:
     model = nn.Sequential(ScaledProduct(), nn.ReLU(), nn.Linear(32, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     return Trained(fit(model, optimizer, lambda: model(torch.randn(16, 16)).square().mean()), [model])
+
+
+class Products(torch.autograd.Function):
+    """The three products of a linear layer in float8, the last one with fast accumulation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return scaled_product(x, weight, E4M3, fast=False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return scaled_product(grad, weight.t(), E5M2, fast=False), scaled_product(grad.t(), x.t(), E5M2, fast=True)
+
+
+def scaled_product(a: Tensor, b: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
+    """``a @ b.T``, both scaled by their amax."""
+    scales = [torch.finfo(d).max / x.abs().amax() for x, d in ((a, dtype), (b, E4M3))]
+    a8, b8 = (a * scales[0]).to(dtype).contiguous(), (b * scales[1]).to(E4M3).contiguous()
+    inverse = (1 / s for s in scales)
+    return torch._scaled_mm(a8, b8.t(), *inverse, out_dtype=torch.float32, use_fast_accum=fast)
+
+
+class ThreeProducts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 48) / 7.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Products.apply(x, self.weight)
+
+
+@specimen
+def fp8_three_products() -> Trained:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 48), ThreeProducts(), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    return Trained(fit(model, optimizer, lambda: model(torch.randn(32, 16)).square().mean()), [model])
 
 
 @torch.compile(fullgraph=True, backend="aot_eager")

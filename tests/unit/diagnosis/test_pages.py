@@ -47,6 +47,7 @@ NAMES = {
     "PD407": "sensitive-layer-in-fp8",
     "PD408": "fp8-outlier-channels",
     "PD409": "fp8-block-scaling",
+    "PD410": "fp8-accumulation",
     "PD411": "held-down-fp8-scale",
     "PD501": "lost-weight-updates",
     "PD502": "no-master-weights",
@@ -67,7 +68,9 @@ NAMES = {
     "PD704": "precision-error-above-expectation",
     "PD705": "catastrophic-cancellation",
     "PD706": "lossy-cast",
+    "PD707": "incomplete-determinism",
     "PD708": "narrow-gradient-reduction",
+    "PD709": "fp16-where-bf16-fits",
 }
 
 

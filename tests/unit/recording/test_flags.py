@@ -24,6 +24,15 @@ def test_stock_settings():
     assert known["deterministic_algorithms"] is False
 
 
+def test_what_asks_for_determinism():
+    known = read_after(
+        "torch.use_deterministic_algorithms(True, warn_only=True)",
+        "import os; os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'",
+    )
+    assert known["deterministic_algorithms"] is True and known["deterministic_warn_only"] is True
+    assert known["cublas_workspace_config"] == ":4096:8" and flags()["deterministic_warn_only"] is False
+
+
 def test_the_older_spelling():
     assert read_after("torch.set_float32_matmul_precision('high')")["float32_matmul_precision"] == "high"
 
