@@ -12,7 +12,6 @@ Same numbers as ``reference.py``; only the order in which programs add to the tw
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -24,14 +23,15 @@ from torch import Tensor
 from precdoctor.numerics import EXP_MAX, EXP_MIN
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels.tiling import MAX_OUTER, TILE, tiling
 
-#: Elements of a tile, most programs of a launch, warps of a program. Larger tiles spill registers on sm_90.
-TILE, PROGRAMS, WARPS = 2048, 1024, 8
-#: Rows are walked along this many merged dimensions, beside the last.
-MAX_OUTER: Final = 3
+#: Most programs of a launch.
+PROGRAMS: Final = 1024
+#: Of a launch. Triton's default for fused multiply-adds differs by version, and from 3.9 on it warns about that.
+OPTIONS: Final = {"num_warps": 8, "enable_fp_fusion": False}
 
 #: Per dtype: the integer to load it as, mantissa bits, exponent bias, first magnitude that is not finite, FNUZ or not.
-_FORMATS: Final = {
+FORMATS: Final = {
     torch.float64: (torch.int64, 52, 1023, 0x7FF << 52, False),
     torch.float32: (torch.int32, 23, 127, 0x7F800000, False),
     torch.bfloat16: (torch.int16, 7, 127, 0x7F80, False),
@@ -320,33 +320,30 @@ def _stat(
 
 def supports(x: Tensor) -> bool:
     """Whether the kernel knows the dtype and the tensor's strides merge into few enough dimensions."""
-    return x.dtype in _FORMATS and (x.is_contiguous() or len(at.walk(x.shape, x.stride())[1]) <= MAX_OUTER)
+    return x.dtype in FORMATS and (x.is_contiguous() or len(at.walk(x.shape, x.stride())[1]) <= MAX_OUTER)
 
 
 def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:
     """Same contract as :func:`precdoctor.recording.kernels.reference.measure`, for tensors that :func:`supports`."""
-    (columns, column_stride, _), others = at.walk(x.shape, None if x.is_contiguous() else x.stride())
-    container, mantissa, bias, special, fnuz = _FORMATS[x.dtype]
-    (_, stride0, _), (size1, stride1, _), (size2, stride2, _) = [(1, 0, 0)] * (MAX_OUTER - len(others)) + others
-    width = 128 if columns > 64 else max(1, 1 << (columns - 1).bit_length())
-    groups, numel = math.ceil(columns / width), x.numel()
-    tiles = math.ceil(numel // columns * groups / (TILE // width))
-    smallest, largest = _edges(x.dtype)
-    seed = reference.signed64(reference.fingerprint_seed(x.dtype, x.shape))
-    launch: Any = _stat[(min(tiles, PROGRAMS),)]
+    container, *fmt = FORMATS[x.dtype]
+    on = tiling(x.shape, None if x.is_contiguous() else x.stride(), x.dtype)
+    launch: Any = _stat[(min(on.tiles, PROGRAMS),)]
     launch(
-        x.detach().view(container), ints, floats, counter, columns, column_stride, groups, tiles, numel, seed,
-        size1, size2, stride0, stride1, stride2,
-        mantissa, bias, special, fnuz, x.element_size(), smallest, largest,
-        sum(1 << at.BLOCK_SIZES.index(size) for size in blocks), TILE // width, width,
-        num_warps=WARPS,
+        x.detach().view(container), ints, floats, counter,
+        on.columns, on.column_stride, on.groups, on.tiles, on.numel, on.seed,
+        on.size1, on.size2, on.stride0, on.stride1, on.stride2,
+        *fmt, x.element_size(), *edges(x.dtype),
+        sum(1 << at.BLOCK_SIZES.index(size) for size in blocks), TILE // on.width, on.width,
+        **OPTIONS,
     )  # fmt: skip
 
 
 @functools.cache
-def _edges(dtype: torch.dtype) -> tuple[int, int]:
+def edges(dtype: torch.dtype) -> tuple[int, int]:
     """Smallest normal number and largest finite one, as the magnitude bits the kernel compares: FP32's or FP64's."""
     info, wide = torch.finfo(dtype), dtype == torch.float64
-    values = torch.tensor([info.smallest_normal, info.max], dtype=torch.float64 if wide else torch.float32)
+    values = torch.tensor(
+        [info.smallest_normal, info.max], dtype=torch.float64 if wide else torch.float32, device="cpu"
+    )
     smallest, largest = values.view(torch.int64 if wide else torch.int32).tolist()
     return smallest, largest
