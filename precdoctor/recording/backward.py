@@ -18,6 +18,7 @@ from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place, Root
 from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.together import Gradients
 
 _LOSS = Place("", "", "")
 #: Backward calls made from inside these are the user's all the same; their own lines are not worth naming.
@@ -32,6 +33,7 @@ class Backward:
         self._casts = casts
         self._loss_code = loss_code
         self._manual = manual
+        self._gradients = Gradients()
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
         self._hooked: dict[int, weakref.ref[Tensor]] = {}
@@ -102,6 +104,7 @@ class Backward:
 
     def _ended(self) -> None:
         self._recorder.in_backward = False
+        self._gradients.end()
         self._recorder.end_micro_step()
         self._manual.backward_ended()
 
@@ -127,7 +130,7 @@ class Backward:
         parameter.register_post_accumulate_grad_hook(self._gradient_hook())
 
     def _gradient_hook(self) -> Callable[[Tensor], None]:
-        recorder, manual = self._recorder, self._manual
+        recorder, manual, gradients = self._recorder, self._manual, self._gradients
         owner: Root | None = None
 
         def precdoctor_weight_grad(parameter: Tensor) -> None:
@@ -148,7 +151,8 @@ class Backward:
             if not manual.has_optimizer:
                 manual.gradient_arrived(parameter)
             if recorder.live and recorder.in_backward and recorder.wants(place):
-                recorder.measure(recorder.site(place, "weight_grad", name, grad), grad, restart=True)
+                site = recorder.site(place, "weight_grad", name, grad)
+                recorder.measure(site, grad, restart=True, together=gradients.waiting_room(grad))
 
         return precdoctor_weight_grad
 

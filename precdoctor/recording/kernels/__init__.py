@@ -21,6 +21,9 @@ from torch import Tensor
 from precdoctor.recording.kernels import batched, blocked, cuda, native, reference
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels.apart import apart_from_user_modes as apart_from_user_modes
+from precdoctor.recording.kernels.batched import Job as Job
+from precdoctor.recording.kernels.batched import Tables as Tables
+from precdoctor.recording.kernels.cuda import stream_of as stream_of
 
 _SLOTS_PER_BLOCK = 128
 _ALL_BLOCKS, _ACTIVATION_BLOCKS = native.wanted(at.BLOCK_SIZES), native.wanted(at.BLOCK_SIZES[1:])

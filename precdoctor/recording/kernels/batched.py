@@ -7,6 +7,7 @@ device is doing, from pinned memory that the host allocator hands out again only
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.kernels import reference
-from precdoctor.recording.kernels.tiling import Tiling, tiling
+from precdoctor.recording.kernels.tiling import TILE, WIDTH, Tiling, tiling
 
 #: Tiles of one program. More make fewer additions to the slot, fewer keep more of the device busy.
 CHUNK: Final = 8
@@ -87,26 +88,33 @@ def grouped(
         stream: the current one of a tensor's device.
     """
     groups: dict[Group, list[Member]] = {}
+    streams: dict[torch.device, int] = {}
     for job in jobs:
         x, before, intended = job.x, job.before, job.intended
         if before is None or intended is None:
-            on = tiling(x.shape, None if x.is_contiguous() else x.stride(), x.dtype)
             tensors, blocks, kind = [x], want(job.slot), None
-        else:  # in one row, whatever their shape
-            on = _flat(x.shape)
+            strides = None if x.is_contiguous() else x.stride()
+            on = tiling(x.shape, strides, x.dtype) if blocks or strides else _in_one_row(x.shape, x.dtype)
+        else:
             tensors, blocks, kind = [before, x, intended], 0, intended.dtype
+            on = _in_one_row(x.shape, torch.float32)
+        if x.device not in streams:
+            streams[x.device] = stream(x)
         wide = _aligned(tensors, on)
-        group = Group(x.device, stream(x), x.dtype, blocks, on.width, wide, job.restart, kind)
+        group = Group(x.device, streams[x.device], x.dtype, blocks, on.width, wide, job.restart, kind)
         pointers = [t.data_ptr() for t in tensors] + [0] * (3 - len(tensors))
         member = Member(job, (*pointers, *home(x.device).addresses(job.slot)), on)
         groups.setdefault(group, []).append(member)
     return groups
 
 
-def _flat(shape: torch.Size) -> Tiling:
-    return tiling(torch.Size((shape.numel(),)), None, torch.float32)._replace(
-        seed=reference.signed64(reference.fingerprint_seed(torch.float32, shape))
-    )
+@functools.lru_cache(maxsize=8192)
+def _in_one_row(shape: torch.Size, dtype: torch.dtype) -> Tiling:
+    """Of a contiguous tensor without block histograms, whose shape need not part it from others."""
+    numel = shape.numel()
+    seed = reference.signed64(reference.fingerprint_seed(dtype, shape))
+    groups = math.ceil(numel / WIDTH)
+    return Tiling(seed, numel, 1, groups, math.ceil(numel / TILE), numel, 1, 1, 0, 0, numel, WIDTH)
 
 
 def _aligned(tensors: Sequence[Tensor], on: Tiling) -> bool:

@@ -13,6 +13,8 @@ from precdoctor.recording.kernels import reference
 
 #: Elements of a tile. Larger ones spill registers on sm_90.
 TILE: Final = 2048
+#: The most columns of one: the largest block.
+WIDTH: Final = 128
 #: Rows are walked along this many merged dimensions, beside the last.
 MAX_OUTER: Final = 3
 
@@ -46,7 +48,7 @@ def tiling(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtyp
     """
     (columns, column_stride, _), others = at.walk(shape, strides)
     (_, stride0, _), (size1, stride1, _), (size2, stride2, _) = [(1, 0, 0)] * (MAX_OUTER - len(others)) + others
-    width = 128 if columns > 64 else max(1, 1 << (columns - 1).bit_length())
+    width = min(1 << (columns - 1).bit_length(), WIDTH)
     groups, numel = math.ceil(columns / width), shape.numel()
     tiles = math.ceil(numel // columns * groups / (TILE // width))
     seed = reference.signed64(reference.fingerprint_seed(dtype, shape))

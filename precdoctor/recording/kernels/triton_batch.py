@@ -19,7 +19,7 @@ from torch import Tensor
 
 from precdoctor.recording.kernels import batched
 from precdoctor.recording.kernels import layout as at
-from precdoctor.recording.kernels.tiling import TILE
+from precdoctor.recording.kernels.tiling import TILE, WIDTH
 from precdoctor.recording.kernels.triton_kernel import (
     FORMATS,
     OPTIONS,
@@ -47,10 +47,10 @@ _UPDATE_SCRATCH = tl.constexpr(at.block_hist(16))
 _HIST, _REL, _UNCHANGED = tl.constexpr(at.HIST), tl.constexpr(at.REL), tl.constexpr(at.UNCHANGED)
 _REL_MIN, _REL_MAX = tl.constexpr(at.REL_MIN), tl.constexpr(at.REL_MAX)
 _ORDER, _FIRST_BAD = tl.constexpr(at.ORDER), tl.constexpr(at.FIRST_BAD_ORDER)
-_NEVER, _WIDTH = tl.constexpr(at.NEVER), tl.constexpr(at.INT_WIDTH)
+_NEVER, _WIDTH = tl.constexpr(at.NEVER), tl.constexpr(WIDTH)
 _AMAX, _AMIN, _INF = tl.constexpr(at.AMAX), tl.constexpr(at.AMIN), tl.constexpr(math.inf)
 _INT_CELLS, _FLOAT_CELLS = (tl.constexpr(triton.next_power_of_2(n)) for n in (at.INT_WIDTH, at.FLOAT_WIDTH))
-_FLOATS_IN_ROW = tl.constexpr(at.FLOAT_WIDTH)
+_INTS_IN_ROW, _FLOATS_IN_ROW = tl.constexpr(at.INT_WIDTH), tl.constexpr(at.FLOAT_WIDTH)
 
 
 @triton.jit
@@ -124,7 +124,7 @@ def _restart_many(table):
     ints, floats = _slot(table + tl.program_id(0).to(tl.int64) * _COLUMNS)
     cell = tl.arange(0, _INT_CELLS)
     fresh = tl.where(cell == _ORDER, _NEVER, 0).to(tl.int64)
-    tl.store(ints + cell, fresh, mask=(cell < _WIDTH) & (cell != _FIRST_BAD))
+    tl.store(ints + cell, fresh, mask=(cell < _INTS_IN_ROW) & (cell != _FIRST_BAD))
     cell = tl.arange(0, _FLOAT_CELLS)
     none = tl.where(cell == _AMAX, -_INF, tl.where(cell == _AMIN, _INF, 0.0)).to(tl.float64)
     tl.store(floats + cell, none, mask=cell < _FLOATS_IN_ROW)
@@ -159,7 +159,7 @@ def _update_many(
     squares = total
     unchanged = tl.zeros([], tl.int64)
     for tile in range(first, stop, 1):
-        at_ = tile * N + (tl.arange(0, N // 128) * 128)[:, None] + tl.arange(0, 128)[None, :]
+        at_ = tile * N + (tl.arange(0, N // _WIDTH) * _WIDTH)[:, None] + tl.arange(0, _WIDTH)[None, :]
         real = at_ < numel
         old, new = tl.load(before + at_, mask=real, other=0), tl.load(after + at_, mask=real, other=0)
         code = old.to(tl.int32) & ((1 << (8 * SIZE)) - 1 if SIZE < 4 else -1)
