@@ -235,7 +235,7 @@ class Recorder:
         launch: Callable[[Tensor, int], None] = kernels.stat,
         together: Together | None = None,
     ) -> Entry | None:
-        """Take the statistics of ``x`` into the slot of ``site``, with ``together`` perhaps later: it is to stay as it is.
+        """Take the statistics of ``x`` into the slot of ``site``, with ``together`` maybe later: it is to stay as is.
 
         ``restart`` replaces what the step put there.
         """

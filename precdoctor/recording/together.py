@@ -108,6 +108,10 @@ class Gradients:
         """Where a gradient that has just been accumulated may wait to be measured; null where it may not."""
         if self._quiet is False or _reduced() or not kernels.gathers(kernels.Job(gradient, -1)):
             return None
+        known = self._seen.get(id(gradient))
+        if known is not None and known[0]() is not gradient:  # that one is gone already
+            self._quiet = False
+            return None
         self._seen[id(gradient)] = (weakref.ref(gradient), leaves.version(gradient))
         return self._together if self._quiet else None
 
@@ -115,7 +119,7 @@ class Gradients:
         """The backward pass has ended."""
         seen, self._seen = self._seen, {}
         self._together.flush()
-        if seen:
+        if seen and self._quiet is not False:
             self._quiet = all((x := ref()) is not None and leaves.version(x) == was for ref, was in seen.values())
 
 
