@@ -43,6 +43,7 @@ class Backward:
         original = torch.autograd.backward
         recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
         enter, leave = guarded(recorder)(self._enter_scan), guarded(recorder)(self._leave_scan)
+        gradients_end = guarded(recorder)(self._gradients.end)
         casts_begin = guarded(recorder)(self._casts.backward_begins)
         casts_end = guarded(recorder)(self._casts.backward_ended)
 
@@ -65,6 +66,7 @@ class Backward:
                 if looking is not None:
                     casts_end(looking)
                 leave()
+                gradients_end()
                 end()
 
         torch.autograd.backward = backward
@@ -104,7 +106,6 @@ class Backward:
 
     def _ended(self) -> None:
         self._recorder.in_backward = False
-        self._gradients.end()
         self._recorder.end_micro_step()
         self._manual.backward_ended()
 

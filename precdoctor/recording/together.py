@@ -106,7 +106,9 @@ class Gradients:
 
     def waiting_room(self, gradient: Tensor) -> Together | None:
         """Where a gradient that has just been accumulated may wait to be measured; null where it may not."""
-        if self._quiet is False or _reduced() or not kernels.gathers(kernels.Job(gradient, -1)):
+        if self._quiet is False or _reduced() or gradient.layout is not torch.strided:
+            return None
+        if not kernels.gathers(kernels.Job(gradient, -1)):
             return None
         known = self._seen.get(id(gradient))
         if known is not None and known[0]() is not gradient:  # that one is gone already

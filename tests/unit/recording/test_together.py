@@ -175,6 +175,13 @@ def test_with_a_process_group_they_never_wait(device, parameters, monkeypatch):
     assert a_pass(gradients, parameters) == [False] * 4
 
 
+def test_sparse_gradients_never_wait(device):
+    gradients, x = Gradients(), torch.eye(3).to_sparse()
+    for _ in range(2):
+        assert gradients.waiting_room(x) is None
+        gradients.end()
+
+
 def test_a_pass_without_gradients_shows_nothing(device, parameters):
     gradients = Gradients()
     gradients.end()
