@@ -62,21 +62,17 @@ class Together(AbstractContextManager["Together"]):
             launch: ``kernels.stat`` or an :class:`Update`; others are not known here.
             restart: the slot forgets what the step has put there before.
         """
-        if isinstance(launch, Update):
-            job = kernels.Job(x, slot, restart, launch.before, launch.intended)
-        elif launch is kernels.stat:
-            job = kernels.Job(x, slot, restart)
-        else:
+        update = launch if isinstance(launch, Update) else None
+        if update is None and launch is not kernels.stat:
             return False
-        if not kernels.gathers(job):
-            if slot in self._jobs:
-                self.flush()
-            return False
+        before, intended = (None, None) if update is None else (update.before, update.intended)
         if slot in self._jobs:  # a slot is in a launch once: its programs run in any order
             self.flush()
+        if not kernels.gathers(x, before, intended):
+            return False
         with self._lock:
-            self._jobs[slot] = job._replace(stream=kernels.stream_of(x))
-            self._held += sum(t.numel() * t.element_size() for t in (x, job.before, job.intended) if t is not None)
+            self._jobs[slot] = kernels.Job(x, slot, restart, before, intended, kernels.stream_of(x))
+            self._held += sum(t.numel() * t.element_size() for t in (x, before, intended) if t is not None)
             full = self._limit is not None and self._held > self._limit
         if full:
             self.flush()
@@ -106,9 +102,7 @@ class Gradients:
 
     def waiting_room(self, gradient: Tensor) -> Together | None:
         """Where a gradient that has just been accumulated may wait to be measured; null where it may not."""
-        if self._quiet is False or _reduced() or gradient.layout is not torch.strided:
-            return None
-        if not kernels.gathers(kernels.Job(gradient, -1)):
+        if self._quiet is False or gradient.layout is not torch.strided or not kernels.gathers(gradient) or _reduced():
             return None
         known = self._seen.get(id(gradient))
         if known is not None and known[0]() is not gradient:  # that one is gone already

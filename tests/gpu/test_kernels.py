@@ -107,7 +107,7 @@ def many(count=120):
 
 def jobs_of(tensors, **more):
     jobs = [kernels.Job(x, slot, stream=kernels.stream_of(x), **more) for slot, x in enumerate(tensors)]
-    assert all(map(kernels.gathers, jobs))
+    assert all(kernels.gathers(job.x) for job in jobs)
     return jobs
 
 
@@ -172,7 +172,7 @@ def test_many_updates_count_what_the_reference_counts(triton_bank, dtype):
         intended = torch.randn(shape).mul(1e-3).cuda()
         after = (before.double() + intended.double()).to(dtype)
         jobs.append(kernels.Job(after, slot, False, before, intended, kernels.stream_of(after)))
-    assert all(map(kernels.gathers, jobs))
+    assert all(kernels.gathers(job.x, job.before, job.intended) for job in jobs)
     tables = kernels.Tables()
     kernels.together(jobs, tables)
     triton_bank.snapshot(len(jobs))
@@ -201,7 +201,7 @@ def test_while_a_graph_is_captured_nothing_waits(triton_bank):
     x = torch.randn(1000, device="cuda")
     kernels.stat(x, 0)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        assert not kernels.gathers(kernels.Job(x, 0))
+        assert not kernels.gathers(x)
         kernels.stat(x, 0)
 
 

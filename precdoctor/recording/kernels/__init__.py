@@ -317,11 +317,12 @@ def update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
         _update(before, after, intended, slot)
 
 
-def gathers(job: batched.Job) -> bool:
-    """Whether it is worth while, and possible, to keep a tensor for :func:`together`: on CUDA, where a launch costs
-    more than a small tensor does. The native CPU kernel is as quick one by one.
+def gathers(x: Tensor, before: Tensor | None = None, intended: Tensor | None = None) -> bool:
+    """Whether it is worth while, and possible, to keep a tensor, or an update to it, for :func:`together`.
+
+    On CUDA it is, where a launch costs more than a small tensor does; the CPU kernel is as quick one by one.
     """
-    return cuda.takes(job)
+    return x.is_cuda and cuda.takes(x, before, intended)
 
 
 def together(jobs: Sequence[batched.Job], tables: batched.Tables) -> None:

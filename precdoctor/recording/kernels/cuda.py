@@ -27,16 +27,16 @@ def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Se
     return _tried(x.device, kernel.measure, x, ints, floats, counter, blocks)
 
 
-def takes(job: batched.Job) -> bool:
-    """Whether :func:`measure_many` can have it: no CUDA graph is being captured, which would read the table again at
-    every replay, and of updates all three tensors are contiguous, weights of at most 32 bits.
+def takes(x: Tensor, before: Tensor | None, intended: Tensor | None) -> bool:
+    """Whether :func:`measure_many` can have a tensor, or an update to it.
+
+    Not while a CUDA graph is captured, which would read the table again at every replay; of updates all three tensors
+    are to be contiguous, weights of at most 32 bits.
     """
-    x, kernel = job.x, _kernel() if job.x.is_cuda else None
+    kernel = _kernel() if x.is_cuda else None
     if kernel is None or _failure or torch.cuda.is_current_stream_capturing() or not kernel.supports(x):
         return False
-    if job.before is None or job.intended is None:
-        return True
-    return updates_fit(job.before, x, job.intended)
+    return before is None or intended is None or updates_fit(before, x, intended)
 
 
 def updates_fit(before: Tensor, after: Tensor, intended: Tensor) -> bool:

@@ -46,11 +46,11 @@ def counted(measure):
 with precdoctor.record("alone", every=1, strict=True, on_nonfinite="observe", deep_scan=0):
     train()
 if how == "faked":
-    kernels.gathers = lambda job: True
+    kernels.gathers = lambda *_: True
     kernels.together = counted(lambda jobs, tables: [kernels.one_by_one(job) for job in jobs])
 else:  # Triton's interpreter stands for the device
     from precdoctor.recording.kernels import triton_kernel
-    kernels.gathers = lambda job: triton_kernel.supports(job.x)
+    kernels.gathers = lambda x, *_: triton_kernel.supports(x)
     kernels.together = counted(kernels.together)
 with precdoctor.record("together", every=1, strict=True, on_nonfinite="observe", deep_scan=0):
     train()
