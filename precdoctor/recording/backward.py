@@ -18,6 +18,7 @@ from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place, Root
 from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.together import Gradients
 
 _LOSS = Place("", "", "")
 #: Backward calls made from inside these are the user's all the same; their own lines are not worth naming.
@@ -32,6 +33,7 @@ class Backward:
         self._casts = casts
         self._loss_code = loss_code
         self._manual = manual
+        self._gradients = Gradients()
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
         self._hooked: dict[int, weakref.ref[Tensor]] = {}
@@ -41,6 +43,7 @@ class Backward:
         original = torch.autograd.backward
         recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
         enter, leave = guarded(recorder)(self._enter_scan), guarded(recorder)(self._leave_scan)
+        gradients_end = guarded(recorder)(self._gradients.end)
         casts_begin = guarded(recorder)(self._casts.backward_begins)
         casts_end = guarded(recorder)(self._casts.backward_ended)
 
@@ -63,6 +66,7 @@ class Backward:
                 if looking is not None:
                     casts_end(looking)
                 leave()
+                gradients_end()
                 end()
 
         torch.autograd.backward = backward
@@ -127,7 +131,7 @@ class Backward:
         parameter.register_post_accumulate_grad_hook(self._gradient_hook())
 
     def _gradient_hook(self) -> Callable[[Tensor], None]:
-        recorder, manual = self._recorder, self._manual
+        recorder, manual, gradients = self._recorder, self._manual, self._gradients
         owner: Root | None = None
 
         def precdoctor_weight_grad(parameter: Tensor) -> None:
@@ -148,7 +152,8 @@ class Backward:
             if not manual.has_optimizer:
                 manual.gradient_arrived(parameter)
             if recorder.live and recorder.in_backward and recorder.wants(place):
-                recorder.measure(recorder.site(place, "weight_grad", name, grad), grad, restart=True)
+                site = recorder.site(place, "weight_grad", name, grad)
+                recorder.measure(site, grad, restart=True, together=gradients.waiting_room(grad))
 
         return precdoctor_weight_grad
 

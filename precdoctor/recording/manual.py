@@ -14,6 +14,7 @@ from torch import Tensor
 
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.together import Together
 
 #: Larger parameters are not copied to be compared.
 _MAX_COPY = 1 << 20
@@ -24,6 +25,7 @@ class ManualSteps:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._weights = Together()
         self._forget()
         recorder.when_forked.append(self._forget)
 
@@ -56,12 +58,14 @@ class ManualSteps:
 
     def _record_weights(self) -> None:
         recorder = self._recorder
-        for root in recorder.names.roots.values():
-            module = root.module()
-            for parameter in module.parameters() if module is not None and root.trained else ():
-                found = recorder.names.parameter(parameter)
-                if found is not None and parameter.requires_grad and recorder.wants(found[0]):
-                    recorder.measure(recorder.site(found[0], "weight", found[1], parameter), parameter, restart=True)
+        with self._weights as together:
+            for root in recorder.names.roots.values():
+                module = root.module()
+                for parameter in module.parameters() if module is not None and root.trained else ():
+                    found = recorder.names.parameter(parameter)
+                    if found is not None and parameter.requires_grad and recorder.wants(found[0]):
+                        site = recorder.site(found[0], "weight", found[1], parameter)
+                        recorder.measure(site, parameter, restart=True, together=together)
 
     def end_step_if_updated(self) -> None:
         """Called as a forward pass begins and at the end of the run: end the step if the weights were updated since."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.together import Together
 
 _HALF = (torch.float16, torch.bfloat16)
 #: Sampled steps take the state of an optimizer this many steps apart: a power of two, so that two runs have some in
@@ -29,6 +30,7 @@ class StateRows:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._taken: dict[str, int] = {}
+        self._together = Together()
         recorder.when_forked.append(self._taken.clear)
 
     def due(self, name: str) -> bool:
@@ -51,13 +53,14 @@ class StateRows:
             return
         self._taken[name] = recorder.step
         common = Place(name, "", name.partition("#")[0])
-        for parameter, place, own in parameters:
-            for key, x in _kept_for(optimizers, parameter):
-                if _is_master(key, x, parameter):
-                    continue
-                # LBFGS keeps vectors over all parameters at the first one
-                site = (common, key) if x.numel() > parameter.numel() else (place, f"{own}.{key}")
-                recorder.measure(recorder.site(site[0], "opt_state", site[1], x), x.detach())
+        with self._together as together:
+            for parameter, place, own in parameters:
+                for key, x in _kept_for(optimizers, parameter):
+                    if _is_master(key, x, parameter):
+                        continue
+                    # LBFGS keeps vectors over all parameters at the first one
+                    owner, name = (common, key) if x.numel() > parameter.numel() else (place, f"{own}.{key}")
+                    recorder.measure(recorder.site(owner, "opt_state", name, x), x.detach(), together=together)
 
 
 class Masters:

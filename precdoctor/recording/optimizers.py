@@ -26,6 +26,7 @@ from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scalers import Scalers
 from precdoctor.recording.sentinel import Look, gradient_sentinel
 from precdoctor.recording.standing import Standing
+from precdoctor.recording.together import HELD, Together, Update
 from precdoctor.recording.updates import intended_update, intention_of
 
 
@@ -65,6 +66,7 @@ class Optimizers:
         self._standing = Standing(recorder, casts)
         self._masters = Masters(recorder)
         self._state_rows = StateRows(recorder)
+        self._weights, self._given, self._updates = Together(), Together(), Together(HELD)
         self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler)
 
     def install(self) -> None:
@@ -250,30 +252,33 @@ class Optimizers:
     def _record_weights(self, optimizer: torch.optim.Optimizer) -> None:
         recorder = self._recorder
         self._masters.look_at(optimizer)
-        for parameter, place, name, _ in self._parameters(optimizer):
-            if not parameter.requires_grad:
-                continue
-            weight = self._masters.weight_of(parameter)
-            own = parameter if weight is None else weight
-            masters = masters_in_state(optimizer, parameter) if weight is None else (parameter,)
-            recorder.measure(recorder.site(place, "weight", name, own), own, restart=True)
-            for master in masters:
-                recorder.measure(recorder.site(place, "master_weight", name, master), master, restart=True)
-        for root in recorder.names.roots.values():
-            module = root.module()
-            if module is not None:
-                self._standing.record(module)
+        with self._weights as together:
+            for parameter, place, name, _ in self._parameters(optimizer):
+                if not parameter.requires_grad:
+                    continue
+                weight = self._masters.weight_of(parameter)
+                own = parameter if weight is None else weight
+                masters = masters_in_state(optimizer, parameter) if weight is None else (parameter,)
+                recorder.measure(recorder.site(place, "weight", name, own), own, restart=True, together=together)
+                for master in masters:
+                    site = recorder.site(place, "master_weight", name, master)
+                    recorder.measure(site, master, restart=True, together=together)
+            for root in recorder.names.roots.values():
+                module = root.module()
+                if module is not None:
+                    self._standing.record(module, together)
 
     def _record_given_gradients(self, attempt: Attempt) -> None:
         """What the optimizer is given; a fused one gets scaled gradients and takes the loss scale out by itself."""
         recorder = self._recorder
         scaled = attempt.by_scaler and getattr(attempt.optimizer, "grad_scale", None) is not None
-        for parameter, place, name, _ in self._parameters(attempt.optimizer):
-            if parameter.grad is not None:
-                site = recorder.site(place, "weight_grad_step", name, parameter.grad)
-                entry = recorder.measure(site, parameter.grad)
-                if entry is not None:
-                    entry.scaled = scaled
+        with self._given as together:
+            for parameter, place, name, _ in self._parameters(attempt.optimizer):
+                if parameter.grad is not None:
+                    site = recorder.site(place, "weight_grad_step", name, parameter.grad)
+                    entry = recorder.measure(site, parameter.grad, together=together)
+                    if entry is not None:
+                        entry.scaled = scaled
 
     def _copy_weights(self, attempt: Attempt) -> None:
         """Copies of the weights about to change, up to ``--scene-memory``, going round the parameters step by step."""
@@ -296,18 +301,19 @@ class Optimizers:
 
     def _record_updates(self, attempt: Attempt) -> None:
         recorder = self._recorder
-        for parameter, place, name, group in self._parameters(attempt.optimizer):
-            before = attempt.before.pop(id(parameter), None)
-            if before is None or parameter.grad is None:
-                continue
-            with kernels.apart_from_user_modes():
-                after = leaves.plain(parameter)
-                intended = intended_update(attempt.optimizer, parameter, before, group)
-                local = None if intended is None else leaves.plain(intended)
-            if after is None or local is None or not after.shape == before.shape == local.shape:
-                continue
-            launch = functools.partial(_update, before, local.detach())
-            recorder.measure(recorder.site(place, "update", name, parameter), parameter, after.detach(), launch=launch)
+        with self._updates as together:
+            for parameter, place, name, group in self._parameters(attempt.optimizer):
+                before = attempt.before.pop(id(parameter), None)
+                if before is None or parameter.grad is None:
+                    continue
+                with kernels.apart_from_user_modes():
+                    after = leaves.plain(parameter)
+                    intended = intended_update(attempt.optimizer, parameter, before, group)
+                    local = None if intended is None else leaves.plain(intended)
+                if after is None or local is None or not after.shape == before.shape == local.shape:
+                    continue
+                site, launch = recorder.site(place, "update", name, parameter), Update(before, local.detach())
+                recorder.measure(site, parameter, after.detach(), launch=launch, together=together)
 
     def _record_state(self, attempt: Attempt) -> None:
         if self._state_rows.due(attempt.name):
@@ -357,10 +363,6 @@ class Optimizers:
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     return (p for group in optimizer.param_groups for p in group["params"])
-
-
-def _update(before: Tensor, intended: Tensor, after: Tensor, slot: int) -> None:
-    kernels.update(before, after, intended, slot)
 
 
 def _on_device(value: object) -> bool:

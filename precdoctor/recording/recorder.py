@@ -24,6 +24,7 @@ from precdoctor.recording.naming import Names, Place
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.sampling import Sampler
 from precdoctor.recording.slots import Entry, Site, SlotTable
+from precdoctor.recording.together import Together
 
 if TYPE_CHECKING:
     from precdoctor.recording.compiled import Probes
@@ -235,18 +236,21 @@ class Recorder:
         *,
         restart: bool = False,
         launch: Callable[[Tensor, int], None] = kernels.stat,
+        together: Together | None = None,
     ) -> Entry | None:
-        """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there."""
-        if not self.options.takes(site.kind):
-            return None
-        dense = leaves.plain(x) if dense is None else dense
+        """Take the statistics of ``x`` into the slot of ``site``, with ``together`` maybe later: it is to stay as is.
+
+        ``restart`` replaces what the step put there.
+        """
+        dense = None if not self.options.takes(site.kind) else leaves.plain(x) if dense is None else dense
         if dense is None:
             return None
         with kernels.apart_from_user_modes():
             entry = self.slots.entry(site, dense.device)
-            if restart:
-                kernels.bank(dense.device).restart(entry.slot)
-            launch(dense, entry.slot)
+            if together is None or not together.takes(dense, entry.slot, launch, restart=restart):
+                if restart:
+                    kernels.bank(dense.device).restart(entry.slot)
+                launch(dense, entry.slot)
         entry.shape = tuple(x.shape)
         entry.micro_step = self.micro_step
         return entry

@@ -12,6 +12,7 @@ from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.fp8.operand import FLOAT8
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.together import Together
 
 
 class Standing:
@@ -29,13 +30,13 @@ class Standing:
         self._weights.clear()
         self._stamps.clear()
 
-    def record(self, module: torch.nn.Module) -> None:
-        """The rows of one root."""
-        self._frozen(module)
-        self._buffers(module)
-        self._delayed_scaling(module)
+    def record(self, module: torch.nn.Module, together: Together) -> None:
+        """The rows of one root; what they are of is kept in ``together`` where it may be."""
+        self._frozen(module, together)
+        self._buffers(module, together)
+        self._delayed_scaling(module, together)
 
-    def _frozen(self, module: torch.nn.Module) -> None:
+    def _frozen(self, module: torch.nn.Module, together: Together) -> None:
         """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again."""
         recorder = self._recorder
         for parameter in module.parameters():
@@ -47,9 +48,10 @@ class Standing:
             self._weights[id(parameter)] = (weakref.ref(parameter), parameter._version)
             found = recorder.names.parameter(parameter)
             if found is not None and parameter.is_floating_point() and recorder.wants(found[0]):
-                recorder.measure(recorder.site(found[0], "weight", found[1], parameter), parameter)
+                site = recorder.site(found[0], "weight", found[1], parameter)
+                recorder.measure(site, parameter, together=together)
 
-    def _buffers(self, module: torch.nn.Module) -> None:
+    def _buffers(self, module: torch.nn.Module, together: Together) -> None:
         """Floating-point buffers, whenever they were written to."""
         recorder = self._recorder
         owned = ((m, name, b) for m in module.modules() for name, b in m._buffers.items())
@@ -64,13 +66,13 @@ class Standing:
             self._stamps[id(buffer)] = (weakref.ref(buffer), now)
             found = recorder.names.search_parameter(buffer)
             if found is not None and recorder.wants(found[0]):
-                recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer)
+                recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer, together=together)
 
-    def _delayed_scaling(self, module: torch.nn.Module) -> None:
+    def _delayed_scaling(self, module: torch.nn.Module, together: Together) -> None:
         """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers."""
         recorder = self._recorder
         for owner in module.modules():
             place = recorder.names.find(owner) if "fp8_meta" in owner.__dict__ else None
             if place is not None and recorder.wants(place):
                 for name, x in engines.delayed_scaling(owner):
-                    recorder.measure(recorder.site(place, "buffer", name, x), x)
+                    recorder.measure(recorder.site(place, "buffer", name, x), x, together=together)

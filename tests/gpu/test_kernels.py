@@ -101,6 +101,110 @@ def test_one_tensor_is_one_launch(triton_bank):
     assert torch.cuda.memory_allocated() == before
 
 
+def many(count=120):
+    return [torch.randn(48 + 16 * (i % 3), 64, device="cuda", dtype=torch.bfloat16) for i in range(count)]
+
+
+def jobs_of(tensors, **more):
+    jobs = [kernels.Job(x, slot, stream=kernels.stream_of(x), **more) for slot, x in enumerate(tensors)]
+    assert all(kernels.gathers(job.x) for job in jobs)
+    return jobs
+
+
+def launched_by(body):
+    """Names of what the device ran, while waiting for it was an error."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            body()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+    return [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+
+
+def test_many_tensors_are_one_launch_without_waiting_or_allocating(triton_bank):
+    tensors, tables = many(), kernels.Tables()
+    kernels.together(jobs_of(tensors), tables)
+    jobs = jobs_of(tensors)
+    before = torch.cuda.memory_allocated()
+    assert [name for name in launched_by(lambda: kernels.together(jobs, tables)) if "many" in name] == ["_stat_many"]
+    assert len(launched_by(lambda: kernels.together(jobs, tables))) == 1
+    assert torch.cuda.memory_allocated() == before
+    moved = jobs_of([x.clone() for x in tensors])
+    assert len(launched_by(lambda: kernels.together(moved, tables))) == 2, "the table's copy, and the kernel"
+    again = jobs_of(tensors, restart=True)
+    kernels.together(again, tables)
+    assert len(launched_by(lambda: kernels.together(again, tables))) == 2, "slots that start anew, and the kernel"
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e5m2fnuz])
+def test_many_tensors_count_what_they_count_one_by_one(triton_bank, dtype):
+    shapes = [(), (7,), (3, 33), (64, 48), (2, 3, 3), (70001,), (16, 3, 3, 3), (300, 257)]
+    tensors = []
+    for shape in shapes * 2:
+        x = torch.randn(shape, dtype=torch.float64)
+        x.view(-1)[: min(len(RARE), x.numel())] = torch.tensor(RARE[: x.numel()], dtype=torch.float64)
+        tensors.append(x.to(dtype).cuda())
+    tensors[-1] = tensors[-1].t()
+    kernels.together(jobs_of(tensors), kernels.Tables())
+    together = [row_of(triton_bank, slot) for slot in range(len(tensors))]
+    assert int(triton_bank.counter) == triton_bank.launches == len(tensors)
+    triton_bank.snapshot(len(tensors))
+    for slot, x in enumerate(tensors):
+        kernels.stat(x, slot)
+    for slot, (ints, floats) in enumerate(together):
+        alone, true_floats = row_of(triton_bank, slot)
+        bad = ints[at.FIRST_BAD_ORDER] < at.NEVER
+        assert bad == (alone[at.FIRST_BAD_ORDER] < at.NEVER)
+        ints[[at.ORDER, at.FIRST_BAD_ORDER]] = alone[[at.ORDER, at.FIRST_BAD_ORDER]] = 0  # others come first
+        assert torch.equal(ints, alone), (slot, (ints != alone).nonzero().flatten())
+        assert torch.equal(floats[:2], true_floats[:2])
+        assert torch.allclose(floats, true_floats, rtol=1e-5, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_many_updates_count_what_the_reference_counts(triton_bank, dtype):
+    jobs = []
+    for slot, shape in enumerate([(3, 130), (64, 32), (17,), (70001,), ()]):
+        before = (torch.randn(shape) * 2.0 ** torch.randint(-20, 4, shape)).to(dtype).cuda()
+        intended = torch.randn(shape).mul(1e-3).cuda()
+        after = (before.double() + intended.double()).to(dtype)
+        jobs.append(kernels.Job(after, slot, False, before, intended, kernels.stream_of(after)))
+    assert all(kernels.gathers(job.x, job.before, job.intended) for job in jobs)
+    tables = kernels.Tables()
+    kernels.together(jobs, tables)
+    triton_bank.snapshot(len(jobs))
+    names = launched_by(lambda: kernels.together(jobs, tables))
+    assert names.count("_update_many") == len(names) <= 2  # of aligned rows and of others
+    for job in jobs:
+        ints, floats = row_of(triton_bank, job.slot)
+        truth, true_floats, counter = rows("cuda")
+        reference.measure_update(job.before, job.x, job.intended, truth, true_floats, counter)
+        truth[[at.ORDER, at.REL + at.REL_BINS]] = ints[[at.ORDER, at.REL + at.REL_BINS]].cuda()  # order and scrap
+        assert torch.equal(ints, truth.cpu()), (ints != truth.cpu()).nonzero().flatten()
+        assert torch.allclose(floats, true_floats.cpu(), rtol=1e-5, atol=1e-6)
+
+
+def test_tensors_of_another_stream_are_waited_for_on_the_device(triton_bank):
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        x = torch.full((1000,), 3.0, device="cuda")
+        job = kernels.Job(x, 0, stream=kernels.stream_of(x))
+    kernels.together([job], kernels.Tables())
+    assert row_of(triton_bank)[1][at.AMAX] == 3.0
+
+
+def test_while_a_graph_is_captured_nothing_waits(triton_bank):
+    x = torch.randn(1000, device="cuda")
+    kernels.stat(x, 0)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        assert not kernels.gathers(x)
+        kernels.stat(x, 0)
+
+
 def test_measuring_and_taking_a_snapshot_never_wait_for_the_device():
     x = torch.randn(1 << 20, device="cuda", dtype=torch.bfloat16)
     bank = kernels.bank(x.device)

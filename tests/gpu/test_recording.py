@@ -96,3 +96,50 @@ def test_recording_changes_nothing_and_sees_everything(tmp_path, mode):
 @pytest.mark.parametrize("mode", ["fp32", "bf16", "bf16-pure", "fp8"])
 def test_no_step_waits_for_the_device(tmp_path, mode):
     train(tmp_path, mode, "sync-is-an-error", record=True)
+
+
+LAUNCHES = """
+import collections, json, sys, torch
+import precdoctor
+
+depth = int(sys.argv[1])
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(depth)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+x = torch.randn(32, 64, device="cuda")
+
+def step():
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+with precdoctor.record("run", every=1, strict=True, deep_scan=0):
+    for _ in range(4):
+        step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+names = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+print(json.dumps(collections.Counter(name for name in names if name.endswith("_many") or name == "_stat")))
+"""
+
+
+def launches(folder: Path, depth: int) -> dict[str, int]:
+    """Launches of our kernels in one recorded step, by name."""
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(LAUNCHES)
+    command = [sys.executable, str(script), str(depth)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_weights_gradients_and_updates_are_a_launch_each_however_many_there_are(tmp_path):
+    pytest.importorskip("triton")
+    few, lots = launches(tmp_path / "few", 4), launches(tmp_path / "lots", 16)
+    activations = [names.pop("_stat") for names in (few, lots)]
+    assert few == lots
+    assert few["_stat_many"] <= 2 * 4  # weights, gradients twice, state: matrices and vectors have tiles of their own
+    assert few["_update_many"] == 1
+    assert activations[1] - activations[0] <= 2 * 12  # an output and its gradient per layer

@@ -8,7 +8,6 @@ much per call) and registered for every backend; which kernel runs is decided he
 from __future__ import annotations
 
 import collections
-import contextlib
 import math
 import threading
 from collections.abc import Sequence
@@ -19,8 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from precdoctor.recording.kernels import blocked, cuda, native, reference
+from precdoctor.recording.kernels import batched, blocked, cuda, native, reference
 from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels.apart import apart_from_user_modes as apart_from_user_modes
+from precdoctor.recording.kernels.batched import Job as Job
+from precdoctor.recording.kernels.batched import Tables as Tables
+from precdoctor.recording.kernels.cuda import stream_of as stream_of
 
 _SLOTS_PER_BLOCK = 128
 _ALL_BLOCKS, _ACTIVATION_BLOCKS = native.wanted(at.BLOCK_SIZES), native.wanted(at.BLOCK_SIZES[1:])
@@ -79,7 +82,7 @@ class Bank:
         return block.ints[index], block.floats[index]
 
     def addresses(self, slot: int) -> tuple[int, int]:
-        """Where the integer and float row of a slot begin in memory; only of use on the CPU."""
+        """Where the integer and float row of a slot begin in memory, its device's."""
         number, index = divmod(slot, _SLOTS_PER_BLOCK)
         if number >= len(self._blocks):
             self.row(slot)
@@ -256,11 +259,14 @@ def _stat(x: Tensor, slot: int) -> None:
     home = bank(x.device)
     home.launches += 1
     if native.supports(x):
-        want = 0 if not _with_blocks else _ALL_BLOCKS if slot in _with_block16 else _ACTIVATION_BLOCKS
-        native.measure_at(x, *home.addresses(slot), home.counter_address, want, home.recent)
+        native.measure_at(x, *home.addresses(slot), home.counter_address, _wanted_blocks(slot), home.recent)
         return
     blocks = () if not _with_blocks else at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
     _launch(x, home, slot, blocks)
+
+
+def _wanted_blocks(slot: int) -> int:
+    return 0 if not _with_blocks else _ALL_BLOCKS if slot in _with_block16 else _ACTIVATION_BLOCKS
 
 
 def _launch(x: Tensor, home: Bank, slot: int, blocks: Sequence[int]) -> None:
@@ -314,6 +320,40 @@ def update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
         _update(before, after, intended, slot)
 
 
+def gathers(x: Tensor, before: Tensor | None = None, intended: Tensor | None = None) -> bool:
+    """Whether it is worth while, and possible, to keep a tensor, or an update to it, for :func:`together`.
+
+    On CUDA it is, where a launch costs more than a small tensor does; the CPU kernel is as quick one by one.
+    """
+    return x.is_cuda and cuda.takes(x, before, intended)
+
+
+def together(jobs: Sequence[batched.Job], tables: batched.Tables) -> None:
+    """What :func:`stat` and :func:`update` would put into the slots one after the other, in a launch per group.
+
+    Args:
+        jobs: tensors that :func:`gathers` took, no two of one slot.
+        tables: of tensors of this kind; kept for the next time.
+    """
+    for group, members in batched.grouped(jobs, bank, _wanted_blocks, cuda.stream_of).items():
+        home = bank(group.device)
+        if cuda.measure_many(group, members, tables.of(group), home.counter):
+            home.launches += len(members)
+            continue
+        for job in (member.job for member in members):
+            one_by_one(job)
+
+
+def one_by_one(job: batched.Job) -> None:
+    """The same for a tensor by itself."""
+    if job.restart:
+        bank(job.x.device).restart(job.slot)
+    if job.before is None or job.intended is None:
+        stat(job.x, job.slot)
+    else:
+        update(job.before, job.x, job.intended, job.slot)
+
+
 _alone = threading.local()
 
 
@@ -348,33 +388,3 @@ def in_use(device: torch.device) -> str:
     if device.type == "cuda":
         return "Triton" if cuda.failure() is None else f"torch operations ({cuda.failure()})"
     return "torch operations"
-
-
-class apart_from_user_modes:  # noqa: N801 - used like a function
-    """Run our ops where no mode of the user's can see, count or redirect them."""
-
-    # A class, not a generator: this is entered for every tensor, and a generator's bookkeeping costs as much again.
-    __slots__ = ("_had_grad", "_no_functions", "_rare")
-
-    def __enter__(self) -> None:
-        self._rare: contextlib.ExitStack | None = None
-        if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack():
-            self._rare = contextlib.ExitStack()
-            if (
-                torch.is_inference_mode_enabled()
-            ):  # our banks outlive it: made there, they could not be written to later
-                self._rare.enter_context(torch.inference_mode(mode=False))
-            if torch._C._len_torch_dispatch_stack():
-                from torch.utils._python_dispatch import _disable_current_modes
-
-                self._rare.enter_context(_disable_current_modes())
-        self._had_grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        self._no_functions = torch._C.DisableTorchFunction()
-        self._no_functions.__enter__()
-
-    def __exit__(self, *_error: object) -> None:
-        self._no_functions.__exit__(None, None, None)
-        torch._C._set_grad_enabled(self._had_grad)
-        if self._rare is not None:
-            self._rare.close()

@@ -1,15 +1,18 @@
-"""Whether the Triton kernel can be used here, found out at the first CUDA tensor; the package does not need Triton."""
+"""Whether the Triton kernels can be used here, found out at the first CUDA tensor; the package does not need Triton."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from precdoctor.recording import attach
+from precdoctor.recording.kernels import batched
 
 _failure: list[str] = []
 
@@ -21,17 +24,86 @@ def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Se
     kernel = _kernel()
     if kernel is None or _failure or not kernel.supports(x):
         return False
+    return _tried(x.device, kernel.measure, x, ints, floats, counter, blocks)
+
+
+def takes(x: Tensor, before: Tensor | None, intended: Tensor | None) -> bool:
+    """Whether :func:`measure_many` can have a tensor, or an update to it.
+
+    Not while a CUDA graph is captured, which would read the table again at every replay; of updates all three tensors
+    are to be contiguous, weights of at most 32 bits.
+    """
+    kernel = _kernel() if x.is_cuda else None
+    if kernel is None or _failure or torch.cuda.is_current_stream_capturing() or not kernel.supports(x):
+        return False
+    return before is None or intended is None or updates_fit(before, x, intended)
+
+
+def updates_fit(before: Tensor, after: Tensor, intended: Tensor) -> bool:
+    """Whether the batched kernel can compare these."""
+    return (
+        before.dtype == after.dtype != torch.float64
+        and intended.dtype in {torch.float32, torch.float64}
+        and before.device == after.device == intended.device
+        and all(x.is_contiguous() for x in (before, after, intended))
+    )
+
+
+def measure_many(group: batched.Group, members: Sequence[batched.Member], table: batched.Table, to: Tensor) -> bool:
+    """Measure the tensors of a group in one launch (two where slots start anew); false, and nothing measured, where
+    that cannot be.
+
+    Args:
+        group: what the tensors have in common.
+        members: they and their slots.
+        table: the group's.
+        to: the launch counter of the device.
+    """
+
+    def launch() -> None:
+        from precdoctor.recording.kernels import triton_batch
+
+        table.bring(members)
+        triton_batch.launch(group, table, to)
+
+    if _failure:
+        return False
+    _follow([member.job for member in members], group)
+    return _tried(group.device, launch)
+
+
+def stream_of(x: Tensor) -> int:
+    """The current stream of a tensor's device."""
+    return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+
+
+def _follow(jobs: Sequence[batched.Job], group: batched.Group) -> None:
+    """Tensors made ready on another stream than the launch's: it waits for that one, on the device."""
+    for stream in {job.stream for job in jobs if job.stream != group.stream}:
+        here = torch.cuda.current_stream(group.device)
+        here.wait_stream(torch.cuda.ExternalStream(stream, device=group.device))
+        for job in jobs:
+            if job.stream == stream:
+                for x in (job.x, job.before, job.intended):
+                    if x is not None:
+                        x.record_stream(here)
+
+
+def _tried(device: torch.device, body: Callable[..., Any], *args: Any) -> bool:
     try:
-        if x.device.index == torch.cuda.current_device():
-            kernel.measure(x, ints, floats, counter, blocks)
-        else:
-            with torch.cuda.device(x.device):
-                kernel.measure(x, ints, floats, counter, blocks)
+        with _on(device):
+            body(*args)
     except Exception as error:  # noqa: BLE001 - compiling needs a driver, a C compiler and a cache; any may be missing
         attach.let_through(error)
         _failure.append(f"Triton failed: {type(error).__name__}: {error}".partition("\n")[0])
         return False
     return True
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
 
 
 def failure() -> str | None:

@@ -12,7 +12,6 @@ Same numbers as ``reference.py``; only the order in which programs add to the tw
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -24,14 +23,15 @@ from torch import Tensor
 from precdoctor.numerics import EXP_MAX, EXP_MIN
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels.tiling import MAX_OUTER, TILE, tiling
 
-#: Elements of a tile, most programs of a launch, warps of a program. Larger tiles spill registers on sm_90.
-TILE, PROGRAMS, WARPS = 2048, 1024, 8
-#: Rows are walked along this many merged dimensions, beside the last.
-MAX_OUTER: Final = 3
+#: Most programs of a launch.
+PROGRAMS: Final = 1024
+#: Of a launch. Triton's default for fused multiply-adds differs by version, and from 3.9 on it warns about that.
+OPTIONS: Final = {"num_warps": 8, "enable_fp_fusion": False}
 
 #: Per dtype: the integer to load it as, mantissa bits, exponent bias, first magnitude that is not finite, FNUZ or not.
-_FORMATS: Final = {
+FORMATS: Final = {
     torch.float64: (torch.int64, 52, 1023, 0x7FF << 52, False),
     torch.float32: (torch.int32, 23, 127, 0x7F800000, False),
     torch.bfloat16: (torch.int16, 7, 127, 0x7F80, False),
@@ -211,18 +211,91 @@ def _merge_floats(floats, amax, amin, total, squares, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _finish(ints, counter, bad, numel, seed):
-    """The columns that speak of the launch as a whole, by the last program of it."""
-    _add_if_any(ints + _BAD, bad)
-    if tl.atomic_add(ints + _DONE, 1) == tl.num_programs(0) - 1:
-        order = tl.atomic_add(counter, 1) + 1
-        tl.atomic_min(ints + _ORDER, order)
-        if tl.atomic_xchg(ints + _BAD, 0) > 0:
-            tl.atomic_min(ints + _FIRST_BAD, order)
-        tl.atomic_add(ints + _NUMEL, numel)
-        tl.atomic_add(ints + _LAUNCHES, 1)
-        tl.atomic_add(ints + _FINGERPRINT, seed)
-        tl.atomic_xchg(ints + _DONE, 0)
+def _absorb(
+    bits, terms, real, fingerprint, nan_full, up_down, zero_tiny, amax, amin, total, squares, hist,
+    SMALLEST: tl.constexpr, LARGEST: tl.constexpr, N: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One tile of N elements into a program's running numbers, its exponents into ``hist``; the keys come last."""
+    TOP: tl.constexpr = (0x7FF << 52) if WIDE else 0x7F800000
+    fingerprint += _fold(tl.where(real, terms, 0), N)
+    magnitude = bits & (0x7FFFFFFFFFFFFFFF if WIDE else 0x7FFFFFFF)
+    finite = real & (magnitude < TOP)
+    nonzero = finite & (magnitude > 0)
+    nan_full += _fold((real & (magnitude > TOP)).to(tl.int32) + ((magnitude == LARGEST).to(tl.int32) << 16), N)
+    up_down += _fold(tl.where(magnitude == TOP, tl.where(bits < 0, 1 << 16, 1), 0), N)
+    zero = (real & (magnitude == 0)).to(tl.int32)
+    zero_tiny += _fold(zero + ((nonzero & (magnitude < SMALLEST)).to(tl.int32) << 16), N)
+    highest = tl.max(tl.max(tl.where(finite, magnitude, 0), axis=1), axis=0)
+    amax = tl.maximum(amax, highest)
+    amin = tl.minimum(amin, tl.min(tl.min(tl.where(nonzero, magnitude, TOP), axis=1), axis=0))
+    sums = _sums(tl.where(finite, bits, 0), highest, WIDE)
+    keys = tl.where(nonzero, _entry(magnitude, 52 if WIDE else 23), 0)
+    _count(keys, hist, 1, N)
+    return fingerprint, nan_full, up_down, zero_tiny, amax, amin, total + sums[0], squares + sums[1], keys
+
+
+@triton.jit
+def _settle(ints, floats, fingerprint, nan_full, up_down, zero_tiny, amax, amin, total, squares, WIDE: tl.constexpr):
+    """A program's numbers into the slot; returns how many elements were not finite."""
+    _merge_floats(floats, amax, amin, total, squares, WIDE)
+    nan, ups, downs = _low(nan_full), _low(up_down), _high(up_down)
+    tl.atomic_add(ints + _FINGERPRINT, tl.sum(fingerprint, axis=0))
+    _add_if_any(ints + _NAN, nan)
+    _add_if_any(ints + _POS_INF, ups)
+    _add_if_any(ints + _NEG_INF, downs)
+    _add_if_any(ints + _HIST, _low(zero_tiny))
+    _add_if_any(ints + _SUBNORMAL, _high(zero_tiny))
+    _add_if_any(ints + _AT_MAX, _high(nan_full))
+    return nan + ups + downs
+
+
+@triton.jit
+def _measure_tiles(
+    x, ints, floats, first, stop, step, columns, column_stride, groups, numel,
+    size1, size2, stride0, stride1, stride2,
+    MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
+    SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """What one program does: some tiles of a tensor into its slot. Returns how many elements were not finite."""
+    WIDE: tl.constexpr = SIZE == 8
+    # Two counts of 16 bits to a word, and eight elements to a word: registers are what the kernel is short of.
+    fingerprint = tl.zeros([G * W // 8], tl.int64)
+    nan_full = tl.zeros([G * W // 8], tl.int32)
+    up_down, zero_tiny = nan_full, nan_full
+    amax = tl.zeros([], tl.int64 if WIDE else tl.int32)
+    amin = amax + ((0x7FF << 52) if WIDE else 0x7F800000)
+    total = tl.zeros([], tl.float64)
+    squares = total
+    for tile in range(first, stop, step):
+        group = (tl.zeros([G], tl.int64) + tile) * G + tl.arange(0, G)
+        row = group // groups
+        column = (group % groups * W)[:, None] + tl.arange(0, W)[None, :]
+        real = (row < numel // columns)[:, None] & (column < columns)
+        offset = row // (size1 * size2) * stride0 + row // size2 % size1 * stride1 + row % size2 * stride2
+        loaded = tl.load(x + offset[:, None] + column * column_stride, mask=real, other=0)
+        bits, terms = _bits_and_terms(loaded, row[:, None] * columns + column, MBITS, BIAS, SPECIAL, FNUZ, SIZE)
+        fingerprint, nan_full, up_down, zero_tiny, amax, amin, total, squares, keys = _absorb(
+            bits, terms, real, fingerprint, nan_full, up_down, zero_tiny, amax, amin, total, squares, ints + _HIST,
+            SMALLEST, LARGEST, G * W, WIDE,
+        )  # fmt: skip
+        if WANT & 1:
+            _count_blocks(keys, real, ints + _BLOCK16, 16, G, W)
+        if WANT & 2:
+            _count_blocks(keys, real, ints + _BLOCK32, 32, G, W)
+        if WANT & 4:
+            _count_blocks(keys, real, ints + _BLOCK128, 128, G, W)
+    return _settle(ints, floats, fingerprint, nan_full, up_down, zero_tiny, amax, amin, total, squares, WIDE)
+
+
+@triton.jit
+def _sign(ints, order, bad, numel, seed):
+    """The columns that speak of the launch as a whole; ``bad``: how many elements of it were not finite."""
+    tl.atomic_min(ints + _ORDER, order)
+    if bad > 0:
+        tl.atomic_min(ints + _FIRST_BAD, order)
+    tl.atomic_add(ints + _NUMEL, numel)
+    tl.atomic_add(ints + _LAUNCHES, 1)
+    tl.atomic_add(ints + _FINGERPRINT, seed)
 
 
 @triton.jit
@@ -233,89 +306,44 @@ def _stat(
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """``x``: integers of the element's size. ``groups``: per row; rows have indices over sizes (any, size1, size2)."""
-    WIDE: tl.constexpr = SIZE == 8
-    BITS: tl.constexpr = tl.int64 if WIDE else tl.int32
-    TOP: tl.constexpr = (0x7FF << 52) if WIDE else 0x7F800000
-    # Two counts of 16 bits to a word, and eight elements to a word: registers are what the kernel is short of.
-    fingerprint = tl.zeros([G * W // 8], tl.int64)
-    nan_full = tl.zeros([G * W // 8], tl.int32)
-    up_down, zero_tiny = nan_full, nan_full
-    amax = tl.zeros([], BITS)
-    amin = amax + TOP
-    total = tl.zeros([], tl.float64)
-    squares = total
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        group = (tl.zeros([G], tl.int64) + tile) * G + tl.arange(0, G)
-        row = group // groups
-        column = (group % groups * W)[:, None] + tl.arange(0, W)[None, :]
-        real = (row < numel // columns)[:, None] & (column < columns)
-        offset = row // (size1 * size2) * stride0 + row // size2 % size1 * stride1 + row % size2 * stride2
-        loaded = tl.load(x + offset[:, None] + column * column_stride, mask=real, other=0)
-        bits, terms = _bits_and_terms(loaded, row[:, None] * columns + column, MBITS, BIAS, SPECIAL, FNUZ, SIZE)
-        fingerprint += _fold(tl.where(real, terms, 0), G * W)
-        magnitude = bits & (0x7FFFFFFFFFFFFFFF if WIDE else 0x7FFFFFFF)
-        finite = real & (magnitude < TOP)
-        nonzero = finite & (magnitude > 0)
-        nan_full += _fold((magnitude > TOP).to(tl.int32) + ((magnitude == LARGEST).to(tl.int32) << 16), G * W)
-        up_down += _fold(tl.where(magnitude == TOP, tl.where(bits < 0, 1 << 16, 1), 0), G * W)
-        zero = (real & (magnitude == 0)).to(tl.int32)
-        zero_tiny += _fold(zero + ((nonzero & (magnitude < SMALLEST)).to(tl.int32) << 16), G * W)
-        highest = tl.max(tl.max(tl.where(finite, magnitude, 0), axis=1), axis=0)
-        amax = tl.maximum(amax, highest)
-        amin = tl.minimum(amin, tl.min(tl.min(tl.where(nonzero, magnitude, TOP), axis=1), axis=0))
-        sums = _sums(tl.where(finite, bits, 0), highest, WIDE)
-        total += sums[0]
-        squares += sums[1]
-        keys = tl.where(nonzero, _entry(magnitude, 52 if WIDE else 23), 0)
-        _count(keys, ints + _HIST, 1, G * W)
-        if WANT & 1:
-            _count_blocks(keys, real, ints + _BLOCK16, 16, G, W)
-        if WANT & 2:
-            _count_blocks(keys, real, ints + _BLOCK32, 32, G, W)
-        if WANT & 4:
-            _count_blocks(keys, real, ints + _BLOCK128, 128, G, W)
-
-    _merge_floats(floats, amax, amin, total, squares, WIDE)
-    nan, ups, downs = _low(nan_full), _low(up_down), _high(up_down)
-    tl.atomic_add(ints + _FINGERPRINT, tl.sum(fingerprint, axis=0))
-    _add_if_any(ints + _NAN, nan)
-    _add_if_any(ints + _POS_INF, ups)
-    _add_if_any(ints + _NEG_INF, downs)
-    _add_if_any(ints + _HIST, _low(zero_tiny))
-    _add_if_any(ints + _SUBNORMAL, _high(zero_tiny))
-    _add_if_any(ints + _AT_MAX, _high(nan_full))
-    _finish(ints, counter, nan + ups + downs, numel, seed)
+    bad = _measure_tiles(
+        x, ints, floats, tl.program_id(0), tiles, tl.num_programs(0), columns, column_stride, groups, numel,
+        size1, size2, stride0, stride1, stride2,
+        MBITS, BIAS, SPECIAL, FNUZ, SIZE, SMALLEST, LARGEST, WANT, G, W,
+    )  # fmt: skip
+    _add_if_any(ints + _BAD, bad)
+    if tl.atomic_add(ints + _DONE, 1) == tl.num_programs(0) - 1:
+        order = tl.atomic_add(counter, 1) + 1
+        _sign(ints, order, tl.atomic_xchg(ints + _BAD, 0), numel, seed)
+        tl.atomic_xchg(ints + _DONE, 0)
 
 
 def supports(x: Tensor) -> bool:
     """Whether the kernel knows the dtype and the tensor's strides merge into few enough dimensions."""
-    return x.dtype in _FORMATS and (x.is_contiguous() or len(at.walk(x.shape, x.stride())[1]) <= MAX_OUTER)
+    return x.dtype in FORMATS and (x.is_contiguous() or len(at.walk(x.shape, x.stride())[1]) <= MAX_OUTER)
 
 
 def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:
     """Same contract as :func:`precdoctor.recording.kernels.reference.measure`, for tensors that :func:`supports`."""
-    (columns, column_stride, _), others = at.walk(x.shape, None if x.is_contiguous() else x.stride())
-    container, mantissa, bias, special, fnuz = _FORMATS[x.dtype]
-    (_, stride0, _), (size1, stride1, _), (size2, stride2, _) = [(1, 0, 0)] * (MAX_OUTER - len(others)) + others
-    width = 128 if columns > 64 else max(1, 1 << (columns - 1).bit_length())
-    groups, numel = math.ceil(columns / width), x.numel()
-    tiles = math.ceil(numel // columns * groups / (TILE // width))
-    smallest, largest = _edges(x.dtype)
-    seed = reference.signed64(reference.fingerprint_seed(x.dtype, x.shape))
-    launch: Any = _stat[(min(tiles, PROGRAMS),)]
+    container, *fmt = FORMATS[x.dtype]
+    on = tiling(x.shape, None if x.is_contiguous() else x.stride(), x.dtype)
+    launch: Any = _stat[(min(on.tiles, PROGRAMS),)]
     launch(
-        x.detach().view(container), ints, floats, counter, columns, column_stride, groups, tiles, numel, seed,
-        size1, size2, stride0, stride1, stride2,
-        mantissa, bias, special, fnuz, x.element_size(), smallest, largest,
-        sum(1 << at.BLOCK_SIZES.index(size) for size in blocks), TILE // width, width,
-        num_warps=WARPS,
+        x.detach().view(container), ints, floats, counter,
+        on.columns, on.column_stride, on.groups, on.tiles, on.numel, on.seed,
+        on.size1, on.size2, on.stride0, on.stride1, on.stride2,
+        *fmt, x.element_size(), *edges(x.dtype),
+        sum(1 << at.BLOCK_SIZES.index(size) for size in blocks), TILE // on.width, on.width,
+        **OPTIONS,
     )  # fmt: skip
 
 
 @functools.cache
-def _edges(dtype: torch.dtype) -> tuple[int, int]:
+def edges(dtype: torch.dtype) -> tuple[int, int]:
     """Smallest normal number and largest finite one, as the magnitude bits the kernel compares: FP32's or FP64's."""
     info, wide = torch.finfo(dtype), dtype == torch.float64
-    values = torch.tensor([info.smallest_normal, info.max], dtype=torch.float64 if wide else torch.float32)
+    values = torch.tensor(
+        [info.smallest_normal, info.max], dtype=torch.float64 if wide else torch.float32, device="cpu"
+    )
     smallest, largest = values.view(torch.int64 if wide else torch.int32).tolist()
     return smallest, largest

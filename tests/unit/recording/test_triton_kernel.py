@@ -61,7 +61,7 @@ def assert_equal(tensors, blocks=at.BLOCK_SIZES):
     assert float(floats[at.SUM_SQ]) == pytest.approx(float(true_floats[at.SUM_SQ]), rel=1e-5)
 
 
-@pytest.mark.parametrize("dtype", triton_kernel._FORMATS, ids=str)
+@pytest.mark.parametrize("dtype", triton_kernel.FORMATS, ids=str)
 @pytest.mark.parametrize("shape", [(), (7,), (3, 33), (2, 5, 130), (5003,)], ids=str)
 def test_counts_what_the_reference_counts(dtype, shape):
     x = torch.randn(shape, dtype=torch.float64)

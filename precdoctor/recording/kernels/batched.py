@@ -1,0 +1,193 @@
+"""Many tensors in one launch: which of them can go together, and the table on the device that leads a kernel to them.
+
+Nothing here needs Triton; the launch itself is ``triton_batch.py``'s. A table is made once and stays as long as the
+same tensors come again. Where they have moved (gradients, after ``zero_grad``), it is written again behind what the
+device is doing, from pinned memory that the host allocator hands out again only when the copy has been made.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels.tiling import TILE, WIDTH, Tiling, tiling
+
+#: Tiles of one program. More make fewer additions to the slot, fewer keep more of the device busy.
+CHUNK: Final = 8
+#: A row of the table: up to three addresses, those of the slot's integers and floats, its first program; the tiling.
+TILING: Final = 6
+FIELDS: Final = TILING + 11
+#: Tables kept: a kind of tensors has one per dtype, tile width, alignment and stream.
+_MOST_TABLES: Final = 64
+
+
+class Job(NamedTuple):
+    """One tensor to be measured; for an update ``x`` is the weight after it."""
+
+    x: Tensor
+    slot: int
+    restart: bool = False
+    before: Tensor | None = None
+    intended: Tensor | None = None
+    #: Of the device, on which ``x`` was made ready; as ``cuda.stream_of`` gives it.
+    stream: int = 0
+
+
+class Group(NamedTuple):
+    """What the tensors of one launch have in common."""
+
+    device: torch.device
+    stream: int
+    dtype: torch.dtype
+    #: Block sizes, as ``native.wanted`` gives them.
+    want: int
+    #: Columns of a tile.
+    width: int
+    #: Contiguous rows at multiples of 16 bytes and elements, so that they are read in wide words.
+    aligned: bool
+    restart: bool
+    #: Of updates: the dtype of the intended ones.
+    intended: torch.dtype | None
+
+
+class Member(NamedTuple):
+    """A tensor of a group, as its row of the table says it."""
+
+    job: Job
+    addresses: tuple[int, ...]
+    tiling: Tiling
+
+
+class Home(Protocol):
+    """Where the slots of a device are."""
+
+    def addresses(self, slot: int) -> tuple[int, int]:
+        """Where the integer and float row of a slot begin."""
+
+
+def grouped(
+    jobs: Iterable[Job],
+    home: Callable[[torch.device], Home],
+    want: Callable[[int], int],
+    stream: Callable[[Tensor], int],
+) -> dict[Group, list[Member]]:
+    """Which tensors go into one launch, in the order they came in.
+
+    Args:
+        jobs: any, as long as no slot occurs twice.
+        home: of a device.
+        want: the block sizes a slot is to have, as :func:`native.wanted` gives them.
+        stream: the current one of a tensor's device.
+    """
+    groups: dict[Group, list[Member]] = {}
+    streams: dict[torch.device, int] = {}
+    for job in jobs:
+        x, before, intended = job.x, job.before, job.intended
+        if before is None or intended is None:
+            tensors, blocks, kind = [x], want(job.slot), None
+            strides = None if x.is_contiguous() else x.stride()
+            on = tiling(x.shape, strides, x.dtype) if blocks or strides else _in_one_row(x.shape, x.dtype)
+        else:
+            tensors, blocks, kind = [before, x, intended], 0, intended.dtype
+            on = _in_one_row(x.shape, torch.float32)
+        if x.device not in streams:
+            streams[x.device] = stream(x)
+        wide = _aligned(tensors, on)
+        group = Group(x.device, streams[x.device], x.dtype, blocks, on.width, wide, job.restart, kind)
+        pointers = [t.data_ptr() for t in tensors] + [0] * (3 - len(tensors))
+        member = Member(job, (*pointers, *home(x.device).addresses(job.slot)), on)
+        groups.setdefault(group, []).append(member)
+    return groups
+
+
+@functools.lru_cache(maxsize=8192)
+def _in_one_row(shape: torch.Size, dtype: torch.dtype) -> Tiling:
+    """Of a contiguous tensor without block histograms, whose shape need not part it from others."""
+    numel = shape.numel()
+    seed = reference.signed64(reference.fingerprint_seed(dtype, shape))
+    groups = math.ceil(numel / WIDTH)
+    return Tiling(seed, numel, 1, groups, math.ceil(numel / TILE), numel, 1, 1, 0, 0, numel, WIDTH)
+
+
+def _aligned(tensors: Sequence[Tensor], on: Tiling) -> bool:
+    """Whether rows of all of them are in one piece and start at multiples of 16 bytes and of 16 elements."""
+    if on.column_stride != 1 or on.columns % 16 or on.stride0 % 16 or on.stride1 % 16 or on.stride2 % 16:
+        return False
+    return all(x.data_ptr() % 16 == 0 for x in tensors)
+
+
+class Table:
+    """The rows of one group on the device.
+
+    Attributes:
+        rows: int64, shape ``(tensors, FIELDS)``.
+        owners: int32, shape ``(programs,)``: which row a program works for.
+        done: int64, shape ``(1,)``: programs that have finished; 0 between launches.
+        writes: how often ``rows`` was written.
+    """
+
+    rows: Tensor
+    owners: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.done = torch.zeros(1, dtype=torch.int64, device=device)
+        self.count = self.programs = self.writes = 0
+        self._tilings: list[Tiling] = []
+        self._addresses: list[tuple[int, ...]] = []
+        self._host = np.empty((0, FIELDS), np.int64)
+
+    def bring(self, members: Sequence[Member]) -> None:
+        """Have it lead to these tensors; where it does already, nothing is done."""
+        tilings = [member.tiling for member in members]
+        addresses = [member.addresses for member in members]
+        if tilings != self._tilings:
+            self._tilings, self._addresses = [], []  # should anything below be interrupted
+            self._lay_out(tilings)
+        if addresses != self._addresses:
+            self._host[:, : TILING - 1] = addresses
+            self.rows = _sent(self._host, self.rows if self._addresses else None, self._device)
+            self.writes += 1
+        self._tilings, self._addresses = tilings, addresses
+
+    def _lay_out(self, tilings: Sequence[Tiling]) -> None:
+        programs = [math.ceil(on.tiles / CHUNK) for on in tilings]
+        firsts = list(itertools.accumulate(programs, initial=0))
+        self.count, self.programs = len(tilings), firsts.pop()
+        self._host = np.empty((self.count, FIELDS), np.int64)
+        self._host[:, TILING - 1] = firsts
+        self._host[:, TILING:] = [on[: FIELDS - TILING] for on in tilings]
+        self.owners = _sent(np.repeat(np.arange(self.count, dtype=np.int32), programs), None, self._device)
+
+
+def _sent(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], to: Tensor | None, device: torch.device) -> Tensor:
+    """Values on their way to the device, into ``to`` where that is given."""
+    plain = torch.from_numpy(values)
+    host = torch.empty(plain.shape, dtype=plain.dtype, device="cpu", pin_memory=device.type == "cuda")
+    host.numpy()[...] = values
+    there = torch.empty(plain.shape, dtype=plain.dtype, device=device) if to is None else to
+    return there.copy_(host, non_blocking=True)
+
+
+class Tables:
+    """The tables of one kind of tensors (all weights, all gradients given to an optimizer), by group."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Group, Table] = {}
+
+    def of(self, group: Group) -> Table:
+        """The group's, made at first use."""
+        found = self._tables.get(group)
+        if found is None:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.clear()
+            found = self._tables[group] = Table(group.device)
+        return found
