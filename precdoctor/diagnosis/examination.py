@@ -61,9 +61,12 @@ def _phase(view: RunView, examined: Examined, blamed: Blame) -> Phase:
 
     if examined.phase == "optimizer":
         return Phase.OPTIMIZER
+    if blamed.of_target:
+        return Phase.DATA
     if blamed.external is not None:
+        loss = not examined.root or is_loss_module(examined.root, "", "")
         return {"batch": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}.get(
-            blamed.external[0], Phase.LOSS if is_loss_module(examined.root, "", "") else Phase.FORWARD
+            blamed.external[0], Phase.LOSS if loss else Phase.FORWARD
         )
     if examined.phase == "backward" and blamed.mask is None:
         return Phase.BACKWARD  # a mask's victim is a forward op, whose result the loss did not use
