@@ -37,6 +37,11 @@ class Culprit:
         return self.op.source
 
     @property
+    def between_roots(self) -> bool:
+        """Whether the bad value came into the examined code from other code, which made it of a module's output."""
+        return self.blamed.external is not None and self.blamed.external[0] == "argument"
+
+    @property
     def certainty(self) -> float:
         """Confidence: what is certain at the op, less where the replay was not the run bit for bit."""
         confidence = self.cause.confidence
