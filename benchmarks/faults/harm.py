@@ -87,7 +87,8 @@ class Watch:
             self._harm("loss", birth)
 
     def _check_root(self, root: nn.Module) -> None:
-        self._check_weights(p for p in root.parameters() if not isinstance(p, UninitializedParameter))
+        known = (p for p in root.parameters() if not isinstance(p, UninitializedParameter))
+        self._check_weights(p for p in known if not torch._C._functorch.is_functorch_wrapped_tensor(p))
 
     def _check_weights(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter in parameters:

@@ -13,6 +13,11 @@ from torch.nn.parameter import UninitializedParameter
 _WRAPPERS = ("_orig_mod", "module", "_forward_module")
 
 
+def _lasting(parameter: torch.Tensor) -> bool:
+    """Not a tensor that torch.func has put in a parameter's place for one call."""
+    return not torch._C._functorch.is_functorch_wrapped_tensor(parameter)
+
+
 def _clean(name: str) -> str:
     parts = name.split(".") if name else []
     return ".".join(p for i, p in enumerate(parts) if p != "_orig_mod" and not (i == 0 and p == "module"))
@@ -65,10 +70,12 @@ class ModuleStack:
         names = {id(m): _clean(n) for n, m in module.named_modules(remove_duplicate=False)}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             owner = _clean(name.rpartition(".")[0])
-            self._owners.setdefault(id(parameter), (f"{kind}#{self._counts[kind]}", owner))
+            if _lasting(parameter):
+                self._owners.setdefault(id(parameter), (f"{kind}#{self._counts[kind]}", owner))
         self._roots[id(module)] = (module, f"{kind}#{self._counts[kind]}", names)
         self._counts[kind] += 1
-        self.parameters.update({id(p): p for p in module.parameters() if not isinstance(p, UninitializedParameter)})
+        known = (p for p in module.parameters() if not isinstance(p, UninitializedParameter) and _lasting(p))
+        self.parameters.update({id(p): p for p in known})
 
     def where(self) -> tuple[str, str] | None:
         """Root and FQN of the innermost running module."""

@@ -12,7 +12,7 @@ import tomli
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
-HALVES = ("first", "second")
+HALVES = ("first", "second", "third")
 #: Faults that make no non-finite value (underflow, scaling, FP8, updates, growth): another set, with other questions.
 QUIET = ("quiet", "extension")
 
@@ -153,7 +153,10 @@ def base_name(op: str) -> str:
 
 
 def load(half: str = "all", only: str | None = None) -> list[Truth]:
-    """The truth of one half, of both (``all``) or of ``every`` set; ``only`` picks names by substring."""
+    """The truth of one set, of all about non-finite values (``all``) or of ``every`` one.
+
+    ``only`` picks names by substring.
+    """
     found = []
     for name in {"all": HALVES, "every": HALVES + QUIET}.get(half, (half,)):
         path = HERE / "truth" / f"{name}.toml"

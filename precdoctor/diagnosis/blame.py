@@ -32,6 +32,12 @@ class Blame:
     #: A mask of ``-inf`` that the op turned into something worse.
     mask: Op | tuple[str, str] | None = None
 
+    @property
+    def of_target(self) -> bool:
+        """Whether it is what a loss function compares with: data, although no module ever sees it."""
+        constant = self.external is not None and self.external[0] == "constant"
+        return constant and any(o.argument == "target" and o.bad for o in self.op.operands)
+
 
 def blame(examined: Examined) -> Blame | None:
     """The first in order of execution; None when the ops in the log are not enough to say."""

@@ -37,6 +37,11 @@ class Culprit:
         return self.op.source
 
     @property
+    def between_roots(self) -> bool:
+        """Whether the bad value came into the examined code from other code, which made it of a module's output."""
+        return self.blamed.external is not None and self.blamed.external[0] == "argument"
+
+    @property
     def certainty(self) -> float:
         """Confidence: what is certain at the op, less where the replay was not the run bit for bit."""
         confidence = self.cause.confidence
@@ -61,9 +66,12 @@ def _phase(view: RunView, examined: Examined, blamed: Blame) -> Phase:
 
     if examined.phase == "optimizer":
         return Phase.OPTIMIZER
+    if blamed.of_target:
+        return Phase.DATA
     if blamed.external is not None:
+        loss = not examined.root or is_loss_module(examined.root, "", "")
         return {"batch": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}.get(
-            blamed.external[0], Phase.LOSS if is_loss_module(examined.root, "", "") else Phase.FORWARD
+            blamed.external[0], Phase.LOSS if loss else Phase.FORWARD
         )
     if examined.phase == "backward" and blamed.mask is None:
         return Phase.BACKWARD  # a mask's victim is a forward op, whose result the loss did not use

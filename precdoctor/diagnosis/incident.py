@@ -172,7 +172,7 @@ def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[in
         return seen
     if seen is not None and seen.how == "between" and culprit.examined.phase != "optimizer":
         return seen
-    if culprit.cause.name is None and seen is not None and seen.origin is not None:
+    if culprit.between_roots and seen is not None and seen.origin is not None:
         return seen  # made by code that no replay reaches: the tensors on both sides of it say more
     code = _CODE_OF_PHASE.get(culprit.phase, "PD105")
     if seen is None:

@@ -10,7 +10,7 @@ import math
 
 from precdoctor.diagnosis.blame import Blame
 from precdoctor.diagnosis.causes import Cause
-from precdoctor.diagnosis.examined import NAN, POS_INF, Examined, Op, Operand
+from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op, Operand
 from precdoctor.diagnosis.optimizer_causes import optimizer_cause
 from precdoctor.diagnosis.rows import known_format
 
@@ -51,7 +51,7 @@ def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cau
             optimizer_cause(op) if op.name.startswith("optim.") else _of_optimizer(_arithmetic_cause(examined, op), op)
         )
     if blamed.external is not None:
-        return _external_cause(blamed.external)
+        return _external_cause(blamed)
     if blamed.mask is not None:
         return _mask_cause(op)
     if examined.phase == "backward" and op.phase != "backward":
@@ -76,14 +76,18 @@ def _divides_by_zero(op: Op) -> bool:
     return op.settings.get("other") == 0 or any(o.zero for o in op.operands)
 
 
-def _external_cause(external: tuple[str, str]) -> Cause:
-    kind, name = external
+def _external_cause(blamed: Blame) -> Cause:
+    kind, name = blamed.external or ("", "")
+    if blamed.of_target:
+        return Cause("nonfinite-input-batch", 0.9, f"the target of {blamed.op.short} held non-finite values")
     if kind == "batch":
         return Cause(
             "nonfinite-input-batch", 0.97, f"argument `{name}` held non-finite values when the model was called"
         )
     if kind == "argument":
         return Cause(None, 0.9, f"argument `{name}` was made by code between two top-level modules")
+    if not name:  # neither a weight nor a buffer: made by code that leaves no graph, before the op that reads it
+        return Cause(None, 0.9, f"a tensor that {blamed.op.short} reads was made without a gradient, and non-finite")
     what = {"weight": "weight", "buffer": "buffer"}.get(kind, "tensor")
     return Cause("nonfinite-weights", 0.95, f"the {what} `{name}` was non-finite before the step's forward pass")
 
@@ -239,11 +243,14 @@ def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cau
         scale = loss_scale or 1.0
         if scale > 1.0:
             return Cause("loss-scale-overflow", 0.9, f"a float16 gradient left its range at loss scale {scale:g}")
+    if made is not None and made.phase != "backward" and made.bad_out & ~NEG_INF:
+        why = f"{made.short} is non-finite in the forward pass, too, where its result is thrown away"
+        return Cause("where-gradient-trap", 0.9, why)
     zeros = f": {before.zero:,} elements are exactly 0 there" if before is not None and before.zero else ""
     incoming = op.operands[0] if op.operands else None
     if node in _EDGES and incoming is not None and _thrown_away(examined, op, incoming):
         return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")
-    if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and made is not None and made.settings.get("exponent") == 0.5):
+    if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and _is_root(op, made)):
         return Cause("sqrt-gradient-at-zero", 0.95, f"the derivative of a square root at 0 is infinite{zeros}")
     if node in {"LinalgVectorNorm", "Norm", "Cdist", "Std", "Dist"}:
         return Cause("norm-gradient-at-zero", 0.9, f"the derivative of a norm at 0 is not defined{zeros}")
@@ -253,6 +260,12 @@ def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cau
             "domain-edge-gradient", 0.9, f"the derivative of {node.lower()} is infinite at the edge{edge}{zeros}"
         )
     return None
+
+
+def _is_root(op: Op, made: Op | None) -> bool:
+    """Whether a power is a square root: by its exponent, or by that of its derivative, which is one less."""
+    forward = made.settings.get("exponent") if made is not None else None
+    return forward == 0.5 or (forward is None and op.short == "pow" and op.settings.get("exponent") == -0.5)
 
 
 #: Nodes whose derivative is infinite or undefined at the edge of the function's domain.

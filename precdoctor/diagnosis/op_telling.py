@@ -45,6 +45,8 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     message += _operand_words(op)
     if culprit.cause.name:
         message += f" Cause: {culprit.cause.name}: {culprit.cause.why}."
+    elif external is not None and not external[1]:
+        message += " It was made without a gradient; `precdoctor autopsy RUN` runs the training again and finds the op."
     message += _reference_words(op) if external is None else ""
     message += headroom_story(incident) if culprit.cause.name in _OF_RANGE else ""
     effects = consequences(incident)
@@ -206,9 +208,13 @@ def _forward_name(culprit: Culprit) -> str:
 
 
 def _batch_words(culprit: Culprit) -> str:
-    """What the argument held, and in which sample first."""
-    external = culprit.blamed.external
-    held = next((o for o in culprit.examined.batch if external is not None and o.argument == external[1]), None)
+    """What the argument or the nameless tensor held, and in which sample first."""
+    external, op = culprit.blamed.external, culprit.op
+    if external is None:
+        return ""
+    held = next((o for o in culprit.examined.batch if o.argument == external[1]), None)
+    if not external[1]:
+        held = next((o for o, maker in zip(op.operands, op.makers, strict=False) if maker == external), None)
     if held is None or not held.bad:
         return ""
     sample = f", the first in sample {held.first_bad[0]} at {list(held.first_bad)}" if held.first_bad else ""

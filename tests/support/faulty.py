@@ -126,6 +126,23 @@ def where_does_not_stop_gradients():
     return train_on(Safe(), lambda: clock.batch(4, 4))
 
 
+@fault("PD102", "where-gradient-trap", op="div", module="")
+def quotient_that_where_throws_away():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Sinc(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x):
+            y = self.fc(x)
+            return torch.where(y == 0, 1.0, torch.sin(y) / y)  # here
+
+    return train_on(Sinc(), lambda: clock.batch(4, 4) * (not clock.bad))
+
+
 @fault("PD101", "exp-overflow", op="exp", module="")
 def exp_in_half():
     torch.manual_seed(0)
@@ -220,6 +237,18 @@ def nan_in_the_batch():
         return x
 
     return train_on(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), batch)
+
+
+@fault("PD104", "nonfinite-input-batch", module="")
+def nan_in_the_target():
+    torch.manual_seed(0)
+    clock = Clock()
+    target = torch.zeros(4, 1)
+
+    def loss(out):
+        return F.mse_loss(out, target.clone().fill_(torch.nan) if clock.bad else target)
+
+    return train_on(nn.Linear(4, 1), lambda: clock.batch(4, 4), loss)
 
 
 class Block(nn.Module):

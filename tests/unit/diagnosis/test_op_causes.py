@@ -1,0 +1,135 @@
+"""Causes told from the facts of one op, where the op's name alone would mislead."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from precdoctor.diagnosis.blame import Blame, blame
+from precdoctor.diagnosis.examination import _phase
+from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op, Operand
+from precdoctor.diagnosis.finding import Phase
+from precdoctor.diagnosis.op_causes import op_cause
+
+CONSTANT = ("constant", "")
+
+
+def tensor(argument="self", *, nan=0, zero=0, dtype="float32"):
+    """Sixteen numbers between -1 and 1."""
+    return Operand(argument, dtype, (16,), 16, nan, 0, 0, zero, 7, -1.0, 1.0, 1.0, 0.1, None, 0.0 if zero else None)
+
+
+def op(index, name, *operands, phase="forward", node=None, forward=None, bad_out=0, makers=(), settings=None):
+    bad_in = tuple(NAN if o.nan else 0 for o in operands)
+    return Op(
+        index=index,
+        name=name,
+        phase=phase,
+        root="Net#0",
+        module="front",
+        source=None,
+        node=node,
+        forward=forward,
+        bad_in=bad_in,
+        bad_out=bad_out,
+        makers=makers,
+        operands=operands,
+        results=(tensor("out", nan=1),),
+        reference=None,
+        settings=settings or {},
+    )
+
+
+def examined(phase, *ops, root="Net#0", externals=()):
+    return Examined(
+        outcome="origin",
+        phase=phase,
+        why="",
+        reproduced="bit-for-bit",
+        micro_step=0,
+        origins=() if externals else (ops[-1].index,),
+        path=(ops[-1].index,),
+        externals=externals,
+        ops={o.index: o for o in ops},
+        call=None,
+        root=root,
+    )
+
+
+def cause_of(seen):
+    blamed = blame(seen)
+    assert blamed is not None
+    return op_cause(seen, blamed, None)
+
+
+def loss_that_reads(argument):
+    """A loss function's two operands: the prediction, and one that holds NaN and was made by nobody we know."""
+    reads = op(
+        1,
+        "aten.smooth_l1_loss.default",
+        tensor("self"),
+        tensor(argument, nan=1),
+        bad_out=NAN,
+        makers=((0,), CONSTANT),
+    )
+    return examined("forward", reads, root="", externals=((*CONSTANT, 1),))
+
+
+def test_the_derivative_of_a_quotient_that_where_throws_away_is_a_trap():
+    """where(x == 0, 1, sin(x) / x): the forward quotient is NaN, too, and the loss never sees it."""
+    zeros = tensor("self", zero=1), tensor("other", zero=1)
+    forward = op(10, "aten.div.Tensor", *zeros, bad_out=NAN)
+    backward = op(75, "aten.div.Tensor", *zeros, phase="backward", node="DivBackward0", forward=10, bad_out=NAN)
+
+    assert cause_of(examined("backward", forward, backward)).name == "where-gradient-trap"
+
+
+@pytest.mark.parametrize("bad_out", [0, NEG_INF], ids=["finite", "masked"])
+def test_a_forward_value_that_is_finite_or_a_mask_is_no_trap(bad_out):
+    forward = op(10, "aten.acos.default", tensor(), bad_out=bad_out)
+    backward = op(
+        75, "aten.rsqrt.default", tensor(), phase="backward", node="AcosBackward0", forward=10, bad_out=POS_INF
+    )
+
+    assert cause_of(examined("backward", forward, backward)).name == "domain-edge-gradient"
+
+
+@pytest.mark.parametrize(
+    ("exponent", "name"), [(-0.5, "sqrt-gradient-at-zero"), (-0.25, "domain-edge-gradient")], ids=["root", "other"]
+)
+def test_a_power_of_a_half_is_a_square_root_although_only_its_derivative_is_known(exponent, name):
+    backward = op(
+        75,
+        "aten.pow.Tensor_Scalar",
+        tensor(zero=4),
+        phase="backward",
+        node="PowBackward0",
+        forward=10,
+        bad_out=POS_INF,
+        settings={"exponent": exponent},
+    )
+
+    assert cause_of(examined("backward", backward)).name == name
+
+
+def test_the_target_of_a_loss_function_is_data():
+    seen = loss_that_reads("target")
+
+    assert cause_of(seen).name == "nonfinite-input-batch"
+    assert _phase(SimpleNamespace(module_classes={}), seen, blame(seen)) is Phase.DATA
+
+
+def test_a_nameless_tensor_in_loss_code_is_no_weight():
+    seen = loss_that_reads("other")
+    cause = cause_of(seen)
+
+    assert cause.name is None
+    assert "made without a gradient" in cause.why
+    assert _phase(SimpleNamespace(module_classes={}), seen, blame(seen)) is Phase.LOSS
+
+
+def test_a_weight_with_a_name_is_still_told_as_one():
+    reads = op(1, "aten.mul.Tensor", tensor("self", nan=1), bad_out=NAN, makers=(("weight", "scale.g"),))
+    seen = examined("forward", reads, externals=(("weight", "scale.g", 1),))
+
+    assert blame(seen) == Blame(reads, external=("weight", "scale.g"))
+    assert cause_of(seen).name == "nonfinite-weights"
