@@ -206,6 +206,16 @@ class Operand:
         return sorted(self.settled, key=lambda c: (c.flushed_share, c.step))[(len(self.settled) - 1) // 2]
 
     @cached_property
+    def clipping(self) -> Damage:
+        """What the settled cast costs whose saturated share is the median one (the lower of two).
+
+        A scale that is computed now and then costs nothing on some steps and much on others: `cost`, of a few steps
+        only, may meet the former alone.
+        """
+        casts = sorted(self.settled, key=lambda c: (c.saturated_share, c.step))
+        return damage(casts[(len(casts) - 1) // 2].statistics, self.fmt)
+
+    @cached_property
     def cost(self) -> Damage:
         """What the cast costs as it is."""
         return self.damage()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import watched_steps
@@ -17,13 +17,13 @@ from precdoctor.numerics.tail import magnitude
 PAGE = RulePage(
     finds="""
 Weight matrices that require gradients and take part in the forward pass, but whose gradient is exactly zero in every
-element on all recorded steps: a ReLU that never fires, a gate stuck at zero, a path cut by rounding. Of a chain of dead
-layers the output that is zero throughout is named where there is one, else the layer nearest the loss. If that layer's
-output is neither all negative nor saturated, and what arrives there is zero already, then the loss itself gives it
-nothing (a term with weight zero, a mask): that is information. So are layers that no gradient reaches at all (`grad`
-stays None: detached, or their output is not used in the loss). Biases, frozen weights, modules that never ran, steps
-without a learning rate, and the first steps of zero-initialised layers are not judged. Single dead units or unused
-embedding rows are not a dead layer.
+element on all recorded steps, or from some step on and for most of them: a ReLU that never fires, a gate stuck at zero,
+a path cut by rounding. Of a chain of dead layers the output that is zero throughout is named where there is one, else
+the layer nearest the loss. If that layer's output is neither all negative nor saturated, and what arrives there is zero
+already, then the loss itself gives it nothing (a term with weight zero, a mask): that is information. So are layers
+that no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss). Biases, frozen
+weights, modules that never ran, steps without a learning rate, and the first steps of zero-initialised layers are not
+judged. Single dead units or unused embedding rows are not a dead layer.
 """,
     matters="""
 The layer never learns; weight decay shrinks it all the same. The rest of the network works around it, so the loss goes
@@ -50,6 +50,8 @@ gradient is not concluded when rows were dropped.
         "PyTorch documentation: torch.Tensor.grad, autograd mechanics",
     ),
 )
+#: A layer that died within the run has been dead for this share of the recorded steps, or is not judged.
+_MOST = 0.75
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "phase", "shape", "numel", "zero")
 
 #: Root, module and name of a parameter.
@@ -65,8 +67,16 @@ class _Gradient:
     module_class: str
     numel: int
     steps: int = 0
-    zero: int = 0
+    #: Steps on which every element was zero.
+    zero: list[int] = field(default_factory=list)
+    #: The last step on which one was not.
+    alive: int = -1
     last: tuple[Process, int] = (Process(0, 0), 0)
+
+    @property
+    def dead_steps(self) -> int:
+        """Recorded steps since the last one that gave it anything."""
+        return sum(s > self.alive for s in self.zero)
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -79,13 +89,13 @@ def check(view: RunView, options: Options) -> Checked:
     seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}"
     if most < options["min_steps"]:
         return Checked((), f"{seen}, too few to tell")
-    dead = {p: g for p, g in gradients.items() if g.steps >= options["min_steps"] and g.zero == g.steps}
+    dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MOST * g.steps)}
     findings = [_dead_finding(view, dead, len(gradients), options)] if dead else []
     if view.missing is None and not view.partial_modules:
         unreached = _unreached(view, gradients, steps, options)
         if unreached:
             findings.append(_unreached_finding(unreached, most, options))
-    words = f"{len(dead):,} of {seen} always zero" if dead else f"{seen}: every one of them non-zero on some step"
+    words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: every one of them non-zero on some step"
     return Checked(findings, words, Status.FAILED if findings else None)
 
 
@@ -107,7 +117,10 @@ def _gradients(view: RunView, steps: Sequence[int]) -> Mapping[_Place, _Gradient
             place = (str(r["root"]), str(r["module"]), str(r["name"]))
             gradient = found.setdefault(place, _Gradient(text(r["module_class"]), int(r["numel"])))
             gradient.steps += 1
-            gradient.zero += int(r["zero"]) == int(r["numel"])
+            if int(r["zero"]) == int(r["numel"]):
+                gradient.zero.append(int(r["step"]))
+            else:
+                gradient.alive = max(gradient.alive, int(r["step"]))
             gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
     return found
 
@@ -144,15 +157,17 @@ def _dead_finding(view: RunView, dead: Mapping[_Place, _Gradient], matrices: int
     process, step = next(iter(dead.values())).last
     rows = view.rows(process, step)
     row = next(r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead)  # nearest the loss
-    steps = dead[row.root, row.module, row.name].steps
+    gradient = dead[row.root, row.module, row.name]
+    steps, all_steps = gradient.dead_steps, gradient.steps
     blocker = _blocker(rows, dead)
     culprit = blocker or row
     why, unused = _why(row, blocker, rows)
     elements = sum(g.numel for g in dead.values())
     parameters = [f"{m}.{n}".strip(".") for _, m, n in dead]
     message = (
-        f"The gradient of {_listed(parameters)} was exactly zero in every element on all "
-        f"{plural(steps, 'recorded step')} (limit {options['min_steps']:g}), steps up to {step}: {elements:,} elements "
+        f"The gradient of {_listed(parameters)} was exactly zero in every element on "
+        f"{'all' if steps == all_steps else f'the last {steps:,} of'} {plural(all_steps, 'recorded step')} (limit "
+        f"{options['min_steps']:g}), steps up to {step}: {elements:,} elements "
         f"in {len(dead)} of {matrices:,} weight matrices get nothing from the loss. {why}"
     )
     who = f"`{culprit.module or culprit.root}`"
@@ -162,7 +177,8 @@ def _dead_finding(view: RunView, dead: Mapping[_Place, _Gradient], matrices: int
         name="dead-layer",
         severity=Severity.INFO if unused else Severity.WARNING,
         confidence=0.9 if steps >= 2 * options["min_steps"] else 0.75,
-        title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on all {steps} steps",
+        title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on "
+        f"{'all' if steps == all_steps else 'the last'} {steps} steps",
         message=message,
         location=location(culprit, Phase.FORWARD if blocker is not None else Phase.BACKWARD, process.rank, step),
         evidence={

@@ -22,9 +22,9 @@ PAGE = RulePage(
 Tensors in a float8 dtype of which a large share sits exactly at the format's maximum (448 in E4M3FN, 57344 in E5M2).
 Where the log holds the exact count of clipped elements (`saturated`, from a cast that was observed), that count is
 judged instead, against its own, stricter limit; so it is for every cast to float8 that was seen (`fp8_operand`), where
-clipping must also cost `lost_db` of signal to noise: weights that grow a few percent a step are always clipped by as
-much under delayed scaling, and lose nothing. One element at the maximum per scaled block is healthy, amax scaling puts
-it there, which is why the default limit is above 1/128.
+clipping must also cost `lost_db` of signal to noise on the step of median clipping: weights that grow a few percent a
+step are always clipped by as much under delayed scaling, and lose nothing. One element at the maximum per scaled block
+is healthy, amax scaling puts it there, which is why the default limit is above 1/128.
 """,
     matters="""
 E4M3FN has no infinity: a cast of too large a value saturates silently, the largest activations all become equal, and
@@ -81,7 +81,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not tensors and not operands(view):
         return Checked.not_applicable("no tensor is in a float8 dtype")
     beyond = [o for o in casts.values() if o.saturated_share > options["saturated_share"]]
-    clipped = [o for o in beyond if o.cost.lost_db >= options["lost_db"]]
+    clipped = [o for o in beyond if o.clipping.lost_db >= options["lost_db"]]
     if clipped:
         clipped.sort(key=lambda o: (-o.saturated_share, o.key))
         reason = f"{plural(len(clipped), 'operand')} of {seen_words(casts)} above the limit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from precdoctor.diagnosis import snippets
@@ -19,16 +19,16 @@ from precdoctor.diagnosis.view import Process, RunView, StepFacts
 
 PAGE = RulePage(
     finds="""
-A loss that leaves the range of the steps before (more than `deviations` robust standard deviations above their median)
-and undoes at least a quarter of the progress made since the start. The recorded steps up to it are searched for the
-tensor that left its own range first: amax more than `moved` binades above its median; earliest step, then earliest in
-execution order. If the loss stays up for three of five steps, and such a tensor moved or the update before it was out
-of the ordinary (gradient norm or rate more than twice its median) and the norm left its range (`norm_factor`), it is a
-warning. Where nothing moved, the objective may have been changed on purpose (a term switched on, another stage), and a
-single high step may be a batch: both are information, the latter only when it undoes all progress and doubles the
-loss. So is a jump at which the batch changed its size. A tensor has moved when it stays out of range up to the spike.
-A learning rate more than `rate_factor` times all before it, used in one of the three updates before the jump, is named
-as the reason.
+A loss that leaves the range of the steps before (more than `deviations` robust standard deviations above their median,
+or of those that their highest tenth implies, where that is more) and undoes at least a quarter of the progress made
+since the start. The recorded steps up to it are searched for the tensor that left its own range first: amax more than
+`moved` binades above its median; earliest step, then earliest in execution order. If the loss stays up for three of
+five steps, and such a tensor moved or the update before it was out of the ordinary (gradient norm or rate more than
+twice its median) and the norm left its range (`norm_factor`), it is a warning. Where nothing moved, the objective may
+have been changed on purpose (a term switched on, another stage), and a single high step may be a batch: both are
+information, the latter only when it undoes all progress and doubles the loss. So is a jump at which the batch changed
+its size. A tensor has moved when it stays out of range up to the spike. A learning rate more than `rate_factor` times
+all before it, used in one of the three updates before the jump, is named as the reason.
 """,
     matters="""
 What a spike leaves behind (weights thrown away from where they were, a second moment that is too large for a thousand
@@ -54,6 +54,8 @@ know its range. Losses of each optimizer are judged apart.
 _WINDOW, _AFTER, _BEFORE = 32, 5, 8
 #: Updates before the jump among which one at another learning rate is looked for.
 _RATE_WINDOW = 3
+#: Of the standard normal distribution.
+_NINTH_DECILE = 1.2816
 #: A batch this much larger or smaller is another batch size, not a last batch left over.
 _RESIZED = 1.5
 
@@ -102,11 +104,14 @@ def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _S
     for i in range(int(options["min_steps"]), len(losses)):
         before = losses[max(0, i - _WINDOW) : i]
         level, deviation = spread(before)
+        if deviation == 0.0:
+            continue  # a constant (a term with weight zero) has no range to leave
+        deviation = max(deviation, _upper_deviation(before, level))
         progress = max(0.0, median(losses[:8]) - level)
         harm = max(options["undone_share"] * progress, 0.25 * abs(level))
         threshold = level + max(options["deviations"] * deviation, harm)
-        if losses[i] <= max(threshold, *before) or deviation == 0.0:
-            continue  # a constant (a term with weight zero) has no range to leave
+        if losses[i] <= max(threshold, *before):
+            continue
         after = losses[i : i + _AFTER]
         stays = len(after) >= 3 and sum(x > threshold for x in after) >= 3
         spike = _Spike(process, steps, i, level, deviation, max(after), stays)
@@ -116,6 +121,15 @@ def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _S
         if worth_telling and (found is None or spike.peak > found.peak):
             found = spike
     return found
+
+
+def _upper_deviation(losses: Sequence[float], level: float) -> float:
+    """The standard deviation that the highest tenth implies; of a normal distribution, that of all.
+
+    A loss of rare events (rewards, collisions) is low on most steps and high on some: the median deviation sees the
+    former only, and every cluster of such events would be a jump.
+    """
+    return (quantiles(losses, n=10, method="inclusive")[-1] - level) / _NINTH_DECILE
 
 
 def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved | None, int]:

@@ -17,6 +17,20 @@ def dead(*modules: str, output: str = "", steps: int = 12) -> Training:
     return run.change(lambda r: r.update(ZERO), kind="output", module=output) if output else run
 
 
+def dies(at: int, steps: int = 16) -> Training:
+    """The first steps throw the layer where no gradient comes from; or it had one for most of the run."""
+    run = Training(steps=steps)
+    for step in range(at, steps):
+        for row in run.tensors[step]:
+            if row["kind"].startswith("weight_grad") and row["module"] == "blocks.0.mlp.up":
+                row.update(ZERO)
+    return run
+
+
+def idle_at_the_end() -> Training:
+    return dies(8)
+
+
 def unreached() -> Training:
     """It runs, it requires a gradient, and there is none."""
     run = Training()
@@ -68,6 +82,10 @@ def too_short() -> Training:
 
 
 FIRING = {
+    "dies_early": Sample(
+        lambda: dies(2), module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
+        says=("the last 14 of 16 recorded steps",),
+    ),
     "one_layer": Sample(
         lambda: dead("blocks.0.mlp.up"), module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
         says=("12 recorded steps", "limit 6", "does arrive"),
@@ -84,4 +102,6 @@ FIRING = {
     ),
     "unreached": Sample(unreached, module="head", severity="info", rank=None, bare=True, says=("never got",)),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (first_steps_of_a_zero_layer, frozen, rate_zero, too_short, Training)}
+HEALTHY = {
+    f.__name__: f for f in (first_steps_of_a_zero_layer, frozen, rate_zero, too_short, idle_at_the_end, Training)
+}

@@ -1,6 +1,10 @@
 """FP8 tensors at their maximum."""
 
-from tests.support.fp8 import delayed, draws, in_fp8
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.support.fp8 import Floats, delayed, draws, in_fp8
 from tests.support.samples import Sample
 from tests.support.training import Training, find, tensor
 
@@ -72,6 +76,30 @@ def wrong_margin() -> Training:
     return in_fp8(24, {("blocks.0.mlp.up", "input"): delayed(draws(6), 8, margin=-2)})
 
 
+def growing(step: int) -> Floats:
+    return 1.3**step * draws(7)(step)
+
+
+def held(draw: Callable[[int], Floats], interval: int = 8) -> Callable[[int], tuple[Floats, float]]:
+    """Casts at a scale that is computed anew on every ``interval``-th step only, from what was seen since."""
+
+    def cast(step: int) -> tuple[Floats, float]:
+        newest = step - step % interval
+        seen = [float(np.abs(draw(s)).max()) for s in range(max(0, newest - interval + 1), newest + 1)]
+        return draw(step), 448.0 / max(seen)
+
+    return cast
+
+
+def held_scale() -> Training:
+    """Too large on most steps, right again on every eighth."""
+    return in_fp8(58, {("blocks.0.mlp.up", "input"): held(growing)})
+
+
+def held_scale_of_steady_data() -> Training:
+    return in_fp8(58, {("blocks.0.mlp.up", "input"): held(draws(7))})
+
+
 def amax_scaling_per_tile() -> Training:
     """One element of each 1x128 tile is at the maximum."""
     return with_fp8(32)
@@ -93,6 +121,13 @@ def once() -> Training:
 
 
 FIRING = {
+    "held_scale": Sample(
+        held_scale,
+        module="blocks.0.mlp.up",
+        kind="fp8_operand",
+        severity="warning",
+        says=("input of `blocks.0.mlp.up`",),
+    ),
     "wrong_margin": Sample(
         wrong_margin, module="blocks.0.mlp.up", kind="fp8_operand", says=("25 %", "times the scale")
     ),
@@ -107,5 +142,13 @@ FIRING = {
     ),
     "counted_at_the_cast": Sample(counted_at_the_cast, severity="warning", says=("clipped", "2 %", "limit 0.5 %")),
 }
-_QUIET = (amax_scaling_per_tile, cast_clips_nothing, tiny_tensor, once, casts_that_fit, cast_that_may_hide_clipping)
+_QUIET = (
+    amax_scaling_per_tile,
+    cast_clips_nothing,
+    tiny_tensor,
+    once,
+    casts_that_fit,
+    cast_that_may_hide_clipping,
+    held_scale_of_steady_data,
+)
 HEALTHY = {f.__name__: f for f in _QUIET}

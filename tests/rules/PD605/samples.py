@@ -80,7 +80,27 @@ def rises_slowly() -> Training:
     return losses(lambda s: 0.7 + 0.05 * s + noise(s))
 
 
+def rare_rewards() -> Training:
+    """Errors of thousandths, and of tenths when a batch holds a rare reward; such batches come in clusters."""
+    high = {3: 0.19, 5: 0.095, 10: 0.094, 13: 0.19, 17: 0.1, 24: 0.28, 25: 0.37, 26: 0.096, 27: 0.19, 28: 0.28}
+    run = losses(lambda s: high.get(s, 0.0015 + 0.01 * noise(s)))
+    for step in range(22, 36):
+        find(run.tensors[step], "output", "blocks.0.attn.qkv").update(normal(32.0))
+    return run
+
+
+def rare_rewards_and_divergence() -> Training:
+    """The same, until the values run away."""
+    run = rare_rewards()
+    for step in range(24, 36):
+        run.step_rows[step]["loss"] = 20.0
+    return run
+
+
 FIRING = {
+    "rare_rewards_and_divergence": Sample(
+        rare_rewards_and_divergence, 22, module="blocks.0.attn.qkv", kind="output", severity="warning"
+    ),
     "moved_first": Sample(
         jumps, 22, module="blocks.0.attn.qkv", kind="output", severity="warning", says=("at step 22", "limit 10"),
     ),
@@ -93,5 +113,13 @@ FIRING = {
     "one_bad_batch": Sample(one_bad_batch, 24, severity="info", bare=True, says=("came down again",)),
 }  # fmt: skip
 HEALTHY = {
-    f.__name__: f for f in (term_switched_on, heavy_noise, alternating, rises_slowly, rate_rises_and_nothing_happens)
+    f.__name__: f
+    for f in (
+        term_switched_on,
+        heavy_noise,
+        alternating,
+        rises_slowly,
+        rate_rises_and_nothing_happens,
+        rare_rewards,
+    )
 }
