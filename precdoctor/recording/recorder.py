@@ -58,13 +58,10 @@ class Recorder:
         self.when_closing: list[Callable[[], None]] = []
         #: Events from before there was a log, and of what a forked child inherits.
         self._early: list[dict[str, Any]] = []
-        #: Traces steps op by op as they are made, when asked to.
+        #: Those look closer: at every op of some steps, inside compiled graphs, at a wide reference, at ops of healthy steps.
         self.trace: LiveTrace | None = None
-        #: Sees inside compiled graphs (``--compiled instrument``).
         self.probes: Probes | None = None
-        #: Compares chosen steps with a wide reference, when asked to.
         self.shadow: Shadow | None = None
-        #: Looks at the ops of a few steps.
         self.scan: DeepScan | None = None
         #: Called before the log is closed: a step that nobody announces may have ended.
         self.end_open_step: Callable[[], None] = lambda: None
@@ -238,9 +235,9 @@ class Recorder:
         launch: Callable[[Tensor, int], None] = kernels.stat,
         together: Together | None = None,
     ) -> Entry | None:
-        """Take the statistics of ``x`` into the slot of ``site``, with ``together`` maybe later: it is to stay as is.
+        """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there.
 
-        ``restart`` replaces what the step put there.
+        With ``together`` it may be done later: ``x`` is to stay as it is.
         """
         dense = None if not self.options.takes(site.kind) else leaves.plain(x) if dense is None else dense
         if dense is None:
