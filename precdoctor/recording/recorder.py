@@ -58,7 +58,7 @@ class Recorder:
         self.when_closing: list[Callable[[], None]] = []
         #: Events from before there was a log, and of what a forked child inherits.
         self._early: list[dict[str, Any]] = []
-        #: Those look closer: at every op of some steps, inside compiled graphs, at a wide reference, at ops of healthy steps.
+        #: Those look closer: at each op of some steps, into compiled graphs, at a wide reference, at healthy ops.
         self.trace: LiveTrace | None = None
         self.probes: Probes | None = None
         self.shadow: Shadow | None = None
