@@ -236,7 +236,7 @@ def _operand_words(op: Op) -> str:
         if operand.amax is None:
             continue
         words = f"{name} ({operand.dtype}, {'x'.join(map(str, operand.shape)) or 'scalar'})"
-        words += f" runs from {operand.min:.4g} to {operand.max:.4g}"
+        words += f" runs from {operand.min:.4g} to {operand.max:.4g}" + (" where it is finite" if operand.bad else "")
         if operand.value is not None:
             words += f" and is {operand.value:.4g} there"
         parts.append(words)

@@ -50,7 +50,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding: the worst weight gradient, with all others above the limits as evidence."""
     found = _survey(view, options)
     if not found.tensors:
-        return Checked.not_applicable("no weight gradient was computed in FP16 or BF16")
+        return Checked.not_applicable("no weight gradient is stored in FP16 or BF16")
     seen = f"{plural(len(found.tensors), 'weight gradient')} on {plural(len(found.steps), 'step')}"
     guilty = {
         k: t
