@@ -255,7 +255,7 @@ def _close(directory: Path, status: int, *, quiet: bool) -> int:
     from precdoctor.runlog.sealing import seal
 
     shown = os.path.relpath(directory)
-    shown = os.path.abspath(directory) if shown.startswith("..") else shown
+    shown = str(directory.resolve()) if shown.startswith("..") else shown
     try:
         ranks = rank_directories(directory)
         if ranks:

@@ -1,0 +1,53 @@
+"""Ten faults and two healthy scripts of the public corpus, trained on the GPU: found there as on the CPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import precdoctor
+from benchmarks.faults.truth import SCRIPTS, load
+from tests.support.processes import record
+
+FAULTS = (
+    "gpt_chars",
+    "vit_patches",
+    "moe_router",
+    "realnvp_rings",
+    "siamese_signatures",
+    "seq2seq_reverse",
+    "pose_geodesic",
+    "convnext_grn",
+    "style_gram",
+    "bert_mlm",
+)
+HEALTHY = ("translation_masks", "extreme_logits")
+TRUTH = {truth.name: truth for truth in load("all")}
+#: Anything torch knows: to try the plumbing where there is no GPU.
+DEVICE = os.environ.get("PRECDOCTOR_CORPUS_DEVICE", "cuda")
+RUNNER = Path(__file__).with_name("on_device.py")
+
+
+def diagnosed(name, folder):
+    done = record(folder, str(RUNNER), DEVICE, str(SCRIPTS / f"{name}.py"))
+    run = precdoctor.open_run(done.run)
+    assert len(run.steps()), done.err
+    report = precdoctor.diagnose(run)
+    return [f for f in report.findings if f.severity.value in ("error", "warning")]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_where_it_is(name, tmp_path):
+    truth, findings = TRUTH[name], diagnosed(name, tmp_path)
+    assert findings
+    first = findings[0]
+    assert first.code == truth.code
+    assert first.cause in truth.causes
+    assert (first.location.module or "") == truth.module
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_script_raises_no_alarm(name, tmp_path):
+    assert diagnosed(name, tmp_path) == []
