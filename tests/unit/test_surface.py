@@ -22,7 +22,7 @@ FLAGS = {
     "record": {
         "-m", "--module", "-o", "--output", "--force", "--budget", "--every", "--steps", "--include", "--exclude",
         "--ranks", "--first-step", "--on-nonfinite", "--autopsy", "--no-autopsy", "--arm-next", "--deep-scan",
-        "--halt-on",
+        "--compiled", "--halt-on",
         "--on-finding", "--reference", "--apply", "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names",
         "--strict", "--no-strict", "-h", "--help",
     },

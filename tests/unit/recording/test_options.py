@@ -30,6 +30,7 @@ OPTIONS = st.builds(
     on_nonfinite=st.sampled_from(POLICIES),
     arm_next=st.integers(0, 1 << 30),
     deep_scan=st.none() | st.integers(0, 1 << 30),
+    compiled=st.sampled_from(["boundary", "instrument"]),
     trace_steps=st.none() | st.tuples(st.integers(0, 1 << 30), st.integers(0, 1 << 30)),
     scene_memory=st.integers(0, 1 << 60),
     max_disk=st.none() | st.integers(0, 1 << 60),
@@ -62,6 +63,7 @@ def test_every_option_is_covered_above():
         "every",
         "arm_next",
         "deep_scan",
+        "compiled",
         "budget",
         "ranks",
         "kinds",
@@ -102,6 +104,7 @@ def test_anything_else_is_refused_in_one_sentence(text):
         ({"steps": (5, 5)}, "got 5:5"),
         ({"steps": (-1, None)}, "--steps takes a half-open range"),
         ({"deep_scan": -1}, "--deep-scan takes a number of steps, or off, got -1"),
+        ({"compiled": "inside"}, "--compiled takes boundary or instrument, got 'inside'"),
         ({"first_step": -1}, "--first-step takes a step number from 0, got -1"),
     ],
 )
