@@ -18,7 +18,6 @@ import torch.fx
 from torch import Tensor, nn
 
 from precdoctor.recording import attach, leaves
-from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import MAX_CALLS, Recorder, guarded
 
 CHANGES_ROUNDING = (
@@ -56,7 +55,8 @@ class Probes:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._numbers: dict[int, int] = {}
-        self._sites: list[tuple[weakref.ref[nn.Module], Place]] = []
+        #: By number. Graphs keep their numbers for good; places are those of the run that is recorded.
+        self._modules: list[weakref.ref[nn.Module]] = []
         self._met: dict[int, weakref.ref[nn.Module]] = {}
         self._when = (-1, -1)
         self._calls: collections.Counter[tuple[int, str, str]] = collections.Counter()
@@ -88,15 +88,10 @@ class Probes:
         compiled = in_place or bool(wrapped) or any(m._compiled_call_impl is not None for m in root.modules())
         if not compiled or not _supported():
             return
-        names = self._recorder.names
-        if names.find(root) is None:
-            names.place(root, None)
         for module in root.modules():
-            place = names.find(module)
-            if place is None or place.is_wrapper or id(module) in wrapped:  # the wrapper's call has the row
-                continue
-            self._numbers[id(module)] = len(self._sites)
-            self._sites.append((weakref.ref(module), place))
+            if id(module) not in wrapped:  # else the wrapper's call has the row
+                self._numbers[id(module)] = len(self._modules)
+                self._modules.append(weakref.ref(module))
 
     def traced(self, module: nn.Module, result: Any) -> None:
         """What Dynamo finds in the forward hook: nothing that a graph cannot hold."""
@@ -122,8 +117,9 @@ class Probes:
             recorder.arm()
         if x is None or number < 0 or not recorder.live or recorder.state != "armed":
             return  # an undefined tensor is the gradient of an output that nobody used
-        module, place = self._sites[number]
-        if module() is None or not recorder.wants(place):
+        module = self._modules[number]()
+        place = None if module is None else recorder.names.place(module, None)
+        if place is None or place.is_wrapper or not recorder.wants(place):
             return
         gradient = bool(what & GRADIENT)
         if gradient and not recorder.in_backward:

@@ -125,18 +125,16 @@ void precdoctor_stat(const void *data, const plan_t *plan, int64_t *ints, double
 
 /* A few bytes from all over a contiguous tensor of at least 4096 bytes: whether reading the whole of it again can be worth
  * it. */
-static uint64_t sample_of(const char *data, int64_t bytes) {
+uint64_t precdoctor_sample(const void *data, int64_t bytes) {
     enum { SAMPLES = 13 };
     uint64_t sample = 0, word;
     for (int i = 0; i < SAMPLES; i++) {
-        memcpy(&word, data + (bytes - 8) / (SAMPLES - 1) * i, sizeof word);
+        memcpy(&word, (const char *)data + (bytes - 8) / (SAMPLES - 1) * i, sizeof word);
         sample = (sample ^ word) * 0x9e3779b97f4a7c15u;
         sample ^= sample >> 29;
     }
     return sample;
 }
-
-uint64_t precdoctor_sample(const void *data, int64_t bytes) { return sample_of(data, bytes); }
 
 /* The same as precdoctor_stat, from the row of a slot that may hold just the same tensor: a module that hands on what
  * another one gave it. Decided by the fingerprint of what is there now, so that nobody has to vouch for the memory.
@@ -147,7 +145,7 @@ int32_t precdoctor_again(const void *data, const plan_t *plan, int64_t *ints, do
                          int32_t threads, int64_t bytes, uint64_t sample, const int64_t *from_ints,
                          const double *from_floats) {
     if (from_ints[LAUNCHES] != 1 || from_ints[NUMEL] != plan->numel || ints == from_ints) return 0;
-    if (sample_of(data, bytes) != sample) return 0;
+    if (precdoctor_sample(data, bytes) != sample) return 0;
     int64_t apart[INT_WIDTH] = {0};
     double unused[FLOAT_WIDTH] = {0};
     subject_t subject = {.plan = plan, .data = data, .fingerprint_only = 1};
@@ -155,8 +153,8 @@ int32_t precdoctor_again(const void *data, const plan_t *plan, int64_t *ints, do
     run(&job, &subject, apart, unused, threads);
     uint64_t fingerprint = (uint64_t)apart[FINGERPRINT] + plan->seed;
     if (fingerprint != (uint64_t)from_ints[FINGERPRINT]) return 0;
-    for (int i = SUBNORMAL; i < INT_WIDTH; i++)
-        if (i != FINGERPRINT) ints[i] += from_ints[i];
+    for (int i = SUBNORMAL; i < INT_WIDTH; i++) /* the others are not of the tensor: an update's, a cast's */
+        if (i != FINGERPRINT && i != UNCHANGED && (i < REL || i >= BLOCKS)) ints[i] += from_ints[i];
     if (from_floats[AMAX] > floats[AMAX]) floats[AMAX] = from_floats[AMAX];
     if (from_floats[AMIN] < floats[AMIN]) floats[AMIN] = from_floats[AMIN];
     floats[SUM] += from_floats[SUM], floats[SUM_SQ] += from_floats[SUM_SQ];

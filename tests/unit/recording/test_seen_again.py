@@ -133,6 +133,17 @@ def test_another_shape_or_dtype_of_the_same_bytes_is_another_tensor(copied):
     assert rows == [measured_alone(y) for y in others]
 
 
+def test_what_a_slot_knows_of_a_cast_or_an_update_stays_there(copied):
+    x = sample(torch.float32)
+    kernels.stat(x, 0)
+    ints, _ = kernels.bank(CPU).row(0)
+    ints[at.SATURATED] = 7
+    ints[at.REL : at.REL + at.REL_BINS] = 3
+    kernels.stat(x, 1)
+    assert copied == [1]
+    assert row(1) == measured_alone(x)
+
+
 def test_block_histograms_are_not_taken_from_a_slot_without_them(copied):
     x = sample(torch.float32)
     kernels.stat(x, 0)
