@@ -168,11 +168,24 @@ def _applied(view: RunView) -> dict[str, Any]:
 
 
 def describe_recorder(view: RunView) -> dict[str, Any]:
-    """What recording cost, and what it lost."""
+    """What recording cost, what it lost, and (if anything) what of its options changed the training."""
     known = view.steps[["recorder_ns", "step_ns"]].apply(lambda c: c.astype("float64")).dropna()
     total = float(known["step_ns"].sum()) if len(known) else 0.0
+    changed_by = _changing_options(view.run.info.get("options"))
     return {
         "overhead_fraction": round(float(known["recorder_ns"].sum()) / total, 6) if total > 0 else None,
         "dropped": dict(view.dropped),
         "errors": list(view.recorder_errors),
+        **({"changed_by": changed_by} if changed_by else {}),
     }
+
+
+def _changing_options(options: object) -> list[str]:
+    """Those with which a run is not, bit for bit, the training it would have been."""
+    known = options if isinstance(options, Mapping) else {}
+    changing = {
+        "--apply": bool(known.get("apply")),
+        "--on-nonfinite skip": known.get("on_nonfinite") == "skip",
+        "--compiled instrument": known.get("compiled") == "instrument",
+    }
+    return [flag for flag, used in changing.items() if used]

@@ -9,7 +9,7 @@ from precdoctor.diagnosis.finding import Finding, Source, Status
 from precdoctor.reporting.finding_view import place, predicted_effect
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.terminal import run_facts
-from precdoctor.reporting.text import clean, clean_block, percent, plural
+from precdoctor.reporting.text import clean, clean_block, not_neutral, percent, plural
 
 #: Findings told in full; GitHub cuts a job summary off at 1 MiB.
 FULL_FINDINGS = 20
@@ -75,6 +75,8 @@ def _lines(report: Report) -> Iterator[str]:
     overhead = diagnosis.recorder.get("overhead_fraction")
     if isinstance(overhead, (int, float)):
         yield f"Recording took {percent(float(overhead))} of the run's time."
+    if changed := not_neutral(diagnosis.recorder):
+        yield f"It was {changed}."
 
 
 def _table(report: Report) -> Iterator[str]:

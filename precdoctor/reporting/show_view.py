@@ -15,7 +15,7 @@ from precdoctor.reporting.names import Name
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
 from precdoctor.reporting.terminal import run_facts
-from precdoctor.reporting.text import clean, number, percent, plural, power, size
+from precdoctor.reporting.text import clean, not_neutral, number, percent, plural, power, size
 
 #: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.
 _SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}
@@ -69,6 +69,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     overhead = summary.recorder.get("overhead_fraction")
     if overhead is not None:
         yield "overhead", f"{percent(overhead)} of the run's time"
+    if changed := not_neutral(summary.recorder):
+        yield "neutral", f"no: {changed}"
     dropped = summary.recorder.get("dropped") or {}
     yield "lost rows", ", ".join(f"{number(n)} {reason}" for reason, n in dropped.items()) or "none"
     open_ranks = [p for p in summary.processes if not p["complete"]]

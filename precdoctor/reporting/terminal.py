@@ -13,7 +13,7 @@ from rich.text import Text
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.finding_view import finding_view, note_view, place
-from precdoctor.reporting.text import clean, number, percent, plural
+from precdoctor.reporting.text import clean, not_neutral, number, percent, plural
 
 #: Findings beyond this many are named on one line each; `--output-format json` has them all.
 FULL_FINDINGS = 8
@@ -200,6 +200,8 @@ def _recorder(recorder: Mapping[str, Any], console: Console) -> None:
     overhead = recorder.get("overhead_fraction")
     if isinstance(overhead, (int, float)):
         out.append(f"Recording took {percent(float(overhead))} of the run's time.")
+    if changed := not_neutral(recorder):
+        out.append(f"It was {changed}.")
     dropped = {k: v for k, v in dict(recorder.get("dropped") or {}).items() if v}
     if dropped:
         reasons = ", ".join(f"{number(v)} {clean(k).replace('_', ' ')}" for k, v in dropped.items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 #: What a terminal might obey or hide: C0 and C1 controls (ESC, CR, LF ...), bidirectional and zero-width marks, line
 #: and paragraph separators, lone surrogates (undecodable bytes of an argv).
@@ -81,6 +82,12 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def not_neutral(recorder: Mapping[str, Any]) -> str | None:
+    """What a diagnosis says of the recorder, when options of ``record`` changed the training."""
+    changed_by = recorder.get("changed_by")
+    return f"recorded with {', '.join(changed_by)}, which may change the training" if changed_by else None
 
 
 def plural(count: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from precdoctor.reporting.dtypes_view import dtypes_words, modules_words
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_ORDER, KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
-from precdoctor.reporting.text import clean, number, percent, plural, size
+from precdoctor.reporting.text import clean, not_neutral, number, percent, plural, size
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ def _facts(view: RunView, survey: Survey) -> Iterator[tuple[str, str]]:
     recorder = describe_recorder(view)
     overhead = recorder["overhead_fraction"]
     yield "overhead", "not measured" if overhead is None else f"{percent(overhead)} of the run's time"
+    if changed := not_neutral(recorder):
+        yield "neutral", f"no: {changed}"
     dropped = {k: v for k, v in recorder["dropped"].items() if v}
     yield "lost rows", ", ".join(f"{number(v)} {k.replace('_', ' ')}" for k, v in dropped.items()) or "none"
     early = f"before the training ended: {clean(view.cut_short, 160)}" if view.cut_short else "cleanly"

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import precdoctor
+from precdoctor.cli import main
 from precdoctor.recording import compiled
 from tests.support.processes import record, script
 
@@ -88,11 +89,16 @@ def test_inductor_keeps_the_probes(recorded):
     assert rows(recorded("wrapped", "inductor")).keys() == rows(recorded("as written")).keys()
 
 
-def test_a_run_says_that_it_was_instrumented(recorded):
+def test_a_run_says_that_it_was_instrumented(recorded, capsys):
     done = recorded("wrapped")
     assert json.loads((done.run / "run.json").read_text())["bit_neutral"] is False
     events = precdoctor.open_run(done.run).events()
     assert any("differ by rounding" in data for data in events[events["event"] == "warning"]["data"])
+    assert main(["diagnose", str(done.run)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "It was recorded with --compiled instrument, which may change the training." in said
+    assert main(["show", str(done.run)]) == 0
+    assert "neutral no: recorded with --compiled instrument" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_torch_that_cannot_be_instrumented_is_told_of(monkeypatch, capsys):
