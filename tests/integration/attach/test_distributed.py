@@ -30,7 +30,7 @@ for _ in range(3):
     optimizer.step()
     losses.append(loss.item().hex())
 local = b"".join(p.to_local().detach().numpy().tobytes() for p in net.parameters())
-print("\\nRESULT", dist.get_rank(), losses, hashlib.sha256(local).hexdigest(), flush=True)
+training.say("RESULT", dist.get_rank(), losses, hashlib.sha256(local).hexdigest())
 dist.destroy_process_group()
 """
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "2")
@@ -105,7 +105,7 @@ for step in range(4):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print("\\nRESULT", dist.get_rank(), [p.isnan().any().item() for p in net.parameters()], flush=True)
+training.say("RESULT", dist.get_rank(), [p.isnan().any().item() for p in net.parameters()])
 dist.destroy_process_group()
 """
 
