@@ -44,8 +44,9 @@ def robust_spread(values: Sequence[float]) -> float:
 def moderated(own: float, typical: float, repeats: int) -> float:
     """A tensor's spread drawn towards what is typical of its kind, the fewer repeats the more, and never below."""
     freedom = max(0, repeats - 1)
-    variance = (freedom * own**2 + PRIOR_FREEDOM * typical**2) / (freedom + PRIOR_FREEDOM)
-    return max(typical, math.sqrt(variance))
+    whole = freedom + PRIOR_FREEDOM
+    # hypot: squares of spreads below 1e-154 would be subnormal
+    return max(typical, math.hypot(own * math.sqrt(freedom / whole), typical * math.sqrt(PRIOR_FREEDOM / whole)))
 
 
 @lru_cache(maxsize=256)

@@ -210,10 +210,13 @@ class RunView:
             yield batch.to_pandas()
 
     def _load_step(self, process: Process, step: int) -> tuple[TensorRow, ...]:
-        frame = self._run.tensors(
-            columns=[*ROW_COLUMNS, "attempt"], filters=[[("step", "==", step), ("rank", "==", process.rank)]]
+        # Straight from Arrow: a frame of thirty columns takes thrice as long as the rows of one step.
+        found = self._run.dataset(
+            "tensors",
+            columns=[*ROW_COLUMNS, "attempt"],
+            filters=[[("step", "==", step), ("rank", "==", process.rank)]],
         )
-        rows = [TensorRow.of(r) for r in records(frame)]
+        rows = [TensorRow.of(r) for r in found.read_all().to_pylist()]
         return tuple(sorted((r for r in rows if r.attempt == process.attempt), key=_execution))
 
     def rows(self, process: Process, step: int) -> tuple[TensorRow, ...]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor.recording import attach
-from precdoctor.recording.batch import EventBatch, StepBatch
+from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
 from precdoctor.recording.events import EventLog
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.rows import LossScales, step_row
@@ -83,6 +83,7 @@ class Drain:
         self._turning = False
         #: Steps rows to be written with the next ones.
         self._held: list[dict[str, Any]] = []
+        self._written: StepFacts | None = None
         self._scales = LossScales()
         self._sites = Sites()
         self._dropped: collections.Counter[str] = collections.Counter()
@@ -221,7 +222,10 @@ class Drain:
             self._note_defect(writer, item, error)
 
     def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
-        began = time.thread_time_ns()
+        if batch.facts is self._written:  # a signal handler raised between handing it over and the next step
+            batch.release()
+            return
+        began, self._written = time.thread_time_ns(), batch.facts
         for snapshot in batch.snapshots.values():
             snapshot.wait()
         tensors = StepTensors(batch, self._rank, self._sites)

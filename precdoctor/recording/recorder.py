@@ -76,8 +76,7 @@ class Recorder:
         self.facts: Facts | None = None
         self.drain: Drain | None = None
         self.errors = 0
-        self.step = self.options.first_step
-        self.current = StepFacts(self.step)
+        self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)
         self.live = False
         self.in_backward = False
@@ -108,7 +107,7 @@ class Recorder:
                 self._cannot_begin(error)
                 return False
             self.state = "armed"
-            self._begin_step()
+            self._begin_step(self.step)
             _boot.note(str(self.run), "armed")
             attach.at_exit(self.close)
             for message in self.warnings:
@@ -281,9 +280,10 @@ class Recorder:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
         self._end_scan()
         self._hand_over(complete=True)
-        self._note_cost()
-        self.step += 1
-        self._begin_step()
+        try:
+            self._note_cost()
+        finally:  # whatever a signal handler of the script's raises here, the next step is another one
+            self._begin_step(self.step + 1)
         if self.trace is not None:
             self.trace.begin_if_due()
         if self.facts is not None:
@@ -306,8 +306,13 @@ class Recorder:
         if facts.sampled and (change := self.sampler.reconsider(behind=drain.behind)) is not None:
             self.event("sampling", data=change)
 
-    def _begin_step(self) -> None:
-        self.current = StepFacts(self.step)
+    @property
+    def step(self) -> int:
+        """The number of the optimizer-step attempt that is under way."""
+        return self.current.step
+
+    def _begin_step(self, step: int) -> None:
+        self.current = StepFacts(step)
         self.micro_step = 0
         self._calls.clear()
         room = self.drain is not None and self.drain.takes_tensors
@@ -319,7 +324,7 @@ class Recorder:
 
     def _hand_over(self, *, complete: bool) -> None:
         facts = self.current
-        facts.complete = complete
+        facts.complete = facts.complete or complete
         facts.wall_time = time.time()
         facts.step_ns = time.perf_counter_ns() - self._step_began
         entries = [e for e in self.slots.take() if self._counts_as_training(e)]
@@ -370,13 +375,8 @@ class Recorder:
             if self.state == "idle":
                 self._early.append({"kind": kind, **columns})
         else:
-            row = {
-                "event": kind,
-                "step": self.step,
-                "micro_step": self.micro_step,
-                "time_ns": time.time_ns(),
-                **columns,
-            }
+            row = {"event": kind, "step": self.step, "micro_step": self.micro_step, "time_ns": time.time_ns()}
+            row.update(columns)
             self.drain.put(EventBatch([row]))
 
 

@@ -74,7 +74,7 @@ def readable(name: str) -> Iterator[None]:
 def damaged(name: str, why: object) -> CorruptRunError:
     """The error for a part that cannot be trusted; ``why`` is cut to its first line."""
     line = (str(why).splitlines() or [type(why).__name__])[0].rstrip(".")
-    return CorruptRunError(f"{name} is damaged ({line[:200]}); see what is left with: precdoctor log verify RUN")
+    return CorruptRunError(f"{name} is damaged ({line[:200]})")
 
 
 def read_manifest(directory: Path) -> dict[str, Part]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -85,7 +86,8 @@ class Run:
         Raises:
             RunUnreadableError: a rank.json, end.json or parts.jsonl is damaged or cannot be read.
         """
-        return [_rank_log(directory) for directory in self._directories()]
+        with _advice(self.path):
+            return [_rank_log(directory) for directory in self._directories()]
 
     def tensors(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pd.DataFrame:
         """One row per tensor and step, by rank, attempt and time of writing.
@@ -139,7 +141,7 @@ class Run:
             RunUnreadableError: it is damaged or cannot be read.
         """
         path = self.path / ATTACH_FILE
-        with readable(ATTACH_FILE):
+        with _advice(self.path), readable(ATTACH_FILE):
             try:
                 content = read_regular(path, MAX_JSON_BYTES)
             except FileNotFoundError:
@@ -168,10 +170,11 @@ class Run:
         return typed
 
     def _read(self, asked: Query) -> Iterator[pa.RecordBatch]:
-        for rank in self._directories():
-            for batch in _rank_batches(rank, asked, self._sound):
-                if batch.num_rows:
-                    yield batch
+        with _advice(self.path):
+            for rank in self._directories():
+                for batch in _rank_batches(rank, asked, self._sound):
+                    if batch.num_rows:
+                        yield batch
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -187,13 +190,22 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(run, read_run_info(run))
 
 
+@contextmanager
+def _advice(run: Path) -> Iterator[None]:
+    """What says that the log is damaged says what to type next, too."""
+    try:
+        yield
+    except CorruptRunError as error:
+        raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {run}") from error
+
+
 def _rank_batches(rank: RankDirectory, asked: Query, sound: Sound) -> Iterator[pa.RecordBatch]:
     name = rank.path.name
     with readable(name):
         found = survey(rank.path)
     for missing in found.missing:
         if missing.startswith(f"{asked.table}-"):
-            raise CorruptRunError(f"{name}/{missing} is missing; see what is left with: precdoctor log verify RUN")
+            raise CorruptRunError(f"{name}/{missing} is missing")
     for part in found.files:
         if part.table != asked.table:
             continue

@@ -213,7 +213,7 @@ def _table(data: memoryview, table: int, field: int) -> int:
 
 
 def _damaged(where: str, at: int) -> CorruptRunError:
-    return CorruptRunError(f"{where} is damaged at byte {at}; see what is left with: precdoctor log verify RUN")
+    return CorruptRunError(f"{where} is damaged at byte {at}")
 
 
 def _first_line(error: BaseException) -> str:

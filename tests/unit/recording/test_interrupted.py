@@ -18,6 +18,7 @@ from precdoctor.recording.drain import Drain
 from precdoctor.recording.kernels import Bank
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.recorder import Recorder
 from precdoctor.runlog.layout import create_run
 
 RECORDING = Path(precdoctor.__file__).parent / "recording"
@@ -49,28 +50,34 @@ def interrupted(call, code) -> int:
     between the last line and giving it back.
     """
     for wanted in range(100):
-        seen = 0
-
-        def trace(frame, event, _, wanted=wanted):
-            nonlocal seen
-            if frame.f_code is not code:
-                return trace if event == "call" else None
-            if event == "line" and not linecache.getline(code.co_filename, frame.f_lineno).strip().startswith("with "):
-                seen += 1
-                if seen == wanted + 1:
-                    raise Timeout
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            call()
-        except Timeout:
-            continue
-        finally:
-            sys.settrace(before)
-        return seen
+        if not interrupted_once(call, code, wanted):
+            return wanted
     raise AssertionError("it never came through")
+
+
+def interrupted_once(call, code, wanted) -> bool:
+    """Whether ``code`` came as far as its line ``wanted``, counted as they run, and was interrupted there."""
+    seen = 0
+
+    def trace(frame, event, _):
+        nonlocal seen
+        if frame.f_code is not code:
+            return trace if event == "call" else None
+        if event == "line" and not linecache.getline(code.co_filename, frame.f_lineno).strip().startswith("with "):
+            seen += 1
+            if seen == wanted + 1:
+                raise Timeout
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Timeout:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 def test_switches_that_cannot_be_read_are_told_from_an_interruption(handler):
@@ -108,6 +115,31 @@ def test_the_queue_outlives_an_interruption_anywhere_in_it(tmp_path):
     assert steps == sorted(steps)
     assert steps[-1] == next(puts) - 1  # the call that came through
     assert lines > 3
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("name", ["end_step", "_hand_over"])
+def test_a_step_interrupted_as_it_is_handed_over_is_logged_once(tmp_path, name, goes_on):
+    for line in range(1 if goes_on else 20):
+        run = tmp_path / str(line)
+        create_run(run, {"command": []})
+        recorder = Recorder(run, RecordOptions())
+        assert recorder.arm()
+
+        def step(recorder=recorder):
+            recorder.current.losses.append(1.0)
+            recorder.end_step()
+
+        if goes_on:
+            assert interrupted(step, getattr(Recorder, name).__code__) > 4
+        elif not interrupted_once(step, getattr(Recorder, name).__code__, line):
+            break
+        recorder.close()
+        steps = precdoctor.open_run(run).steps()
+        assert list(steps["step"]) == list(range(len(steps)))
+        assert steps["complete"].all() or not goes_on
+        assert len(steps) == 1 or goes_on
+    assert goes_on or line > 4
 
 
 @pytest.mark.parametrize("name", ["open", "close"])
