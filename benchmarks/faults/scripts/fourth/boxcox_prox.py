@@ -41,7 +41,10 @@ def train(micro_batches=2):
     torch.manual_seed(23)
     model = LoadModel()
     optimizer = torch.optim.Adam(
-        [{"params": model.skew.parameters(), "lr": 1e-3}, {"params": [*model.norm.parameters(), *model.mlp.parameters()]}],
+        [
+            {"params": model.skew.parameters(), "lr": 1e-3},
+            {"params": [*model.norm.parameters(), *model.mlp.parameters()]},
+        ],
         lr=3e-3,
     )
     for step in range(30):

@@ -1,4 +1,5 @@
 """Semantic hashing in FP16 autocast. A home-made loss scale doubles every few steps; nobody looks whether it fits."""
+
 import torch
 from torch import nn
 

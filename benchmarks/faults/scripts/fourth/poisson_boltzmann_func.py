@@ -8,7 +8,9 @@ from torch.func import functional_call, grad, vmap
 class Potential(nn.Module):
     def __init__(self, hidden=24):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+        self.net = nn.Sequential(
+            nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 1)
+        )
 
     def forward(self, x, plate):
         inner = self.net(torch.stack([x, torch.log1p(plate)], -1)).squeeze(-1)

@@ -9,8 +9,12 @@ class Detector(nn.Module):
     def __init__(self, dim=24):
         super().__init__()
         self.backbone = nn.Sequential(
-            nn.Conv2d(1, dim, 3, stride=2, padding=1), nn.GroupNorm(4, dim), nn.ReLU(),
-            nn.Conv2d(dim, dim, 3, stride=2, padding=1), nn.GroupNorm(4, dim), nn.ReLU(),
+            nn.Conv2d(1, dim, 3, stride=2, padding=1),
+            nn.GroupNorm(4, dim),
+            nn.ReLU(),
+            nn.Conv2d(dim, dim, 3, stride=2, padding=1),
+            nn.GroupNorm(4, dim),
+            nn.ReLU(),
         )
         self.objectness, self.box = nn.Conv2d(dim, 1, 1), nn.Conv2d(dim, 4, 1)
 

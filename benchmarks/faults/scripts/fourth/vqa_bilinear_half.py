@@ -1,4 +1,5 @@
 """Visual question answering with bilinear fusion by einsum; FP16 autocast and a GradScaler."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ def batches(n_steps):
         if step == 11:
             regions[2] *= 1.7e4  # one detector exports its features without the L2 norm
         question = torch.randint(0, 50, (8, 7), generator=g)
-        label = (question[:, 0] % 10)
+        label = question[:, 0] % 10
         yield regions, question, label
 
 
