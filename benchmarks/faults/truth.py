@@ -128,13 +128,13 @@ class Truth:
     def codes(self) -> set[str]:
         return {c for c in (self.code, *self.also_code) if c}
 
-    def lines(self) -> set[int]:
+    def lines(self) -> list[int]:
         """The lines of the statements that ``text`` and ``also_text`` begin; empty where the truth has none.
 
         Raises:
             ValueError: a text is not exactly once in the file.
         """
-        return {n for text in (self.text, *self.also_text) if text for n in self._statement(text)}
+        return sorted({n for text in (self.text, *self.also_text) if text for n in self._statement(text)})
 
     def _statement(self, text: str) -> range:
         code = self.source.read_text()
