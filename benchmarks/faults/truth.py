@@ -12,9 +12,9 @@ import tomli
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
-HALVES = ("first", "second", "third")
+HALVES = ("first", "second", "third", "fourth")
 #: Faults that make no non-finite value (underflow, scaling, FP8, updates, growth): another set, with other questions.
-QUIET = ("quiet", "extension", "quiet2")
+QUIET = ("quiet", "extension", "quiet2", "quiet3")
 
 #: Causes of non-finite values, and the phases they arise in.
 CAUSES = (
@@ -73,6 +73,8 @@ class Truth:
     #: The file below ``scripts``, if it is not the script itself, and the statement (one line of it, unique there).
     file: str | None = None
     text: str | None = None
+    #: First words of other statements that are as right.
+    also_text: tuple[str, ...] = ()
     cause: str | None = None
     also_cause: tuple[str, ...] = ()
     #: The optimizer-step attempt, from 0, in which the first harmful non-finite value is made.
@@ -126,18 +128,19 @@ class Truth:
     def codes(self) -> set[str]:
         return {c for c in (self.code, *self.also_code) if c}
 
-    def lines(self) -> range:
-        """The lines of the statement that contains ``text``; empty where the truth has none.
+    def lines(self) -> list[int]:
+        """The lines of the statements that ``text`` and ``also_text`` begin; empty where the truth has none.
 
         Raises:
-            ValueError: the text is not exactly once in the file.
+            ValueError: a text is not exactly once in the file.
         """
-        if self.text is None:
-            return range(0)
+        return sorted({n for text in (self.text, *self.also_text) if text for n in self._statement(text)})
+
+    def _statement(self, text: str) -> range:
         code = self.source.read_text()
-        hits = [i for i, line in enumerate(code.splitlines(), 1) if line.strip().startswith(self.text)]
+        hits = [i for i, line in enumerate(code.splitlines(), 1) if line.strip().startswith(text)]
         if len(hits) != 1:
-            raise ValueError(f"{self.name}: {self.text!r} is in {self.source.name} {len(hits)} times")
+            raise ValueError(f"{self.name}: {text!r} is in {self.source.name} {len(hits)} times")
         spans = [
             range(node.lineno, (node.end_lineno or node.lineno) + 1)
             for node in ast.walk(ast.parse(code))

@@ -20,7 +20,7 @@ def names(truths):
 
 
 def test_every_script_has_truth_and_every_truth_a_script():
-    folders = {SCRIPTS, SCRIPTS / "third", *(SCRIPTS / half for half in QUIET)}
+    folders = {SCRIPTS, *(SCRIPTS / half for half in ("third", "fourth", *QUIET))}
     mains = {p for p in SCRIPTS.rglob("*.py") if p.parent in folders or p.name == "train.py"}
     truths = TRUTHS + QUIET_TRUTHS
 
@@ -32,7 +32,7 @@ def test_every_script_has_truth_and_every_truth_a_script():
 def test_halves_are_of_about_the_same_size(half):
     mine = load(half)
 
-    assert sum(t.faulty for t in mine) >= 15
+    assert sum(t.faulty for t in mine) >= 14
     assert sum(not t.faulty for t in mine) >= 6
 
 
