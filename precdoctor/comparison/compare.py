@@ -19,8 +19,11 @@ from precdoctor.diagnosis.finding import Diagnosis, Finding, Location, RuleOutco
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
 from precdoctor.errors import IncomparableRunsError
+from precdoctor.runlog import open_run
 
 if TYPE_CHECKING:
+    import os
+
     from precdoctor.runlog.reader import Run
 
 #: Above this difference of losses, in nats, two trainings are no longer the same for practical purposes.
@@ -75,20 +78,27 @@ class Comparison:
 
 
 def compare(
-    a: Run, b: Run, *, renames: Sequence[tuple[str, str]] = (), options: RuleOptions | None = None
+    a: Run | str | os.PathLike[str],
+    b: Run | str | os.PathLike[str],
+    *,
+    renames: Sequence[tuple[str, str]] = (),
+    options: RuleOptions | None = None,
 ) -> Comparison:
     """Hold run ``b`` against run ``a``.
 
     Args:
+        a, b: open runs, or the paths of their directories.
         renames: ``(prefix in a, prefix in b)`` of module names that changed.
         options: per regression (PD8xx) the thresholds to change.
 
     Raises:
+        RunNotFoundError, RunUnreadableError: as :func:`precdoctor.open_run`.
         NothingRecordedError: a run holds no training step.
         IncomparableRunsError: the runs have nothing in common: another model, or other steps.
         UsageError: an unknown regression or option.
     """
     settings = resolve_options(options or {}, REGRESSIONS)
+    a, b = open_run(a), open_run(b)
     first, second = view_of(a), view_of(b)
     pairing = pair(second, first, [(new, old) for old, new in renames])
     if isinstance(pairing, str):

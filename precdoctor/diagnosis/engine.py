@@ -11,8 +11,11 @@ from precdoctor.diagnosis.registry import RULES, Named, find, nearest, select_ru
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.view import RunView
 from precdoctor.errors import NothingRecordedError, UsageError
+from precdoctor.runlog import open_run
 
 if TYPE_CHECKING:
+    import os
+
     from precdoctor.runlog.reader import Run
 
 #: Per rule (code or name) the options to change, by name.
@@ -20,24 +23,30 @@ RuleOptions = Mapping[str, Mapping[str, Any]]
 
 
 def diagnose(
-    run: Run, *, select: Iterable[str] = (), ignore: Iterable[str] = (), options: RuleOptions | None = None
+    run: Run | str | os.PathLike[str],
+    *,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    options: RuleOptions | None = None,
 ) -> Diagnosis:
     """Run the rules over ``run``.
 
     Args:
+        run: an open run, or the path of its directory.
         select: rules to run (codes, names, or prefixes such as ``PD1``); none means all.
         ignore: rules to leave out.
         options: per rule the thresholds to change, e.g. ``{"PD201": {"flushed_share": 0.1}}``.
 
     Raises:
         UsageError: an unknown rule or option, or a value an option cannot take.
+        RunNotFoundError, RunUnreadableError: as :func:`precdoctor.open_run`.
         NothingRecordedError: the run holds no training step.
     """
     rules = select_rules(select, ignore)
     # One settings file serves all commands; comparisons (PD8xx) read their own thresholds from it.
     own = {name: changes for name, changes in (options or {}).items() if not name.upper().startswith("PD8")}
     settings = resolve_options(own)
-    return diagnose_view(view_of(run), rules, settings)
+    return diagnose_view(view_of(open_run(run)), rules, settings)
 
 
 def view_of(run: Run) -> RunView:

@@ -177,8 +177,8 @@ class Run:
                         yield batch
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open a run directory; only its run.json is read.
+def open_run(path: str | os.PathLike[str] | Run) -> Run:
+    """Open a run directory; only its run.json is read. A run that is open already is given back as it is.
 
     Raises:
         RunNotFoundError: there is no run directory at ``path``.
@@ -186,6 +186,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         CorruptRunError: run.json is damaged.
         RunUnreadableError: the operating system refuses to read it.
     """
+    if isinstance(path, Run):
+        return path
     run = Path(path)
     return Run(run, read_run_info(run))
 

@@ -40,7 +40,7 @@ def with_holes(make: Callable[[], Training], path: Path) -> Run:
 
 @pytest.mark.parametrize("code", sorted(FIRST))
 def test_a_fault_in_a_log_with_holes_is_never_passed(code: str, tmp_path: Path) -> None:
-    diagnosis = diagnose(with_holes(FIRST[code].make, tmp_path / "run"))
+    diagnosis = diagnose(with_holes(FIRST[code].make, tmp_path / "run"), select=[code])
 
     [outcome] = [r for r in diagnosis.rules if r.code == code]
     assert outcome.status in (Status.INDETERMINATE, Status.FAILED), outcome.reason

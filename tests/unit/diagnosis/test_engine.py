@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from precdoctor.comparison.compare import compare
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.engine import resolve_options
 from precdoctor.diagnosis.finding import Diagnosis, Severity, Status
 from precdoctor.diagnosis.registry import RULES
-from precdoctor.errors import NothingRecordedError, UsageError
+from precdoctor.errors import NothingRecordedError, RunNotFoundError, UsageError
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run
 from tests.support.training import Training, find
@@ -31,6 +32,15 @@ def test_rules_come_in_triage_order(tmp_path: Path) -> None:
     diagnosis = diagnose(Training(steps=2).write(tmp_path / "run"))
     order = ["PD104", "PD301", "PD101", "PD401", "PD103", "PD102", "PD201", "PD105", "PD501"]
     assert [r.code for r in diagnosis.rules if r.code in order] == order
+
+
+def test_a_path_is_as_good_as_an_open_run(tmp_path: Path) -> None:
+    run = Training(steps=2).write(tmp_path / "run")
+    assert diagnose(str(run.path)) == diagnose(run.path) == diagnose(run)
+    compared = compare(str(run.path), run)
+    assert (compared.a, compared.b, compared.bits.first) == (str(run.path), str(run.path), None)
+    with pytest.raises(RunNotFoundError, match="nowhere"):
+        diagnose(tmp_path / "nowhere")
 
 
 def test_nothing_recorded(tmp_path: Path) -> None:
