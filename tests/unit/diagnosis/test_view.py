@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options
@@ -28,6 +29,10 @@ class Watched:
     def tensors(self, columns: list[str], filters: Any) -> pd.DataFrame:
         self.frames.append((columns, filters))
         return self._run.tensors(columns=columns, filters=filters)
+
+    def dataset(self, name: str, columns: list[str], filters: Any) -> pa.RecordBatchReader:
+        self.frames.append((columns, filters))
+        return self._run.dataset(name, columns=columns, filters=filters)
 
 
 def test_whole_rows_are_only_ever_loaded_for_single_steps(tmp_path: Path) -> None:
