@@ -24,9 +24,12 @@ from precdoctor.recording.recorder import Recorder, guarded
 
 if TYPE_CHECKING:
     from precdoctor.recording.loss_code import LossGraph
+    from precdoctor.recording.variables import Variables
 
 #: Root calls kept per step: rollouts and decoding loops make thousands.
 _MAX_CALLS = 64
+#: Share of the memory left that a tensor which is good to have may take.
+_ASIDE = 1 / 16
 
 
 @dataclass
@@ -70,6 +73,8 @@ class Scene:
         self.calls: list[RootCall] = []
         #: The loss code of each backward pass.
         self.losses: list[LossGraph] = []
+        #: Functions of the loss code that runs, with their variables.
+        self.places: list[Variables] = []
         #: Why the step cannot be replayed, if it cannot.
         self.refused: str | None = None
         self._left: float = recorder.options.scene_memory
@@ -90,6 +95,7 @@ class Scene:
         self._copying = self._copying or any(call.changed for call in self.calls)
         self.calls = []
         self.losses = []
+        self.places = []
         self.refused = None
         self._left = self._recorder.options.scene_memory
         self._storages.clear()
@@ -194,6 +200,11 @@ class Scene:
         if len(self._storages) > known:
             self._storages.discard(x.untyped_storage()._cdata)
         return False
+
+    def affords_aside(self, x: Tensor) -> bool:
+        """Count a tensor that is good to have: it takes a small part of what is left, and leaves the rest."""
+        size = 0 if x.untyped_storage()._cdata in self._storages else x.untyped_storage().nbytes()
+        return size <= self._left * _ASIDE and self.affords(x)
 
     def _buffers_of(self, module: nn.Module) -> _Buffers:
         known = self._buffers.get(id(module))

@@ -10,12 +10,14 @@ from typing import Any
 
 from precdoctor.recording import attach
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
+from precdoctor.recording.loss_code import LossGraph
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.replay import Replay, replay
 from precdoctor.recording.microscope.restore import Attributes, RandomState
 from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.tracer import External, OpRecord
+from precdoctor.recording.microscope.unseen import replay_statements
 from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall, Scene
 
@@ -160,9 +162,26 @@ def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examin
     for graph in scene.losses:
         again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
         done = again()
+        if phase == "forward" and (unseen := _unseen(done, graph, values=values)) is not None:
+            return unseen
         if done.bad_outputs if phase == "forward" else done.bad_gradients:
             return _closer(phase, done, again)
     return Examination("outside", phase, why=reason)
+
+
+def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | None:
+    """The loss code read something bad that was made without a gradient: the statements that made it, evaluated again."""
+    if first.unseen is None or first.unseen[1] is None:
+        return None
+    known = first.slice()
+    if known is not None and known.origins and not any(e == External("constant") for e, _ in known.externals):
+        return None
+    place, line = first.unseen
+    again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
+    done = again()
+    if not done.bad_outputs or done.slice() is None:
+        return None
+    return _closer("forward", done, again)
 
 
 def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:

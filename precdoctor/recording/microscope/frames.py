@@ -33,6 +33,11 @@ class Line(NamedTuple):
         return linecache.getline(self.file, self.number).strip() or None
 
 
+def is_foreign(file: str) -> bool:
+    """Whether code of that file is torch's, ours or made at run time: none of the user's."""
+    return file.startswith((_OWN, _TORCH, "<"))
+
+
 def innermost_user_line(*, past_own: bool = False) -> Line | None:
     """The innermost frame that is neither torch's nor ours, from the caller outwards.
 

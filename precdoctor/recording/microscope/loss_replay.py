@@ -18,9 +18,10 @@ from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
 from precdoctor.recording.microscope.facts import badness, describe
 from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.replay import Replay
-from precdoctor.recording.microscope.tracer import External, Tracer
+from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
 
 _WRAPPED = 1 << 63
+_UNSEEN = External("constant")
 #: Nodes that give their operand another shape, which they do not save.
 _RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias", "AsStrided"))
 
@@ -44,11 +45,13 @@ def replay_loss(
     saved = _saved_by_consumers(nodes)
     with torch.autocast("cpu", enabled=False), torch.enable_grad(), tracer:
         for node in nodes:
-            tracer.line = node.line
+            tracer.line, first = node.line, len(tracer.records)
             made[id(node)], as_saved = _run(node, made, saved)
-            if as_saved:
-                with tracer.aside():
+            with tracer.aside():
+                if as_saved:
                     _tell_of(node, made, tracer)
+                if done.unseen is None and node.place is not None and _reads_unseen(node, made, tracer.records[first:]):
+                    done.unseen = (node.place, node.line)
     tracer.line = None
     loss = made.get(id(graph.top))
     if not isinstance(loss, Tensor):
@@ -139,6 +142,22 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
     }
     name = packet.__name__ if packet is not None else _base(node).lower()
     tracer.note_op(f"aten.{name}.default", node.line, known, value, facts)
+
+
+def _reads_unseen(node: LossNode, made: dict[int, Any], records: list[OpRecord]) -> bool:
+    """Whether the node is bad, and no operand that is known: a tensor without a gradient made it so."""
+    if any(
+        isinstance(source, External) and source == _UNSEEN and bad
+        for r in records
+        for source, bad in zip(r.sources, r.bad_in, strict=False)
+    ):
+        return True
+    value = made[id(node)]
+    if records and not any(r.suspect and not r.facts.get("operands") for r in records):
+        return False
+    operands = [_value(behind, output, made) for behind, output in node.edges]
+    known = [x for x in operands if x is not None]
+    return isinstance(value, Tensor) and bool(badness(value.detach())) and not any(badness(x.detach()) for x in known)
 
 
 def _base(node: LossNode) -> str:

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from precdoctor.recording import leaves
 from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
 from precdoctor.recording.microscope.slicing import Slice, slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall
+from precdoctor.recording.variables import Variables
 
 
 @dataclass
@@ -41,6 +43,8 @@ class Replay:
     missing: list[str] = field(default_factory=list)
     #: Why there was no backward pass.
     no_backward: str | None = None
+    #: Loss code: the first function and line that read a bad tensor which no graph knows.
+    unseen: tuple[Variables, Line | None] | None = None
 
     @property
     def bad(self) -> list[tuple[str, int, Source]]:
