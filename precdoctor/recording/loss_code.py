@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import traceback as stored_traces
 
-from precdoctor.recording import attach
+from precdoctor.recording import attach, leaves
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scene import RootCall, Scene
@@ -215,7 +215,7 @@ class _Walk:
                 attach.let_through(error)
                 continue  # freed, or written to since
             if isinstance(value, Tensor):
-                if not self._scene.affords(value):
+                if leaves.is_transformed(value) or not self._scene.affords(value):
                     continue
                 value = value.detach()
             saved[name.removeprefix(_SAVED)] = value
@@ -223,7 +223,7 @@ class _Walk:
 
 
 class _Note(NamedTuple):
-    """What we noted at a node: the line, whether its saved tensors must not be unpacked, and how many places by then."""
+    """What we noted at a node: the line, whether its saved tensors must be left alone, and how many places by then."""
 
     line: Line | None
     hooked: bool

@@ -86,7 +86,7 @@ class Notebook:
         self._times = {}
 
     def note(self) -> Variables | None:
-        """The functions of the user's that are running, innermost first; null when enough has been noted of the line."""
+        """The functions of the user's that are running, innermost first; null when enough is known of the line."""
         frames = list(_user_frames())
         if not frames or sys.gettrace() is not None:
             return None  # a debugger writes variables back from the dictionary that would be read here
@@ -123,8 +123,10 @@ class Notebook:
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, Tensor):
-            if value.grad_fn is not None or leaves.is_wrapped(value) or value.layout is not torch.strided:
-                return DROPPED  # its graph would be kept with it, or its values are elsewhere
+            if leaves.is_transformed(value) or leaves.is_wrapped(value) or value.layout is not torch.strided:
+                return DROPPED  # its values are elsewhere
+            if value.grad_fn is not None:
+                return DROPPED  # its graph would be kept with it
             if not self._affords(value):
                 return DROPPED
             return Held(value, leaves.version(value))

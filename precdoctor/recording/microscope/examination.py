@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precdoctor.recording import attach
-from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.loss_code import LossGraph
+from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.replay import Replay, replay
@@ -74,8 +74,9 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
         look_at: where it is: ``outputs`` (of the forward passes), ``gradients``, or ``buffers`` written in a forward.
         values: let facts hold single values.
     """
-    if scene.refused is not None or not scene.calls:
-        return Examination("refused", why=scene.refused or "no module was called in the step")
+    if scene.refused is not None or not (scene.calls or scene.losses):
+        inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if scene.transformed else None
+        return Examination("refused", why=scene.refused or inside or "no module was called in the step")
     modules = list({id(m): m for c in scene.calls for m in unwrap(c.module).modules()}.values())
     random, attributes = RandomState.now(), Attributes(modules)
     try:
@@ -170,18 +171,19 @@ def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examin
 
 
 def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | None:
-    """The loss code read something bad that was made without a gradient: the statements that made it, evaluated again."""
-    if first.unseen is None or first.unseen[1] is None:
-        return None
-    known = first.slice()
+    """The loss code read something bad that was made without a gradient: what made it, evaluated again."""
+    known = first.slice() if first.unseen else None
     if known is not None and known.origins and not any(e == External("constant") for e, _ in known.externals):
         return None
-    place, line = first.unseen
-    again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
-    done = again()
-    if not done.bad_outputs or done.slice() is None:
-        return None
-    return _closer("forward", done, again)
+    for place, line in first.unseen:
+        again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
+        try:
+            done = again()
+            if done.bad_outputs and done.slice() is not None:
+                return _closer("forward", done, again)
+        except Exception as error:  # noqa: BLE001 - text can say anything; the answer without it stands
+            attach.let_through(error)
+    return None
 
 
 def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import attach
+from precdoctor.recording import attach, leaves
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.tracer import External, Tracer
 from precdoctor.recording.variables import DROPPED, Held
@@ -32,13 +32,32 @@ class UnknownValueError(Exception):
 
 #: Expressions and statements evaluated at most: a loop of the user's may be long.
 _BUDGET = 20_000
+#: Elements of a list or a dictionary of the user's.
+_MAX_ELEMENTS = 4096
 _OPERATORS: dict[type, Callable[..., Any]] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
-    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.MatMult: operator.matmul},
-    **{ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor},
-    **{ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_, ast.Invert: operator.invert},
-    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt},
-    **{ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not},
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.MatMult: operator.matmul,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
@@ -49,10 +68,10 @@ _BUILTINS = {
 _DATA = (int, float, complex, bool, str, type(None), slice, Tensor, list, tuple, dict, range, torch.dtype, torch.device)
 #: torch's functions that draw, store, set or switch something, by how their names begin.
 _IMPURE = (
-    *("rand", "normal", "bernoulli", "multinomial", "poisson", "dropout", "alpha_dropout", "feature_dropout", "sample"),
-    *("set_", "save", "load", "manual_seed", "seed", "compile", "rsample", "gumbel_softmax", "rrelu", "empty", "share_"),
-    *("backward", "register", "requires_grad", "retain", "from_file", "use_deterministic", "binomial", "init", "new_empty"),
-)  # fmt: skip
+    *("rand", "normal", "bernoulli", "multinomial", "poisson", "binomial", "sample", "rsample", "gumbel_softmax"),
+    *("rrelu", "empty", "new_empty", "init", "seed", "manual_seed", "set_", "save", "load", "compile", "share_"),
+    *("backward", "register", "requires_grad", "retain", "from_file", "use_", "resize_"),
+)
 _PURE_MODULES = (
     *("torch._C", "torch.functional", "torch.nn.functional", "torch._tensor", "torch.special", "torch.linalg"),
     *("torch.fft", "torch.distributions", "torch._jit_internal", "torch._VF", "torch.utils._contextlib"),
@@ -82,7 +101,7 @@ class Evaluator:
         tracer: Tracer,
         file: str,
         values: MutableMapping[str, Any] | Mapping[str, Any],
-        follow: Callable[[Bound | types.FunctionType, list[Any], dict[str, Any]], Any],
+        follow: Callable[[Any, list[Any], dict[str, Any]], Any],
         above: Evaluator | None = None,
     ) -> None:
         self.tracer = tracer
@@ -91,7 +110,7 @@ class Evaluator:
         self.assigned: dict[str, Any] = {}
         self._values = ChainMap(self.assigned, values)  # type: ignore[arg-type] # never written to
         self._follow = follow
-        self._left = above._left if above is not None else [_BUDGET]
+        self._left: list[int] = above._left if above is not None else [_BUDGET]
         #: Copies of noted tensors, by ``id``: in-place operations must not reach the originals.
         self._copies: dict[int, Tensor] = above._copies if above is not None else {}
         #: Tensors that entered an expression that could not be evaluated, in order.
@@ -126,10 +145,10 @@ class Evaluator:
         for node in nodes:
             try:
                 if isinstance(node, ast.Starred):
-                    found += list(self.value(node.value))
+                    found += list(self.items(self.value(node.value)))
                 else:
                     found.append(self.value(node))
-            except UnknownValueError as unknown:
+            except UnknownValueError as unknown:  # noqa: PERF203 - each by itself
                 error = unknown
         if error is not None:
             self.loose += [x for x in found if isinstance(x, Tensor)]
@@ -155,13 +174,15 @@ class Evaluator:
         if value is DROPPED:
             raise UnknownValueError(name)
         if isinstance(value, Held):
-            if value.version != -1 and value.value._version != value.version:
+            if leaves.version(value.value) != value.version:
                 raise UnknownValueError(f"{name} was written to")
             value = value.value
         elif isinstance(value, Tensor) and any(value is x for x in self._copies.values()):
             return value
         if isinstance(value, Tensor) and name not in self.assigned:
             return self._copy(name, value)
+        if type(value) in (list, tuple, dict) and name not in self.assigned and len(value) > _MAX_ELEMENTS:
+            raise UnknownValueError(f"{name} is long")
         if type(value) in (list, tuple) and name not in self.assigned:
             return type(value)(self.noted(name, v) for v in value)
         if type(value) is dict and name not in self.assigned:
@@ -181,7 +202,7 @@ class Evaluator:
         if isinstance(owner, types.ModuleType):
             if not hasattr(owner, name):
                 raise UnknownValueError(name)
-            return getattr(owner, name)
+            return self.noted(name, getattr(owner, name))
         if isinstance(owner, Tensor) or type(owner).__module__.startswith("torch.distributions"):
             if name in {"grad", "data_ptr"} or name.startswith("_"):
                 raise UnknownValueError(name)
@@ -259,7 +280,7 @@ class Evaluator:
 
     def _subscript(self, node: ast.Subscript) -> Any:
         owner, index = self.all_of([node.value, node.slice])
-        if not isinstance(owner, (Tensor, list, tuple, dict, str, range)):
+        if not isinstance(owner, (Tensor, torch.Size)) and type(owner) not in (list, tuple, dict, str, range):
             raise UnknownValueError("an object of the user's")
         self.at(node)
         return guarded(operator.getitem, owner, index)
@@ -321,11 +342,9 @@ class Evaluator:
         if is_pure(function) and "out" not in kwargs:
             self.at(node)
             return guarded(function, *args, **kwargs)
+        if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
+            function = Bound(function.__func__, function.__self__)
         try:
-            if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
-                function = Bound(function.__func__, function.__self__)
-            if not isinstance(function, (Bound, types.FunctionType)):
-                raise UnknownValueError(getattr(function, "__name__", "a call"))
             return self._follow(function, args, kwargs)
         except UnknownValueError:
             self.loose += [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
@@ -347,7 +366,7 @@ class Evaluator:
         if type(module).__module__.startswith("torch.nn.modules"):
             self.at(node)
             return guarded(module.forward, *args, **kwargs)
-        return self._follow(Bound(type(module).forward, module), args, kwargs)
+        return self._follow(self._own_attribute(module, "forward"), args, kwargs)
 
 
 def is_pure(function: Any) -> bool:
@@ -355,7 +374,7 @@ def is_pure(function: Any) -> bool:
     if any(function is known for known in _BUILTINS.values()) or getattr(function, "__module__", None) == "math":
         return True
     name = str(getattr(function, "__name__", ""))
-    if name.startswith(_IMPURE):
+    if name.startswith(_IMPURE) or "dropout" in name:
         return False
     owner = getattr(function, "__self__", None)
     if isinstance(owner, (Tensor, list, dict, str, tuple)) or type(owner).__module__.startswith("torch.distributions"):

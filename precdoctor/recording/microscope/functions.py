@@ -11,7 +11,6 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-
 from precdoctor.recording import attach
 from precdoctor.recording.microscope.expressions import Bound, Evaluator, UnknownValueError, guarded
 from precdoctor.recording.microscope.frames import is_foreign
@@ -42,16 +41,19 @@ class Follower:
     """Runs statements on noted values; a statement that cannot be evaluated leaves its targets unknown."""
 
     def __init__(self, tracer: Tracer, file: str, values: Mapping[str, Any], above: Follower | None = None) -> None:
-        self.evaluator = Evaluator(tracer, file, values, self._follow, above.evaluator if above is not None else None)
+        self.evaluator: Evaluator = Evaluator(
+            tracer, file, values, self._follow, above.evaluator if above is not None else None
+        )
         self._tracer = tracer
-        self._depth = above._depth + 1 if above is not None else 0
+        self._depth: int = above._depth + 1 if above is not None else 0
 
-    def _follow(self, function: Bound | types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _follow(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if self._depth == _MAX_DEPTH:
             raise UnknownValueError("calls too deep")
-        owner: tuple[Any, ...] = ()
-        if isinstance(function, Bound):
-            function, owner = function.function, (function.owner,)
+        owner = (function.owner,) if isinstance(function, Bound) else ()
+        function = function.function if isinstance(function, Bound) else function
+        if not isinstance(function, types.FunctionType):
+            raise UnknownValueError(getattr(function, "__name__", "a call"))
         while is_foreign(function.__code__.co_filename) and isinstance(
             inner := getattr(function, "__wrapped__", None), types.FunctionType
         ):
@@ -89,8 +91,8 @@ class Follower:
         value = self.evaluator.value
         match statement:
             case ast.Assign() | ast.AnnAssign() if statement.value is not None:
-                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                self._assign(targets, statement.value)
+                one = [] if isinstance(statement, ast.Assign) else [statement.target]
+                self._assign([*(statement.targets if isinstance(statement, ast.Assign) else ()), *one], statement.value)
             case ast.AugAssign():
                 self._augment(statement)
             case ast.Expr():
@@ -200,7 +202,9 @@ def statements_in(body: FunctionNode) -> Iterator[ast.stmt]:
             continue
         if isinstance(node, ast.stmt):
             yield node
-        waiting += [n for n in reversed(list(ast.iter_child_nodes(node))) if isinstance(n, (ast.stmt, ast.ExceptHandler))]
+        waiting += [
+            n for n in reversed(list(ast.iter_child_nodes(node))) if isinstance(n, (ast.stmt, ast.ExceptHandler))
+        ]
 
 
 def names_in(target: ast.expr) -> list[str]:
@@ -215,5 +219,3 @@ def _loaded(target: ast.expr) -> ast.expr:
         case ast.Subscript():
             return ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
     raise UnknownValueError("an attribute is written to")
-
-

@@ -22,6 +22,8 @@ from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
 
 _WRAPPED = 1 << 63
 _UNSEEN = External("constant")
+#: Places looked at for what the graph does not know.
+_MAX_UNSEEN = 8
 #: Nodes that give their operand another shape, which they do not save.
 _RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias", "AsStrided"))
 
@@ -43,6 +45,8 @@ def replay_loss(
     done = Replay(None, tracer, micro_step=graph.micro_step)
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
     saved = _saved_by_consumers(nodes)
+    certain: list[LossNode] = []
+    possible: list[LossNode] = []
     with torch.autocast("cpu", enabled=False), torch.enable_grad(), tracer:
         for node in nodes:
             tracer.line, first = node.line, len(tracer.records)
@@ -50,9 +54,13 @@ def replay_loss(
             with tracer.aside():
                 if as_saved:
                     _tell_of(node, made, tracer)
-                if done.unseen is None and node.place is not None and _reads_unseen(node, made, tracer.records[first:]):
-                    done.unseen = (node.place, node.line)
+                if _reads_unseen(node, made, tracer.records[first:]):
+                    certain.append(node)
+                elif made[id(node)] is None:
+                    possible.append(node)
     tracer.line = None
+    told = [(n.place, n.line) for n in (*certain[:1], *possible) if n.place is not None and n.line is not None]
+    done.unseen = told[:_MAX_UNSEEN]
     loss = made.get(id(graph.top))
     if not isinstance(loss, Tensor):
         done.no_backward = "the loss code cannot be run again to its end"

@@ -81,7 +81,7 @@ def _bad_value(tracer: Tracer, at: Variables, statement: ast.stmt) -> _Found | N
                 result = follower.evaluator.value(expression)
             except UnknownValueError:
                 continue
-            whole += [x for x in _tensors(result)]
+            whole += _tensors(result)
     known = [*follower.evaluator.loose, *whole]
     bad = [x for x in known if badness(x)]
     worst = [x for x in bad if badness(x) != NEG_INF] or bad
