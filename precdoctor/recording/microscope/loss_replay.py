@@ -15,7 +15,7 @@ from torch import Tensor
 
 from precdoctor.recording import attach
 from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
-from precdoctor.recording.microscope.facts import badness, describe
+from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
@@ -25,7 +25,7 @@ _UNSEEN = External("constant")
 #: Places looked at for what the graph does not know.
 _MAX_UNSEEN = 8
 #: Nodes that give their operand another shape, which they do not save.
-_RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias", "AsStrided"))
+_RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias"))
 
 
 def replay_loss(
@@ -149,7 +149,9 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
         "reference": None,
     }
     name = packet.__name__ if packet is not None else _base(node).lower()
-    tracer.note_op(f"aten.{name}.default", node.line, known, value, facts)
+    hidden = any(isinstance(behind, LossNode) and made.get(id(behind)) is None for behind, _ in node.edges)
+    # What went in is not known; where nothing but -inf came out, that was a mask.
+    tracer.note_op(f"aten.{name}.default", node.line, known, value, facts, masked=hidden and badness(value) == NEG_INF)
 
 
 def _reads_unseen(node: LossNode, made: dict[int, Any], records: list[OpRecord]) -> bool:
