@@ -27,7 +27,8 @@ class Blame:
     """The op that made the first bad value, or the tensor from before the step that brought it."""
 
     op: Op
-    #: ``weight``, ``buffer``, ``batch``, ``argument`` or ``constant`` and its name, when the op only read it.
+    #: ``weight``, ``buffer``, ``batch``, ``argument``, ``data``, ``variable`` or ``constant`` (of loss code), and its
+    #: name, when the op only read it.
     external: tuple[str, str] | None = None
     #: A mask of ``-inf`` that the op turned into something worse.
     mask: Op | tuple[str, str] | None = None

@@ -173,13 +173,17 @@ def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examin
 def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | None:
     """The loss code read something bad that was made without a gradient: what made it, evaluated again."""
     known = first.slice() if first.unseen else None
-    if known is not None and known.origins and not any(e == External("constant") for e, _ in known.externals):
+    reads = known is not None and any(e == External("constant") for e, _ in known.externals)
+    if known is not None and known.origins and not reads:
         return None
     for place, line in first.unseen:
         again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
         try:
             done = again()
-            if done.bad_outputs and done.slice() is not None:
+            if done.named is not None and reads:
+                named = functools.partial(replay_loss, graph, backward=False, named=done.named, values=values)
+                return _closer("forward", named(), named)
+            if done.bad_outputs and done.named is None and done.slice() is not None:
                 return _closer("forward", done, again)
         except Exception as error:  # noqa: BLE001 - text can say anything; the answer without it stands
             attach.let_through(error)

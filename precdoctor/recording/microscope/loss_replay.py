@@ -29,13 +29,19 @@ _RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias"))
 
 
 def replay_loss(
-    graph: LossGraph, *, backward: bool, wanted: frozenset[int] = frozenset(), values: bool = True
+    graph: LossGraph,
+    *,
+    backward: bool,
+    wanted: frozenset[int] = frozenset(),
+    named: External | None = None,
+    values: bool = True,
 ) -> Replay:
     """The loss code again, and its backward pass.
 
     Args:
         backward: go on into the backward pass, from what the run gave to ``backward``.
         wanted: ops of which full facts are wanted, by their index in an earlier replay of the same graph.
+        named: what the bad tensor is that no graph knows, if that has been found out.
         values: let facts hold single values.
     """
     nodes = sorted(_nodes(graph.top), key=lambda n: n.sequence)
@@ -59,6 +65,8 @@ def replay_loss(
                 elif made[id(node)] is None:
                     possible.append(node)
     tracer.line = None
+    if named is not None:
+        _name_unseen(tracer, named)
     told = [(n.place, n.line) for n in (*certain[:1], *possible) if n.place is not None and n.line is not None]
     done.unseen = told[:_MAX_UNSEEN]
     loss = made.get(id(graph.top))
@@ -76,6 +84,13 @@ def replay_loss(
     if backward and loss.requires_grad:
         _backward(done, loss, graph, [(leaf.name, x) for leaf, x in leaves if x.requires_grad])
     return done
+
+
+def _name_unseen(tracer: Tracer, named: External) -> None:
+    for record in tracer.records:
+        bad = (*record.bad_in, *(0 for _ in record.sources[len(record.bad_in) :]))
+        pairs = zip(record.sources, bad, strict=False)
+        record.sources = tuple(named if kinds and source == _UNSEEN else source for source, kinds in pairs)
 
 
 def _judge_parts(done: Replay, values: list[Tensor]) -> None:

@@ -45,6 +45,8 @@ class Replay:
     no_backward: str | None = None
     #: Loss code: functions and lines that may have read a bad tensor which no graph knows, the likeliest first.
     unseen: list[tuple[Variables, Line]] = field(default_factory=list)
+    #: What that tensor is, where its variable is known and its making is not.
+    named: External | None = None
 
     @property
     def bad(self) -> list[tuple[str, int, Source]]:

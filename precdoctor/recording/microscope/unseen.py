@@ -8,11 +8,12 @@ an op makes something bad of finite operands, or the value came from outside the
 from __future__ import annotations
 
 import ast
+import weakref
 from collections import ChainMap
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from precdoctor.recording.microscope.expressions import UnknownValueError
 from precdoctor.recording.microscope.facts import NEG_INF, badness
@@ -49,14 +50,15 @@ def replay_statements(
     at: Variables | None = place
     number: int | None = line.number
     before: Tensor | None = None
+    variable: str | None = None
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         for _ in range(_MAX_STEPS):
             body = function_of(at.code.co_filename, at.code) if at is not None else None
             statement = _statement(body, number) if body is not None and number is not None else None
-            if at is None or body is None or statement is None:
-                break
-            found = _bad_value(tracer, at, statement)
-            if found is None:
+            found = _bad_value(tracer, at, statement) if at is not None and statement is not None else None
+            if found is None and variable is not None:
+                done.named = External(_role(at, statement), variable)
+            if at is None or body is None or statement is None or found is None:
                 break
             if before is not None and before.shape == found.value.shape:
                 done.compared, done.equal = 1, int(same_bits(before, found.value))
@@ -94,10 +96,20 @@ def _tensors(value: object) -> list[Tensor]:
     return [x for v in value for x in _tensors(v)] if isinstance(value, (list, tuple)) else []
 
 
+def _role(at: Variables | None, statement: ast.stmt | None) -> str:
+    """What a bad variable is whose making is no arithmetic: data, unless a module made it."""
+    for node in ast.walk(statement) if at is not None and statement is not None else ():
+        name = node.func if isinstance(node, ast.Call) else None
+        value = at.values.get(name.id) if at is not None and isinstance(name, ast.Name) else None
+        if isinstance(value() if isinstance(value, weakref.ref) else value, nn.Module):
+            return "variable"
+    return "data"
+
+
 def _bad_variable(tracer: Tracer, source: Source) -> str | None:
     """The variable the bad value came from; None when an op made it of finite operands."""
     if isinstance(source, External):
-        return source.name
+        return source.name or None
     found = slice_back(tracer.records, [source])
     if found is None or found.origins:
         return None
