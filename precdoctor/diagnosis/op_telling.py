@@ -30,7 +30,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     if op.phase == "optimizer":
         return _tell_optimizer(view, incident, culprit)
     if external is not None:
-        title = f"{_external(culprit)} was non-finite before {place} read it{cause}"
+        title = f"{external_words(culprit)} was non-finite before {place} read it{cause}"
     elif incident.poison is not None:
         name = incident.poison.poisoned[0].full_name
         title = f"{op.short} in {place} makes buffer `{name}` non-finite, unseen by the loss{cause}"
@@ -39,7 +39,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     else:
         title = f"{op.short} in {place} makes the first non-finite value{cause}"
     message = f"{where_words(view, incident).capitalize()}, {op.name}{line} "
-    message += f"read {_external(culprit)}{_batch_words(culprit)}. " if external is not None else f"{_made(op)}. "
+    message += f"read {external_words(culprit)}{_batch_words(culprit)}. " if external is not None else f"{_made(op)}. "
     if (weight := culprit.examined.weight) is not None:
         message += f"It ends up in `{'.'.join(filter(None, weight[1:]))}`. "
     message += _operand_words(op)
@@ -202,7 +202,7 @@ _EXTERNALS = {
 _ROLES = {"target": "the target", "weight": "the weight of the loss function", "pos_weight": "`pos_weight`"}
 
 
-def _external(culprit: Culprit) -> str:
+def external_words(culprit: Culprit) -> str:
     """What the op read: by its name, else by its role in the call, as far as that says something."""
     external, op = culprit.blamed.external, culprit.op
     if external is None or external[1]:

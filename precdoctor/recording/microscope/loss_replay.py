@@ -209,7 +209,8 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
     if value is None:
         return None, False
     through = next((x for x in operands if x is not None and x.shape == value.shape), None)
-    if node.name.startswith(("Add", "Sub")) and through is not None and through.requires_grad:
+    constant = node.name.startswith(("Add", "Sub")) and through is not None and through.requires_grad
+    if constant and through is not None and not badness(through.detach()):
         return through + (value - through.detach()), False  # a constant was added: the derivative is 1
     return value.detach().requires_grad_(), True
 
