@@ -219,6 +219,8 @@ def _range_cause(op: Op) -> Cause | None:
         return Cause("matmul-overflow", 0.95, exact)
     if op.short == "square" or (op.short == "mul" and _is_square(op)):
         return Cause("square-overflow", 0.95, exact)
+    if op.short in {"add", "sub"} and op.bad_out & NAN and not any(o.bad for o in op.operands):
+        return Cause("inf-minus-inf", 0.7, "no two finite numbers make NaN: infinities met that the log does not show")
     if op.short in _REDUCTIONS:
         if op.finite_in_fp64 is False and op.bad_out & NAN:
             return Cause("division-by-zero", 0.8, _empty_words(op))

@@ -22,11 +22,11 @@ from precdoctor.recording.microscope.frames import is_foreign
 #: Functions noted outwards from the one that runs, and elements of a list.
 _MAX_DEPTH, _MAX_ELEMENTS = 4, 32
 _MAX_NEST = 2
-#: Notes per line and micro-step.
-_MAX_TIMES = 2
-_PLAIN = (
-    *(int, float, complex, bool, str, type(None), slice, torch.dtype, torch.device, torch.Size, type),
-    *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType),
+_PLAIN = frozenset(
+    (
+        *(int, float, complex, bool, str, type(None), slice, torch.dtype, torch.device, torch.Size, type),
+        *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType),
+    )
 )
 #: Up to Python 3.12 a frame has one dictionary of its variables, which ``locals()`` gives away.
 _SHARED = sys.version_info < (3, 13)
@@ -77,23 +77,22 @@ class Notebook:
     def __init__(self, affords: Callable[[Tensor], bool]) -> None:
         self._affords = affords
         self._latest: dict[int, Variables] = {}
-        #: Notes per code object and line: a loop is noted on its first rounds.
-        self._times: dict[tuple[types.CodeType, int], int] = {}
+        #: Code objects and lines noted: a loop is noted on its first round.
+        self._seen: set[tuple[types.CodeType, int]] = set()
 
     def clear(self) -> None:
         """Let go of everything."""
         self._latest = {}
-        self._times = {}
+        self._seen = set()
 
     def note(self) -> Variables | None:
-        """The functions of the user's that are running, innermost first; null when enough is known of the line."""
-        frames = list(_user_frames())
-        if not frames or sys.gettrace() is not None:
+        """The functions of the user's that are running, innermost first; null when the line has been noted."""
+        running = _user_frames()
+        first = next(running, None)
+        if first is None or (first.f_code, first.f_lineno) in self._seen or sys.gettrace() is not None:
             return None  # a debugger writes variables back from the dictionary that would be read here
-        at = (frames[0].f_code, frames[0].f_lineno)
-        times = self._times[at] = self._times.get(at, 0) + 1
-        if times > _MAX_TIMES:
-            return None
+        self._seen.add((first.f_code, first.f_lineno))
+        frames = [first, *running]
         found: Variables | None = None
         for frame in reversed(frames):
             known = self._latest.get(id(frame))
@@ -120,7 +119,7 @@ class Notebook:
         return {name: value for name, value in kept.items() if value is not DROPPED}
 
     def _keep(self, value: Any, depth: int = 0) -> Any:
-        if isinstance(value, _PLAIN):
+        if type(value) in _PLAIN:
             return value
         if isinstance(value, Tensor):
             if leaves.is_transformed(value) or leaves.is_wrapped(value) or value.layout is not torch.strided:

@@ -177,6 +177,13 @@ def test_a_sum_over_nothing_is_the_end_of_a_mask():
     assert blame(replace(seen, path=(1, 2))) is None
 
 
+@pytest.mark.parametrize(
+    ("bad_out", "name"), [(NAN, "inf-minus-inf"), (POS_INF, "reduction-overflow")], ids=["nan", "inf"]
+)
+def test_a_difference_whose_operands_are_not_known(bad_out, name):
+    assert cause_of(examined("forward", op(1, "aten.sub.default", bad_out=bad_out), root="")).name == name
+
+
 def test_a_weight_with_a_name_is_still_told_as_one():
     reads = op(1, "aten.mul.Tensor", tensor("self", nan=1), bad_out=NAN, makers=(("weight", "scale.g"),))
     seen = examined("forward", reads, externals=(("weight", "scale.g", 1),))
