@@ -173,8 +173,11 @@ def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examin
 def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | None:
     """The loss code read something bad that was made without a gradient: what made it, evaluated again."""
     known = first.slice() if first.unseen else None
-    reads = known is not None and any(e == External("constant") for e, _ in known.externals)
-    if known is not None and known.origins and not reads:
+    first_origin = min(known.origins, default=None) if known is not None else None
+    reads = known is not None and any(
+        e == External("constant") and (first_origin is None or op < first_origin) for e, op in known.externals
+    )
+    if first_origin is not None and not reads:
         return None
     for place, line in first.unseen:
         again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)

@@ -180,6 +180,8 @@ class Evaluator:
         elif isinstance(value, Tensor) and any(value is x for x in self._copies.values()):
             return value
         if isinstance(value, Tensor) and name not in self.assigned:
+            if value.grad_fn is not None:
+                raise UnknownValueError(f"{name} has a graph")  # which says where it came from
             return self._copy(name, value)
         if type(value) in (list, tuple, dict) and name not in self.assigned and len(value) > _MAX_ELEMENTS:
             raise UnknownValueError(f"{name} is long")
