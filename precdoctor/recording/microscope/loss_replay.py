@@ -148,7 +148,12 @@ def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
             value = node.saved.get(name)
             if isinstance(behind, LossNode) and output == 0 and isinstance(value, Tensor):
                 values.setdefault(id(behind), value)
-    return values
+    return {key: _leaf_of(x) for key, x in values.items()}
+
+
+def _leaf_of(x: Tensor) -> Tensor:
+    """The same values; gradients end there."""
+    return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
 
 
 def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
@@ -166,7 +171,8 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
     name = packet.__name__ if packet is not None else _base(node).lower()
     hidden = any(isinstance(behind, LossNode) and made.get(id(behind)) is None for behind, _ in node.edges)
     # What went in is not known; where nothing but -inf came out, that was a mask.
-    tracer.note_op(f"aten.{name}.default", node.line, known, value, facts, masked=hidden and badness(value) == NEG_INF)
+    masked = hidden and badness(value) == NEG_INF
+    tracer.note_op(f"aten.{name}.default", node.line, _read_by(node, made), value, facts, masked=masked)
 
 
 def _reads_unseen(node: LossNode, made: dict[int, Any], records: list[OpRecord]) -> bool:
@@ -180,9 +186,23 @@ def _reads_unseen(node: LossNode, made: dict[int, Any], records: list[OpRecord])
     value = made[id(node)]
     if records and not any(r.suspect and not r.facts.get("operands") for r in records):
         return False
-    operands = [_value(behind, output, made) for behind, output in node.edges]
-    known = [x for x in operands if x is not None]
-    return isinstance(value, Tensor) and bool(badness(value.detach())) and not any(badness(x.detach()) for x in known)
+    bad = isinstance(value, Tensor) and bool(badness(value.detach()))
+    return bad and not any(badness(x) for x in _read_by(node, made))
+
+
+def _read_by(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
+    """The values the node's come from: its operands', or those behind them where theirs are not known (``x + eps``)."""
+    found: list[Tensor] = []
+    waiting, met = [node], {id(node)}
+    while waiting:
+        for behind, output in waiting.pop().edges:
+            value = _value(behind, output, made)
+            if value is not None:
+                found.append(value.detach())
+            elif isinstance(behind, LossNode) and id(behind) not in met:
+                met.add(id(behind))
+                waiting.append(behind)
+    return found
 
 
 def _base(node: LossNode) -> str:
@@ -211,8 +231,8 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
     through = next((x for x in operands if x is not None and x.shape == value.shape), None)
     constant = node.name.startswith(("Add", "Sub")) and through is not None and through.requires_grad
     if constant and through is not None and not badness(through.detach()):
-        return through + (value - through.detach()), False  # a constant was added: the derivative is 1
-    return value.detach().requires_grad_(), True
+        return through + (value.detach() - through.detach()), False  # a constant was added: the derivative is 1
+    return value, True
 
 
 def _fits(node: LossNode, value: Any) -> bool:

@@ -41,7 +41,7 @@ def test_an_unknown_operand_of_what_is_minus_infinity_was_a_mask():
     done = run(node("Sum", (), product), torch.nan)
     softmax, times = (next(r for r in done.tracer.records if op in r.op) for op in ("log_softmax", "mul"))
 
-    assert softmax.bad_in == (NEG_INF,)
+    assert softmax.bad_in == (0, NEG_INF)
     assert (times.bad_in[0], times.bad_out) == (NEG_INF, NAN)
     assert done.slice().origins == ()
 
@@ -53,6 +53,18 @@ def test_what_is_minus_infinity_stays_so_when_a_constant_is_taken_from_it():
     done = run(node("Sum", (), squares), torch.inf)
 
     assert not any(r.bad_out & NAN for r in done.tracer.records)
+
+
+def test_what_is_bad_before_a_constant_is_added_is_followed_through_it():
+    """``x + eps`` saves neither eps nor its result; sqrt saves its result only."""
+    leaf = Leaf("Net#0 output", torch.tensor([1.0, 0.0]))
+    spread = node("Div", (2,), leaf, leaf, self=leaf.value, other=leaf.value)
+    more = node("Add", (2,), spread)
+    root = node("Sqrt", (2,), more, result=torch.tensor([1.0, torch.nan]))
+    done = run(node("Sum", (), root), torch.nan)
+
+    assert [done.tracer.records[i].op for i in done.slice().origins] == ["aten.div.Tensor"]
+    assert done.unseen == [(PLACE, Line("train.py", 7))]  # the sum, whose other operand might have been bad as well
 
 
 def test_the_tensor_no_graph_knows_is_placed_and_can_be_named():
