@@ -102,6 +102,11 @@ class LossCode:
             stored_traces.format_stack = original
         return works
 
+    @property
+    def running(self) -> bool:
+        """Whether nodes are being noted."""
+        return self._open
+
     def open(self) -> None:
         """A top-level module in training has returned: what follows may be loss code."""
         if not torch.is_anomaly_enabled() and not self._traced:
