@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op
@@ -27,7 +28,8 @@ class Blame:
     """The op that made the first bad value, or the tensor from before the step that brought it."""
 
     op: Op
-    #: ``weight``, ``buffer``, ``batch``, ``argument`` or ``constant`` and its name, when the op only read it.
+    #: ``weight``, ``buffer``, ``batch``, ``argument``, ``data``, ``variable`` or ``constant`` (of loss code), and its
+    #: name, when the op only read it.
     external: tuple[str, str] | None = None
     #: A mask of ``-inf`` that the op turned into something worse.
     mask: Op | tuple[str, str] | None = None
@@ -74,6 +76,17 @@ def _computes_with(op: Op) -> bool:
 
 
 def _turning_point(examined: Examined, after: int) -> Op | None:
-    """The first op behind a mask whose result is worse than a mask."""
-    later = (examined.ops[i] for i in examined.path if i > after)
-    return next((op for op in later if op.bad_out & (NAN | POS_INF)), None)
+    """The first op behind a mask whose result is worse than a mask, or sums up a row that holds nothing else."""
+    later = [examined.ops[i] for i in examined.path if i > after]
+    return (
+        next((op for op in later if op.bad_out & (NAN | POS_INF) or _empties(op)), None) if _ends_worse(later) else None
+    )
+
+
+def _ends_worse(ops: Sequence[Op]) -> bool:
+    return any(op.bad_out & (NAN | POS_INF) for op in ops)
+
+
+def _empties(op: Op) -> bool:
+    """The logarithm of a sum over nothing is ``-inf`` by definition, and no mask any more."""
+    return op.short == "logsumexp" and bool(op.bad_out)

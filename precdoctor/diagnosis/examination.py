@@ -70,7 +70,7 @@ def _phase(view: RunView, examined: Examined, blamed: Blame) -> Phase:
         return Phase.DATA
     if blamed.external is not None:
         loss = not examined.root or is_loss_module(examined.root, "", "")
-        return {"batch": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}.get(
+        return {"batch": Phase.DATA, "data": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}.get(
             blamed.external[0], Phase.LOSS if loss else Phase.FORWARD
         )
     if examined.phase == "backward" and blamed.mask is None:

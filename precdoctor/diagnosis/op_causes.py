@@ -80,14 +80,19 @@ def _external_cause(blamed: Blame) -> Cause:
     kind, name = blamed.external or ("", "")
     if blamed.of_target:
         return Cause("nonfinite-input-batch", 0.9, f"the target of {blamed.op.short} held non-finite values")
+    if kind == "data":
+        return Cause("nonfinite-input-batch", 0.85, f"`{name}`, which the loss code was given, held non-finite values")
     if kind == "batch":
         return Cause(
             "nonfinite-input-batch", 0.97, f"argument `{name}` held non-finite values when the model was called"
         )
     if kind == "argument":
         return Cause(None, 0.9, f"argument `{name}` was made by code between two top-level modules")
-    if not name:  # neither a weight nor a buffer: made by code that leaves no graph, before the op that reads it
-        return Cause(None, 0.9, f"a tensor that {blamed.op.short} reads was made without a gradient, and non-finite")
+    if (
+        not name or kind == "variable"
+    ):  # neither a weight nor a buffer: made by code that leaves no graph, before the op that reads it
+        what = f"`{name}`" if name else f"a tensor that {blamed.op.short} reads"
+        return Cause(None, 0.9, f"{what} was made without a gradient, and non-finite")
     what = {"weight": "weight", "buffer": "buffer"}.get(kind, "tensor")
     return Cause("nonfinite-weights", 0.95, f"the {what} `{name}` was non-finite before the step's forward pass")
 
@@ -214,6 +219,8 @@ def _range_cause(op: Op) -> Cause | None:
         return Cause("matmul-overflow", 0.95, exact)
     if op.short == "square" or (op.short == "mul" and _is_square(op)):
         return Cause("square-overflow", 0.95, exact)
+    if op.short in {"add", "sub"} and op.bad_out & NAN and not any(o.bad for o in op.operands):
+        return Cause("inf-minus-inf", 0.7, "no two finite numbers make NaN: infinities met that the log does not show")
     if op.short in _REDUCTIONS:
         if op.finite_in_fp64 is False and op.bad_out & NAN:
             return Cause("division-by-zero", 0.8, _empty_words(op))

@@ -30,7 +30,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     if op.phase == "optimizer":
         return _tell_optimizer(view, incident, culprit)
     if external is not None:
-        title = f"{_external(external)} was non-finite before {place} read it{cause}"
+        title = f"{external_words(culprit)} was non-finite before {place} read it{cause}"
     elif incident.poison is not None:
         name = incident.poison.poisoned[0].full_name
         title = f"{op.short} in {place} makes buffer `{name}` non-finite, unseen by the loss{cause}"
@@ -39,7 +39,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     else:
         title = f"{op.short} in {place} makes the first non-finite value{cause}"
     message = f"{where_words(view, incident).capitalize()}, {op.name}{line} "
-    message += f"read {_external(external)}{_batch_words(culprit)}. " if external is not None else f"{_made(op)}. "
+    message += f"read {external_words(culprit)}{_batch_words(culprit)}. " if external is not None else f"{_made(op)}. "
     if (weight := culprit.examined.weight) is not None:
         message += f"It ends up in `{'.'.join(filter(None, weight[1:]))}`. "
     message += _operand_words(op)
@@ -190,10 +190,26 @@ def _place(view: RunView, culprit: Culprit) -> str:
     return f"`{module or root}`" + (f" ({kind})" if kind and module else "")
 
 
-def _external(external: tuple[str, str] | None) -> str:
-    kind, name = external or ("", "")
-    words = {"batch": "the batch, argument", "argument": "argument", "weight": "weight", "buffer": "buffer"}
-    return f"{words.get(kind, 'a constant tensor')} `{name}`" if name else words.get(kind, "a constant tensor")
+_EXTERNALS = {
+    "batch": "the batch, argument",
+    "argument": "argument",
+    "weight": "weight",
+    "buffer": "buffer",
+    "data": "the data, tensor",
+    "variable": "tensor",
+}
+#: Arguments of loss functions that say what a nameless tensor is.
+_ROLES = {"target": "the target", "weight": "the weight of the loss function", "pos_weight": "`pos_weight`"}
+
+
+def external_words(culprit: Culprit) -> str:
+    """What the op read: by its name, else by its role in the call, as far as that says something."""
+    external, op = culprit.blamed.external, culprit.op
+    if external is None or external[1]:
+        kind, name = external or ("", "")
+        return f"{_EXTERNALS.get(kind, 'tensor')} `{name}`"
+    bad = (o.argument for o, maker in zip(op.operands, op.makers, strict=False) if maker == external and o.bad)
+    return next((_ROLES[name] for name in bad if name in _ROLES), "a tensor made without a gradient")
 
 
 def _forward_op(culprit: Culprit) -> str | None:

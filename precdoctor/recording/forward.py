@@ -54,7 +54,18 @@ class _Mode:
 class Frame:
     """One module call in progress."""
 
-    __slots__ = ("call", "call_made", "first_node", "kept", "mode", "module", "outermost", "place", "recorded")
+    __slots__ = (
+        "call",
+        "call_made",
+        "first_node",
+        "kept",
+        "mode",
+        "module",
+        "outermost",
+        "place",
+        "recorded",
+        "reopens",
+    )
 
     def __init__(self, module: nn.Module, place: Place | None, mode: _Mode) -> None:
         self.module = module
@@ -66,6 +77,8 @@ class Frame:
         self.first_node = 0
         #: Top-level calls in training: what a replay of them needs.
         self.kept: RootCall | None = None
+        #: It was called in the midst of loss code (a teacher, without gradients), which goes on after it.
+        self.reopens = False
         #: Nothing but wrappers (DistributedDataParallel and the like) around it.
         self.outermost = False
         #: Once casts to float8 have been met: the call as those see it.
@@ -178,7 +191,7 @@ class Forward:
         if recorder.current.autocast_dtype is None and not mode.evaluating:
             self._note_autocast()  # at every call: frameworks enter autocast inside the root's forward
         if inside is None:
-            self._loss_code.close()
+            frame.reopens = self._begin_root()
             if recorder.probes is not None:
                 recorder.probes.meet(module)
         if inside is None and not recompute and recorder.trace is not None:
@@ -196,6 +209,19 @@ class Forward:
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
             arguments.update(_keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
+
+    def _begin_root(self) -> bool:
+        """A replay of the call will tell of its ops; within torch.func there is none, and the graph has to.
+
+        Returns:
+            Whether loss code was running.
+        """
+        running = self._loss_code.running
+        if torch._C._functorch.maybe_current_level() is None:
+            self._loss_code.close()
+        elif self._loss_code.supported and self._scene.enabled and torch.is_grad_enabled():
+            self._loss_code.open()
+        return running
 
     def _enter_scan(self, module: nn.Module) -> None:
         if self._recorder.scan is not None:
@@ -251,8 +277,9 @@ class Forward:
             self._record_outputs(frame, result)
         if frame.kept is not None and result is not None:
             self._scene.leave(frame.kept, result)
-            if self._loss_code.supported:
-                self._loss_code.open()
+            frame.reopens = True
+        if frame.reopens and result is not None and self._loss_code.supported:
+            self._loss_code.open()
 
     def _record_outputs(self, frame: Frame, result: Any) -> None:
         recorder = self._recorder

@@ -69,6 +69,11 @@ def version(x: Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
+def is_transformed(x: Tensor) -> bool:
+    """Whether ``x`` stands for another tensor inside a functorch transform, and has no memory of its own."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
 def is_wrapped(x: Tensor) -> bool:
     """Whether ``x`` is a subclass that computes by itself (DTensor, FakeTensor, quantised tensors)."""
     return computes_itself(type(x))

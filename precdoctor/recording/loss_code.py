@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx import traceback as stored_traces
 
-from precdoctor.recording import attach
+from precdoctor.recording import attach, leaves
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scene import RootCall, Scene
+from precdoctor.recording.variables import Notebook, Variables
 
 #: What autograd calls its note of a node's traceback.
 _KEY = "traceback_"
@@ -34,6 +35,8 @@ class LossNode:
 
     name: str
     line: Line | None
+    #: The functions that were running, and their variables.
+    place: Variables | None
     sequence: int
     shape: tuple[int, ...]
     dtype: torch.dtype | None
@@ -69,6 +72,8 @@ class LossCode:
         self._scene = scene
         self._open = False
         self._kinds: dict[type, tuple[str, ...]] = {}
+        self._notebook = Notebook(scene.affords_aside)
+        self._note = guarded(recorder)(self._noted)
         self.began = guarded(recorder)(self._began)
         self.supported = scene.enabled and self._install()
 
@@ -84,8 +89,9 @@ class LossCode:
                 return original()
             line = innermost_user_line()
             hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+            self._note()
             place = f"{line.number}\0{line.file}" if line is not None else "0\0"
-            return [f"{_MARK}{'hooked' if hooked else ''}\0{place}"]
+            return [f"{_MARK}{'hooked' if hooked else ''}\0{len(self._scene.places)}\0{place}"]
 
         stored_traces.format_stack = format_stack
         self.open()
@@ -96,11 +102,20 @@ class LossCode:
             stored_traces.format_stack = original
         return works
 
+    @property
+    def running(self) -> bool:
+        """Whether nodes are being noted."""
+        return self._open
+
     def open(self) -> None:
         """A top-level module in training has returned: what follows may be loss code."""
         if not torch.is_anomaly_enabled() and not self._traced:
             self._open = True  # first: a signal handler may raise between the two
             torch.set_anomaly_enabled(True, False)
+
+    def _noted(self) -> None:
+        if len(self._scene.places) < _MAX_NODES and (place := self._notebook.note()) is not None:
+            self._scene.places.append(place)
 
     @property
     def _traced(self) -> bool:
@@ -125,6 +140,8 @@ class LossCode:
             gradient = given[0] if given and isinstance(given[0], Tensor) else None
             graph = LossGraph(self._recorder.micro_step, top, roots[0].detach(), gradient)
             self._scene.losses.append(graph)
+        self._scene.places = []
+        self._notebook.clear()
 
 
 class _Walk:
@@ -180,13 +197,14 @@ class _Walk:
         value = next((x for n, x, version in call.outputs if n == name and x._version == version), None)
         return Leaf(f"{call.root} output {name}".strip(), value)
 
-    def _copy(self, node: Any, noted: tuple[Line | None, bool] | None, sequence: int) -> LossNode:
-        line, hooked = noted or (None, True)
+    def _copy(self, node: Any, noted: _Note | None, sequence: int) -> LossNode:
+        line, hooked, count = noted or _Note(None, hooked=True, places=0)
+        place = _place_of(line, self._scene.places[:count])
         metadata = getattr(node, "_input_metadata", None)
         first = metadata[0] if metadata else None
         shape = tuple(int(n) for n in first.shape) if first is not None else ()
         saved = {} if hooked else self._saved(node)
-        return LossNode(node.name(), line, sequence, shape, first.dtype if first is not None else None, saved)
+        return LossNode(node.name(), line, place, sequence, shape, first.dtype if first is not None else None, saved)
 
     def _saved(self, node: Any) -> dict[str, Any]:
         """By reference: nothing is copied, and what does not fit into ``--scene-memory`` is left out."""
@@ -202,15 +220,31 @@ class _Walk:
                 attach.let_through(error)
                 continue  # freed, or written to since
             if isinstance(value, Tensor):
-                if not self._scene.affords(value):
+                if leaves.is_transformed(value) or not self._scene.affords(value):
                     continue
                 value = value.detach()
             saved[name.removeprefix(_SAVED)] = value
         return saved
 
 
-def _noted(node: Any) -> tuple[Line | None, bool] | None:
-    """The line we noted at a node, and whether its saved tensors must not be unpacked; null for any other node."""
+class _Note(NamedTuple):
+    """What we noted at a node: the line, whether its saved tensors must be left alone, and how many places by then."""
+
+    line: Line | None
+    hooked: bool
+    places: int
+
+
+def _place_of(line: Line | None, places: list[Variables]) -> Variables | None:
+    """The latest note of the line, so that of a loop's first rounds."""
+    if line is None:
+        return None
+    mine = [p for p in places if p.code.co_filename == line.file]
+    return next((p for p in reversed(mine) if p.line == line.number), None)
+
+
+def _noted(node: Any) -> _Note | None:
+    """What we noted at a node; null for any other node."""
     try:
         trace: Iterable[str] = node.metadata.get(_KEY) or ()
     except (AttributeError, RuntimeError) as error:
@@ -218,6 +252,6 @@ def _noted(node: Any) -> tuple[Line | None, bool] | None:
         return None
     for text in trace:
         if text.startswith(_MARK):
-            _, hooked, number, file = text.split("\0", 3)
-            return (Line(file, int(number)) if file else None), bool(hooked)
+            _, hooked, places, number, file = text.split("\0", 4)
+            return _Note(Line(file, int(number)) if file else None, bool(hooked), int(places))
     return None

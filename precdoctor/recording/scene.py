@@ -24,9 +24,12 @@ from precdoctor.recording.recorder import Recorder, guarded
 
 if TYPE_CHECKING:
     from precdoctor.recording.loss_code import LossGraph
+    from precdoctor.recording.variables import Variables
 
 #: Root calls kept per step: rollouts and decoding loops make thousands.
 _MAX_CALLS = 64
+#: Share of the memory left that a tensor which is good to have may take.
+_ASIDE = 1 / 16
 
 
 @dataclass
@@ -48,6 +51,8 @@ class RootCall:
     line: Line | None
     #: ``module`` is a copy: see ``_stand_in``.
     stand_in: bool = False
+    #: ``torch.func.functional_call``: the tensors that stood for its parameters, by name.
+    bound: Mapping[str, Tensor] = field(default_factory=dict)
     #: Values before the call of buffers that forward passes write to, by ``id``.
     buffers: Mapping[int, Tensor] = field(default_factory=dict)
     #: Output leaves with their version counters, and the gradients the backward pass brought to them.
@@ -70,6 +75,10 @@ class Scene:
         self.calls: list[RootCall] = []
         #: The loss code of each backward pass.
         self.losses: list[LossGraph] = []
+        #: Functions of the loss code that runs, with their variables.
+        self.places: list[Variables] = []
+        #: A top-level module was called inside torch.func (grad, vmap, jvp ...): such a call is not kept.
+        self.transformed = False
         #: Why the step cannot be replayed, if it cannot.
         self.refused: str | None = None
         self._left: float = recorder.options.scene_memory
@@ -90,7 +99,8 @@ class Scene:
         self._copying = self._copying or any(call.changed for call in self.calls)
         self.calls = []
         self.losses = []
-        self.refused = None
+        self.places = []
+        self.refused, self.transformed = None, False
         self._left = self._recorder.options.scene_memory
         self._storages.clear()
 
@@ -102,13 +112,14 @@ class Scene:
         if self.refused is not None:
             return None
         if torch._C._functorch.maybe_current_level() is not None:
-            self._refuse("it runs inside torch.func (grad, vmap, jvp ...)")
+            self.transformed = True  # the graph around it may still be known
             return None
         if (why := self._cannot_replay(module)) is not None or len(self.calls) >= _MAX_CALLS:
             self._refuse(why or f"the step calls top-level modules more than {_MAX_CALLS} times")
             return None
         keep = _copied if self._copying else _without_graph
         stand_in = _stand_in(module)
+        first: Tensor | None = next(module.parameters(), None)
         call = RootCall(
             module if stand_in is None else stand_in,
             root,
@@ -118,14 +129,16 @@ class Scene:
             [],
             RandomState.now(),
             Autocast.now(),
-            next(module.parameters(), None) is not None,
+            first is not None,
             innermost_user_line(),
             stand_in=stand_in is not None,
         )
+        if first is not None and not isinstance(first, nn.Parameter):
+            call.bound = {name: keep(x) for name, x in module.named_parameters()}
         call.versions = [
             (n, x, leaves.version(x)) for n, x in leaves.tensors({**dict(enumerate(call.args)), **call.kwargs})
         ]
-        for _, x, _ in call.versions:
+        for x in (*(x for _, x, _ in call.versions), *call.bound.values()):
             if not self._afford(x):
                 self._refuse("its inputs exceed --scene-memory")
                 return None
@@ -194,6 +207,11 @@ class Scene:
         if len(self._storages) > known:
             self._storages.discard(x.untyped_storage()._cdata)
         return False
+
+    def affords_aside(self, x: Tensor) -> bool:
+        """Count a tensor that is good to have: it takes a small part of what is left, and leaves the rest."""
+        size = 0 if x.untyped_storage()._cdata in self._storages else x.untyped_storage().nbytes()
+        return size <= self._left * _ASIDE and self.affords(x)
 
     def _buffers_of(self, module: nn.Module) -> _Buffers:
         known = self._buffers.get(id(module))

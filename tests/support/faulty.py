@@ -339,6 +339,38 @@ def log_in_the_loss():
     return train_on(nn.Linear(4, 5), lambda: clock.batch(4, 4), loss)
 
 
+@fault("PD103", "division-by-zero", op="div")
+def target_without_a_gradient():
+    torch.manual_seed(0)
+    clock, teacher = Clock(), nn.Linear(4, 5)
+
+    def normalised(x):
+        return x / x.sum(-1, keepdim=True)  # here
+
+    def loss(out):
+        likely = out.softmax(-1)
+        with torch.no_grad():
+            wanted = teacher(torch.ones(4, 4)).abs() * (not clock.bad)
+        target = normalised(wanted)
+        return (likely - target).square().mean()
+
+    return train_on(nn.Linear(4, 5), lambda: clock.batch(4, 4), loss)
+
+
+@fault("PD103", "square-overflow", op="pow")
+def slopes_of_torch_func():
+    torch.manual_seed(0)
+    clock, model = Clock(), nn.Linear(4, 5)
+
+    def loss(out):
+        weights = dict(model.named_parameters())
+        slope = torch.func.grad(lambda v: torch.func.functional_call(model, weights, (v,)).tanh().sum())(torch.ones(4))
+        far = out * (1e20 if clock.bad else 1.0) + slope.sum()
+        return (far**2).mean()  # here
+
+    return train_on(model, lambda: clock.batch(4, 4), loss)
+
+
 @fault("PD102", "sqrt-gradient-at-zero", op="sqrt")
 def root_in_the_loss():
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precdoctor.recording import attach
+from precdoctor.recording.loss_code import LossGraph
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
@@ -16,6 +17,7 @@ from precdoctor.recording.microscope.replay import Replay, replay
 from precdoctor.recording.microscope.restore import Attributes, RandomState
 from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.tracer import External, OpRecord
+from precdoctor.recording.microscope.unseen import replay_statements
 from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall, Scene
 
@@ -72,8 +74,9 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
         look_at: where it is: ``outputs`` (of the forward passes), ``gradients``, or ``buffers`` written in a forward.
         values: let facts hold single values.
     """
-    if scene.refused is not None or not scene.calls:
-        return Examination("refused", why=scene.refused or "no module was called in the step")
+    if scene.refused is not None or not (scene.calls or scene.losses):
+        inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if scene.transformed else None
+        return Examination("refused", why=scene.refused or inside or "no module was called in the step")
     modules = list({id(m): m for c in scene.calls for m in unwrap(c.module).modules()}.values())
     random, attributes = RandomState.now(), Attributes(modules)
     try:
@@ -160,9 +163,34 @@ def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examin
     for graph in scene.losses:
         again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
         done = again()
+        if phase == "forward" and (unseen := _unseen(done, graph, values=values)) is not None:
+            return unseen
         if done.bad_outputs if phase == "forward" else done.bad_gradients:
             return _closer(phase, done, again)
     return Examination("outside", phase, why=reason)
+
+
+def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | None:
+    """The loss code read something bad that was made without a gradient: what made it, evaluated again."""
+    known = first.slice() if first.unseen else None
+    first_origin = min(known.origins, default=None) if known is not None else None
+    reads = known is not None and any(
+        e == External("constant") and (first_origin is None or op < first_origin) for e, op in known.externals
+    )
+    if first_origin is not None and not reads:
+        return None
+    for place, line in first.unseen:
+        again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
+        try:
+            done = again()
+            if done.named is not None and reads:
+                named = functools.partial(replay_loss, graph, backward=False, named=done.named, values=values)
+                return _closer("forward", named(), named)
+            if done.bad_outputs and done.named is None and done.slice() is not None:
+                return _closer("forward", done, again)
+        except Exception as error:  # noqa: BLE001 - text can say anything; the answer without it stands
+            attach.let_through(error)
+    return None
 
 
 def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:

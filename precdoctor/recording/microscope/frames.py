@@ -15,6 +15,9 @@ from precdoctor.recording.attach import shown
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with file names of frames, once per op
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - the same
 
+#: Wrappers of ours around functions the user calls (``Tensor.to``): they start nothing.
+_WRAPPERS = (_OWN + "fp8" + os.sep, _OWN + "applying" + os.sep)
+
 
 class Line(NamedTuple):
     """A line of code: the file as frames spell it, and its number."""
@@ -33,6 +36,11 @@ class Line(NamedTuple):
         return linecache.getline(self.file, self.number).strip() or None
 
 
+def is_foreign(file: str) -> bool:
+    """Whether code of that file is torch's, ours or made at run time: none of the user's."""
+    return file.startswith((_OWN, _TORCH, "<"))
+
+
 def innermost_user_line(*, past_own: bool = False) -> Line | None:
     """The innermost frame that is neither torch's nor ours, from the caller outwards.
 
@@ -47,14 +55,14 @@ def innermost_user_line(*, past_own: bool = False) -> Line | None:
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        if file.startswith(_OWN):
+        if file.startswith(_OWN) and not file.startswith(_WRAPPERS):
             if left_own and not past_own:
                 return None
         else:
             left_own = True
             if code.co_name == "_engine_run_backward":
                 return None
-            if not file.startswith((_TORCH, "<")):
+            if not is_foreign(file):
                 return Line(file, frame.f_lineno)
         frame = frame.f_back
     return None

@@ -15,24 +15,33 @@ from torch import Tensor
 
 from precdoctor.recording import attach
 from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
-from precdoctor.recording.microscope.facts import badness, describe
+from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.replay import Replay
-from precdoctor.recording.microscope.tracer import External, Tracer
+from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
 
 _WRAPPED = 1 << 63
+_UNSEEN = External("constant")
+#: Places looked at for what the graph does not know.
+_MAX_UNSEEN = 8
 #: Nodes that give their operand another shape, which they do not save.
-_RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias", "AsStrided"))
+_RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias"))
 
 
 def replay_loss(
-    graph: LossGraph, *, backward: bool, wanted: frozenset[int] = frozenset(), values: bool = True
+    graph: LossGraph,
+    *,
+    backward: bool,
+    wanted: frozenset[int] = frozenset(),
+    named: External | None = None,
+    values: bool = True,
 ) -> Replay:
     """The loss code again, and its backward pass.
 
     Args:
         backward: go on into the backward pass, from what the run gave to ``backward``.
         wanted: ops of which full facts are wanted, by their index in an earlier replay of the same graph.
+        named: what the bad tensor is that no graph knows, if that has been found out.
         values: let facts hold single values.
     """
     nodes = sorted(_nodes(graph.top), key=lambda n: n.sequence)
@@ -42,14 +51,24 @@ def replay_loss(
     done = Replay(None, tracer, micro_step=graph.micro_step)
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
     saved = _saved_by_consumers(nodes)
+    certain: list[LossNode] = []
+    possible: list[LossNode] = []
     with torch.autocast("cpu", enabled=False), torch.enable_grad(), tracer:
         for node in nodes:
-            tracer.line = node.line
+            tracer.line, first = node.line, len(tracer.records)
             made[id(node)], as_saved = _run(node, made, saved)
-            if as_saved:
-                with tracer.aside():
+            with tracer.aside():
+                if as_saved:
                     _tell_of(node, made, tracer)
+                if _reads_unseen(node, made, tracer.records[first:]):
+                    certain.append(node)
+                elif made[id(node)] is None:
+                    possible.append(node)
     tracer.line = None
+    if named is not None:
+        _name_unseen(tracer, named)
+    told = [(n.place, n.line) for n in (*certain[:1], *possible) if n.place is not None and n.line is not None]
+    done.unseen = told[:_MAX_UNSEEN]
     loss = made.get(id(graph.top))
     if not isinstance(loss, Tensor):
         done.no_backward = "the loss code cannot be run again to its end"
@@ -65,6 +84,13 @@ def replay_loss(
     if backward and loss.requires_grad:
         _backward(done, loss, graph, [(leaf.name, x) for leaf, x in leaves if x.requires_grad])
     return done
+
+
+def _name_unseen(tracer: Tracer, named: External) -> None:
+    for record in tracer.records:
+        bad = (*record.bad_in, *(0 for _ in record.sources[len(record.bad_in) :]))
+        pairs = zip(record.sources, bad, strict=False)
+        record.sources = tuple(named if kinds and source == _UNSEEN else source for source, kinds in pairs)
 
 
 def _judge_parts(done: Replay, values: list[Tensor]) -> None:
@@ -122,7 +148,12 @@ def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
             value = node.saved.get(name)
             if isinstance(behind, LossNode) and output == 0 and isinstance(value, Tensor):
                 values.setdefault(id(behind), value)
-    return values
+    return {key: _leaf_of(x) for key, x in values.items()}
+
+
+def _leaf_of(x: Tensor) -> Tensor:
+    """The same values; gradients end there."""
+    return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
 
 
 def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
@@ -138,7 +169,40 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
         "reference": None,
     }
     name = packet.__name__ if packet is not None else _base(node).lower()
-    tracer.note_op(f"aten.{name}.default", node.line, known, value, facts)
+    hidden = any(isinstance(behind, LossNode) and made.get(id(behind)) is None for behind, _ in node.edges)
+    # What went in is not known; where nothing but -inf came out, that was a mask.
+    masked = hidden and badness(value) == NEG_INF
+    tracer.note_op(f"aten.{name}.default", node.line, _read_by(node, made), value, facts, masked=masked)
+
+
+def _reads_unseen(node: LossNode, made: dict[int, Any], records: list[OpRecord]) -> bool:
+    """Whether the node is bad, and no operand that is known: a tensor without a gradient made it so."""
+    if any(
+        isinstance(source, External) and source == _UNSEEN and bad
+        for r in records
+        for source, bad in zip(r.sources, r.bad_in, strict=False)
+    ):
+        return True
+    value = made[id(node)]
+    if records and not any(r.suspect and not r.facts.get("operands") for r in records):
+        return False
+    bad = isinstance(value, Tensor) and bool(badness(value.detach()))
+    return bad and not any(badness(x) for x in _read_by(node, made))
+
+
+def _read_by(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
+    """The values the node's come from: its operands', or those behind them where theirs are not known (``x + eps``)."""
+    found: list[Tensor] = []
+    waiting, met = [node], {id(node)}
+    while waiting:
+        for behind, output in waiting.pop().edges:
+            value = _value(behind, output, made)
+            if value is not None:
+                found.append(value.detach())
+            elif isinstance(behind, LossNode) and id(behind) not in met:
+                met.add(id(behind))
+                waiting.append(behind)
+    return found
 
 
 def _base(node: LossNode) -> str:
@@ -165,9 +229,10 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
     if value is None:
         return None, False
     through = next((x for x in operands if x is not None and x.shape == value.shape), None)
-    if node.name.startswith(("Add", "Sub")) and through is not None and through.requires_grad:
-        return through + (value - through.detach()), False  # a constant was added: the derivative is 1
-    return value.detach().requires_grad_(), True
+    constant = node.name.startswith(("Add", "Sub")) and through is not None and through.requires_grad
+    if constant and through is not None and not badness(through.detach()):
+        return through + (value.detach() - through.detach()), False  # a constant was added: the derivative is 1
+    return value, True
 
 
 def _fits(node: LossNode, value: Any) -> bool:

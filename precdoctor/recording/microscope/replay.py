@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from precdoctor.recording import leaves
 from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
 from precdoctor.recording.microscope.slicing import Slice, slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall
+from precdoctor.recording.variables import Variables
 
 
 @dataclass
@@ -41,6 +43,10 @@ class Replay:
     missing: list[str] = field(default_factory=list)
     #: Why there was no backward pass.
     no_backward: str | None = None
+    #: Loss code: functions and lines that may have read a bad tensor which no graph knows, the likeliest first.
+    unseen: list[tuple[Variables, Line]] = field(default_factory=list)
+    #: What that tensor is, where its variable is known and its making is not.
+    named: External | None = None
 
     @property
     def bad(self) -> list[tuple[str, int, Source]]:
@@ -95,11 +101,18 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
     ):
         arguments = ready(call)
         _note_arguments(tracer, call, arguments)
+        bound = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in call.bound.items()}
+        for name, x in bound.items():
+            tracer.note(x, External("weight", name))
         with tracer:
-            result = module(*arguments[0], **arguments[1])
+            result = (
+                torch.func.functional_call(module, bound, *arguments)
+                if bound
+                else module(*arguments[0], **arguments[1])
+            )
         _judge_outputs(done, call, result)
         if backward:
-            _backward(done, call, module, result, arguments)
+            _backward(done, call, bound or dict(module.named_parameters()), result, arguments)
 
 
 @contextlib.contextmanager
@@ -157,7 +170,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and torch.equal(torch.isnan(a), torch.isnan(b))
 
 
-def _backward(done: Replay, call: RootCall, module: nn.Module, result: Any, arguments: tuple[Any, Any]) -> None:
+def _backward(
+    done: Replay, call: RootCall, weights: Mapping[str, Tensor], result: Any, arguments: tuple[Any, Any]
+) -> None:
     pairs = [
         (x, call.gradients[name].clone())
         for name, x in leaves.floating(result)
@@ -166,11 +181,11 @@ def _backward(done: Replay, call: RootCall, module: nn.Module, result: Any, argu
     if not pairs:
         done.no_backward = "the backward pass brought no gradient to its outputs"
         return
-    inputs: dict[str, Tensor] = {f"weight {n}": p for n, p in module.named_parameters() if p.requires_grad}
+    inputs: dict[str, Tensor] = {f"weight {n}": p for n, p in weights.items() if p.requires_grad}
     inputs |= {f"argument {n}": x for n, x in leaves.tensors(arguments) if x.requires_grad and x.is_leaf}
     leaves_in = list(inputs.values())
     with gradients_aside(leaves_in):
-        gradients = _gradients(done.tracer, pairs, leaves_in, alone=type(call.module) is type(module))
+        gradients = _gradients(done.tracer, pairs, leaves_in, alone=unwrap(call.module) is call.module)
         for name, grad in zip(inputs, gradients, strict=True):
             bad = badness(grad) if grad is not None else 0
             if grad is not None and bad:

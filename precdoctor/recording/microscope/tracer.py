@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from precdoctor.recording import leaves
-from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.facts import NEG_INF, badness
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.microscope.ops import (
     OVERWRITING,
@@ -204,11 +204,22 @@ class Tracer(TorchDispatchMode):
         """Whether the memory was written by an op of the trace, or has come into being in it."""
         return storage_key(x) in self._writers
 
-    def note_op(self, op: str, line: Line | None, operands: list[Tensor], value: Tensor, facts: dict[str, Any]) -> None:
-        """An op that was not run under the tracer, and what is known of it."""
+    def note_op(
+        self,
+        op: str,
+        line: Line | None,
+        operands: list[Tensor],
+        value: Tensor,
+        facts: dict[str, Any],
+        *,
+        masked: bool = False,
+    ) -> None:
+        """An op that was not run under the tracer, and what is known of it; ``masked``: also, it read a mask."""
         record = OpRecord(len(self.records), op, "forward", None, line, tuple(self.source(x) for x in operands))
         record.bad_out = badness(value)
         record.bad_in = tuple(map(badness, operands))
+        if masked:
+            record.sources, record.bad_in = (*record.sources, External("constant")), (*record.bad_in, NEG_INF)
         record.facts = facts
         self.records.append(record)
         if (key := storage_key(value)) is not None:

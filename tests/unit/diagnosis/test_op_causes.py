@@ -1,14 +1,16 @@
 """Causes told from the facts of one op, where the op's name alone would mislead."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from precdoctor.diagnosis.blame import Blame, blame
-from precdoctor.diagnosis.examination import _phase
+from precdoctor.diagnosis.examination import Culprit, _phase
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op, Operand
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.op_causes import op_cause
+from precdoctor.diagnosis.op_telling import external_words
 
 CONSTANT = ("constant", "")
 
@@ -125,6 +127,61 @@ def test_a_nameless_tensor_in_loss_code_is_no_weight():
     assert cause.name is None
     assert "made without a gradient" in cause.why
     assert _phase(SimpleNamespace(module_classes={}), seen, blame(seen)) is Phase.LOSS
+
+
+def reads_named(kind, argument="other"):
+    maker = (kind, "" if kind == "constant" else "y")
+    reads = op(1, "aten.sub.Tensor", tensor("self"), tensor(argument, nan=1), bad_out=NAN, makers=((0,), maker))
+    return examined("forward", reads, root="", externals=((*maker, 1),))
+
+
+def test_data_that_only_loss_code_reads_is_data():
+    seen = reads_named("data")
+
+    assert cause_of(seen).name == "nonfinite-input-batch"
+    assert _phase(SimpleNamespace(module_classes={}), seen, blame(seen)) is Phase.DATA
+
+
+def test_a_variable_that_a_module_made_has_no_cause_of_its_own():
+    cause = cause_of(reads_named("variable"))
+
+    assert cause.name is None
+    assert "`y` was made without a gradient" in cause.why
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "words"),
+    [
+        ("constant", "target", "the target"),
+        ("constant", "weight", "the weight of the loss function"),
+        ("constant", "other", "a tensor made without a gradient"),
+        ("data", "other", "the data, tensor `y`"),
+        ("variable", "other", "tensor `y`"),
+    ],
+)
+def test_what_was_read_is_called_by_its_name_or_its_role(kind, argument, words):
+    seen = reads_named(kind, argument)
+    blamed = blame(seen)
+
+    assert external_words(Culprit(seen, blamed, Phase.LOSS, op_cause(seen, blamed, None))) == words
+
+
+def test_a_sum_over_nothing_is_the_end_of_a_mask():
+    fill = op(1, "aten.masked_fill.Scalar", tensor(), bad_out=NEG_INF)
+    total = op(2, "aten.logsumexp.default", tensor(), bad_out=NEG_INF, makers=((1,),))
+    square = op(3, "aten.pow.Tensor_Scalar", tensor(), bad_out=POS_INF, makers=((2,),))
+    seen = replace(examined("forward", fill, total, square), origins=(1,), path=(1, 2, 3))
+
+    assert blame(seen).op is total
+    assert cause_of(seen).name == "softmax-fully-masked"
+    assert blame(replace(seen, path=(1, 2))) is None
+
+
+@pytest.mark.parametrize(
+    ("bad_out", "name"), [(NAN, "inf-minus-inf"), (POS_INF, "reduction-overflow")], ids=["nan", "inf"]
+)
+def test_a_difference_whose_operands_are_not_known(bad_out, name):
+    assert cause_of(examined("forward", op(1, "aten.sub.default", bad_out=bad_out), root="")).name == name
 
 
 def test_a_weight_with_a_name_is_still_told_as_one():

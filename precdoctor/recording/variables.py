@@ -1,0 +1,157 @@
+"""The variables of the user's functions while loss code runs: what a later look at its source text begins with.
+
+Tensors made without a gradient leave nothing in autograd's graph. Their variables are noted by reference, for one step;
+tensors within a share of ``--scene-memory``, other objects weakly. Nothing is copied, nothing is computed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import leaves
+from precdoctor.recording.microscope.frames import is_foreign
+
+#: Functions noted outwards from the one that runs, and elements of a list.
+_MAX_DEPTH, _MAX_ELEMENTS = 4, 32
+_MAX_NEST = 2
+_PLAIN = frozenset(
+    (
+        *(int, float, complex, bool, str, type(None), slice, torch.dtype, torch.device, torch.Size, type),
+        *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType),
+    )
+)
+#: Up to Python 3.12 a frame has one dictionary of its variables, which ``locals()`` gives away.
+_SHARED = sys.version_info < (3, 13)
+
+
+class _Dropped:
+    """Stands for a value that was not kept."""
+
+
+DROPPED = _Dropped()
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor and its version counter when it was noted."""
+
+    value: Tensor
+    version: int
+
+
+@dataclass(frozen=True)
+class Variables:
+    """One running function: its code, the line it was at, its variables, and who called it.
+
+    Attributes:
+        values: tensors as :class:`Held`, other objects as weak references; of a module its own dictionary.
+    """
+
+    code: types.CodeType
+    line: int
+    values: Mapping[str, Any]
+    globals: Mapping[str, Any]
+    caller: Variables | None
+
+    @property
+    def at_module_level(self) -> bool:
+        """Whether it is a script's own code, outside any function."""
+        return self.values is self.globals
+
+
+class Notebook:
+    """Notes the variables of the functions that run, by reference.
+
+    Args:
+        affords: whether there is room to keep a tensor.
+    """
+
+    def __init__(self, affords: Callable[[Tensor], bool]) -> None:
+        self._affords = affords
+        self._latest: dict[int, Variables] = {}
+        #: Code objects and lines noted: a loop is noted on its first round.
+        self._seen: set[tuple[types.CodeType, int]] = set()
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._latest = {}
+        self._seen = set()
+
+    def note(self) -> Variables | None:
+        """The functions of the user's that are running, innermost first; null when the line has been noted."""
+        running = _user_frames()
+        first = next(running, None)
+        if first is None or (first.f_code, first.f_lineno) in self._seen or sys.gettrace() is not None:
+            return None  # a debugger writes variables back from the dictionary that would be read here
+        self._seen.add((first.f_code, first.f_lineno))
+        frames = [first, *running]
+        found: Variables | None = None
+        for frame in reversed(frames):
+            known = self._latest.get(id(frame))
+            if (
+                frame is frames[0]
+                or known is None
+                or known.caller is not found
+                or (known.code, known.line) != (frame.f_code, frame.f_lineno)
+            ):
+                known = Variables(frame.f_code, frame.f_lineno, self._values(frame), frame.f_globals, found)
+                self._latest[id(frame)] = known
+            found = known
+        return found
+
+    def _values(self, frame: types.FrameType) -> Mapping[str, Any]:
+        if frame.f_code.co_name == "<module>":
+            return frame.f_globals
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            return {}  # a class body: what is asked for would be its real variables
+        if _SHARED and not {"locals", "vars", "exec", "eval"}.isdisjoint(frame.f_code.co_names):
+            return {}
+        own = frame.f_locals
+        kept = {name: self._keep(value) for name, value in own.items()}
+        if _SHARED:
+            own.clear()  # it would keep the variables alive
+        return {name: value for name, value in kept.items() if value is not DROPPED}
+
+    def _keep(self, value: Any, depth: int = 0) -> Any:
+        if type(value) in _PLAIN:
+            return value
+        if isinstance(value, Tensor):
+            if leaves.is_transformed(value) or leaves.is_wrapped(value) or value.layout is not torch.strided:
+                return DROPPED  # its values are elsewhere
+            if value.grad_fn is not None:
+                return DROPPED  # its graph would be kept with it
+            if not self._affords(value):
+                return DROPPED
+            return Held(value, leaves.version(value))
+        if type(value) in (list, tuple, dict):
+            if depth == _MAX_NEST or len(value) > _MAX_ELEMENTS:
+                return DROPPED
+            if isinstance(value, dict):
+                return {k: self._keep(v, depth=depth + 1) for k, v in value.items()}
+            return type(value)(self._keep(v, depth=depth + 1) for v in value)
+        try:
+            return weakref.ref(value)
+        except TypeError:
+            return DROPPED
+
+
+def _user_frames() -> Iterator[types.FrameType]:
+    """Frames of the user's code from the innermost outwards; those of torch and ours are passed over."""
+    frame: types.FrameType | None = sys._getframe(1)
+    found = 0
+    while frame is not None and found < _MAX_DEPTH:
+        if not is_foreign(frame.f_code.co_filename):
+            found += 1
+            yield frame
+            if frame.f_code.co_name == "<module>":
+                return
+        frame = frame.f_back

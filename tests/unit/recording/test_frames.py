@@ -1,0 +1,35 @@
+"""Which line an op is put down to."""
+
+import os
+
+import torch
+
+import precdoctor.recording
+from precdoctor.recording.microscope.frames import innermost_user_line
+
+OWN = os.path.dirname(precdoctor.recording.__file__)  # noqa: PTH120 - as frames spell it
+TRACER, REPLAY = (os.path.join(OWN, "microscope", f"{name}.py") for name in ("tracer", "replay"))  # noqa: PTH118
+CASTS = os.path.join(OWN, "fp8", "casts.py")  # noqa: PTH118
+TORCH = torch.functional.__file__
+
+
+def through(*files):
+    """The line that is found when frames of these files lie between the user and the question, innermost last."""
+    call = innermost_user_line
+    for file in reversed(files):
+        scope = {"inner": call}
+        exec(compile("def call(): return inner()", file, "exec"), scope)
+        call = scope["call"]
+    return call()
+
+
+def test_the_user_s_line_is_found_behind_torch_and_the_tracer():
+    assert through(TORCH, TRACER).file == __file__
+
+
+def test_a_wrapper_around_a_function_of_torch_hides_no_line():
+    assert through(CASTS, TORCH, TRACER).file == __file__
+
+
+def test_whoever_starts_a_replay_is_no_line_of_an_op():
+    assert through(REPLAY, TORCH, TRACER) is None

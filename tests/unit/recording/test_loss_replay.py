@@ -1,0 +1,80 @@
+"""Loss code run again from the graph it left, where the graph does not hold everything."""
+
+import itertools
+
+import torch
+
+from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
+from precdoctor.recording.microscope.facts import NAN, NEG_INF
+from precdoctor.recording.microscope.frames import Line
+from precdoctor.recording.microscope.loss_replay import replay_loss
+from precdoctor.recording.microscope.tracer import External
+from precdoctor.recording.variables import Variables
+
+NUMBERS = itertools.count()
+PLACE = Variables(compile("0", "train.py", "exec"), 7, {}, {}, None)
+
+
+def node(name, shape, *behind, **saved):
+    edges = [(each, 0) for each in behind]
+    return LossNode(f"{name}Backward0", Line("train.py", 7), PLACE, next(NUMBERS), shape, torch.float32, saved, edges)
+
+
+def run(top, value, **options):
+    return replay_loss(LossGraph(0, top, torch.tensor(value), None), backward=False, **options)
+
+
+def test_a_strided_view_is_what_it_was():
+    leaf = Leaf("Net#0 output", torch.arange(6.0))
+    windows = node("AsStrided", (3, 4), leaf, size=(3, 4), stride=(1, 1), storage_offset=0)
+    done = run(node("Sum", (), windows), 30.0)
+
+    assert (done.compared, done.equal) == (1, 1)
+
+
+def test_an_unknown_operand_of_what_is_minus_infinity_was_a_mask():
+    """masked_fill saves neither its value nor its result; log_softmax saves its result only."""
+    leaf = Leaf("Net#0 output", torch.zeros(2, 2))
+    masked = node("MaskedFill", (2, 2), leaf, mask=torch.tensor([[True, False], [True, False]]))
+    logs = node("LogSoftmax", (2, 2), masked, dim=1, result=torch.tensor([[-torch.inf, 0.0], [-torch.inf, 0.0]]))
+    product = node("Mul", (2, 2), logs, None, other=torch.tensor([0.0, 1.0]))
+    done = run(node("Sum", (), product), torch.nan)
+    softmax, times = (next(r for r in done.tracer.records if op in r.op) for op in ("log_softmax", "mul"))
+
+    assert softmax.bad_in == (0, NEG_INF)
+    assert (times.bad_in[0], times.bad_out) == (NEG_INF, NAN)
+    assert done.slice().origins == ()
+
+
+def test_what_is_minus_infinity_stays_so_when_a_constant_is_taken_from_it():
+    leaf = Leaf("Net#0 output", torch.tensor([-torch.inf, 0.0]))
+    less = node("Sub", (2,), leaf)
+    squares = node("Pow", (2,), less, self=torch.tensor([-torch.inf, -1.0]), exponent=2.0)
+    done = run(node("Sum", (), squares), torch.inf)
+
+    assert not any(r.bad_out & NAN for r in done.tracer.records)
+
+
+def test_what_is_bad_before_a_constant_is_added_is_followed_through_it():
+    """``x + eps`` saves neither eps nor its result; sqrt saves its result only."""
+    leaf = Leaf("Net#0 output", torch.tensor([1.0, 0.0]))
+    spread = node("Div", (2,), leaf, leaf, self=leaf.value, other=leaf.value)
+    more = node("Add", (2,), spread)
+    root = node("Sqrt", (2,), more, result=torch.tensor([1.0, torch.nan]))
+    done = run(node("Sum", (), root), torch.nan)
+
+    assert [done.tracer.records[i].op for i in done.slice().origins] == ["aten.div.Tensor"]
+    assert done.unseen == [(PLACE, Line("train.py", 7))]  # the sum, whose other operand might have been bad as well
+
+
+def test_the_tensor_no_graph_knows_is_placed_and_can_be_named():
+    leaf = Leaf("Net#0 output", torch.ones(2))
+    off = node("Sub", (2,), leaf)
+    top = node("Sum", (), node("Pow", (2,), off, self=torch.tensor([torch.nan, 0.0]), exponent=2.0))
+
+    done = run(top, torch.nan)
+    assert done.unseen[0] == (PLACE, Line("train.py", 7))
+    assert any(e == External("constant") for e, _ in done.slice().externals)
+
+    named = run(top, torch.nan, named=External("data", "y"))
+    assert {e for e, _ in named.slice().externals} == {External("data", "y")}
