@@ -7,10 +7,10 @@
 
 #include "widen.h"
 
-#if defined __GFNI__ && defined __AVX512BITALG__
+#ifdef __AVX512VBMI__
 enum { BYTES = 64, WINDOW = 16 };
 #elif defined __AVX2__
-enum { BYTES = 32, WINDOW = 16 };
+enum { BYTES = 32, WINDOW = 8 };
 #else
 enum { BYTES = 16, WINDOW = 8 };
 #endif
@@ -53,8 +53,8 @@ INLINE uint64_t mask_of(bytes_t v) {
 
 /* ---- a window ------------------------------------------------------------------------------------------------------ */
 
-/* counts[j]: how often first + j occurs among n keys, a multiple of BYTES. Keys 0 are nowhere in the window. */
-#if defined __GFNI__ && defined __AVX512BITALG__
+/* counts[j]: how often first + j occurs among n keys, a multiple of BYTES. Returns how often 0 does. */
+#ifdef __AVX512VBMI__
 
 /* Adds to each byte j of `counts`' groups of eight how many of a group's keys a table gives bit j. */
 INLINE __m512i count_bits(__m512i counts, __m512i table, __m512i places) {
@@ -71,76 +71,52 @@ INLINE __m128i sum_of_groups(__m512i counts) {
     return _mm_add_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-static void count_places(const uint8_t *keys, int n, int first, uint16_t *counts) {
+static int count_places(const uint8_t *keys, int n, int first, uint16_t *counts) {
     enum { AT_ONCE = 31 * BYTES }; /* eights: no byte overflows */
     const __m128i one_bit = _mm_setr_epi8(1, 2, 4, 8, 16, 32, 64, -128, 0, 0, 0, 0, 0, 0, 0, 0);
     const __m512i lower = _mm512_broadcast_i32x4(one_bit), upper = _mm512_broadcast_i32x4(_mm_slli_si128(one_bit, 8));
     const __m512i base = _mm512_set1_epi8((char)first), reach = _mm512_set1_epi8(0x70);
     __m128i low = _mm_setzero_si128(), high = low;
+    int zeros = 0;
     for (int from = 0; from < n; from += AT_ONCE) {
         __m512i lows = _mm512_setzero_si512(), highs = lows;
         for (int i = from; i < n && i < from + AT_ONCE; i += BYTES) {
             /* Places 16 and up get the sign bit, for which a shuffle gives 0. */
-            __m512i places = _mm512_adds_epu8(_mm512_sub_epi8(_mm512_loadu_si512(keys + i), base), reach);
+            __m512i key = _mm512_loadu_si512(keys + i), places = _mm512_adds_epu8(_mm512_sub_epi8(key, base), reach);
             lows = count_bits(lows, lower, places);
             highs = count_bits(highs, upper, places);
+            zeros += __builtin_popcountll(_mm512_testn_epi8_mask(key, key));
         }
         low = _mm_add_epi16(low, sum_of_groups(lows));
         high = _mm_add_epi16(high, sum_of_groups(highs));
     }
     memcpy(counts, &low, sizeof low);
     memcpy(counts + 8, &high, sizeof high);
-}
-
-#elif defined __AVX2__
-
-static void count_places(const uint8_t *keys, int n, int first, uint16_t *counts) {
-    enum { PAIRS = WINDOW / 2, AT_ONCE = 15 * BYTES };
-    bytes_t totals[WINDOW], four_bits = all_of(15);
-    __m256i tables[PAIRS];
-    for (int j = 0; j < PAIRS; j++) { /* gives 1 for place 2 j and 16 for the one behind it: a byte counts 15 of each */
-        uint8_t table[16] = {0};
-        table[2 * j] = 1, table[2 * j + 1] = 16;
-        tables[j] = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)table));
-    }
-    for (int j = 0; j < WINDOW; j++) totals[j] = all_of(0);
-    for (int from = 0; from < n; from += AT_ONCE) {
-        __m256i pairs[PAIRS];
-        for (int j = 0; j < PAIRS; j++) pairs[j] = _mm256_setzero_si256();
-        for (int i = from; i < n && i < from + AT_ONCE; i += BYTES) {
-            __m256i places = _mm256_sub_epi8((__m256i)bytes_at(keys + i), (__m256i)all_of(first));
-            places = _mm256_adds_epu8(places, (__m256i)all_of(0x70)); /* 16 and up: a sign, and so nothing from a table */
-            for (int j = 0; j < PAIRS; j++)
-                pairs[j] = _mm256_add_epi8(pairs[j], _mm256_shuffle_epi8(tables[j], places));
-        }
-        for (int j = 0; j < PAIRS; j++) {
-            totals[2 * j] += (bytes_t)pairs[j] & four_bits;
-            totals[2 * j + 1] += (bytes_t)pairs[j] >> 4;
-        }
-    }
-    for (int j = 0; j < WINDOW; j++) counts[j] = (uint16_t)sum_of(totals[j]);
+    return zeros;
 }
 
 #else
 
-static void count_places(const uint8_t *keys, int n, int first, uint16_t *counts) {
-    bytes_t totals[WINDOW], target[WINDOW];
+static int count_places(const uint8_t *keys, int n, int first, uint16_t *counts) {
+    bytes_t totals[WINDOW], target[WINDOW], zeros = all_of(0);
     for (int j = 0; j < WINDOW; j++) totals[j] = all_of(0), target[j] = all_of(first + j);
     for (int i = 0; i < n; i += BYTES) { /* at most 144 times: no byte overflows */
         bytes_t key = bytes_at(keys + i);
         for (int j = 0; j < WINDOW; j++) totals[j] -= (bytes_t)(key == target[j]);
+        zeros -= (bytes_t)(key == 0);
     }
     for (int j = 0; j < WINDOW; j++) counts[j] = (uint16_t)sum_of(totals[j]);
+    return sum_of(zeros);
 }
 
 #endif
 
-/* Adds to out[] how often each of first .. first + WINDOW - 1 occurs, of which only those below `end` count; returns the
- * sum. 1 <= first <= 240. */
-static int count_window(const uint8_t *keys, int n, int first, int end, int64_t *out) {
+/* Adds to out[] how often each of first .. first + WINDOW - 1 occurs, of which only those below `end` count. Returns the
+ * sum; *zeros receives the number of zeros. 1 <= first <= 256 - WINDOW, so that no zero looks like a key of the window. */
+static int count_window(const uint8_t *keys, int n, int first, int end, int64_t *out, int *zeros) {
     uint16_t counts[WINDOW];
     int total = 0;
-    count_places(keys, n, first, counts);
+    *zeros = count_places(keys, n, first, counts);
     for (int j = 0; j < WINDOW && first + j < end; j++) {
         if (counts[j]) out[first + j] += counts[j]; /* out[] need not reach beyond what occurs */
         total += counts[j];
@@ -149,12 +125,6 @@ static int count_window(const uint8_t *keys, int n, int first, int end, int64_t 
 }
 
 /* ---- everything ---------------------------------------------------------------------------------------------------- */
-
-static int count_zeros(const uint8_t *keys, int n) {
-    bytes_t zeros = all_of(0);
-    for (int i = 0; i < n; i += BYTES) zeros -= (bytes_t)(bytes_at(keys + i) == 0);
-    return sum_of(zeros);
-}
 
 /* Adds to out[] how often each key outside low .. high occurs. */
 static void count_outside(const uint8_t *keys, int n, int low, int high, int64_t *out) {
@@ -195,20 +165,17 @@ static int count_keys(uint8_t *keys, int n, int first, int on, int64_t *out, uin
         return count_all(keys, padded, out);
     }
     if (first < 1) first = 1;
-    int low = first, high = first + WINDOW - 1;
-    int left = n - count_window(keys, padded, first, 256, out);
-    if (left == 0) return n;
-    int zeros = count_zeros(keys, padded) - (padded - n);
-    left -= zeros;
+    int low = first, high = first + WINDOW - 1, zeros, unused;
+    int left = padded - count_window(keys, padded, first, 256, out, &zeros) - zeros;
     if (left > n / 32) {
         int second = first + on < 1 ? 1 : first + on;
-        left -= count_window(keys, padded, second, on < 0 ? first : 256, out);
+        left -= count_window(keys, padded, second, on < 0 ? first : 256, out, &unused);
         low = second < low ? second : low;
         high = second > first ? second + WINDOW - 1 : high;
     }
     if (left > n / 8) *spread = 15;
     if (left) count_outside(keys, padded, low, high, out);
-    return n - zeros;
+    return padded - zeros;
 }
 
 #endif

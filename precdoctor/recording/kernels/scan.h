@@ -95,19 +95,19 @@ INLINE int key_of(uint32_t magnitude) { return (int)(((magnitude - 1) >> 23) + 1
 
 /* Scans n elements of anything but FP64; those whose fingerprint is wanted are neighbours in logical order, the first at
  * *index.
- *   keys   receives their keys; room for sixteen more
+ *   keys   receives their keys; room for 64 more
  *   all    their sums and extremes
  * Returns their share of the fingerprint, 0 without an index. */
-#if defined __GFNI__ && defined __AVX512BITALG__
+#ifdef __AVX512VBMI__
 
 typedef struct {
     __m512i index, products, highest, lowest;
     __m512 sum, sum_sq;
 } lanes_t;
 
-/* The loops of mix, reduce and make_keys on sixteen elements, of which those in `live` exist: words of the fingerprint,
- * FP32 bits. */
-INLINE void scan_sixteen(lanes_t *lanes, __m512i words, __m512i bits, __mmask16 live, uint8_t *keys) {
+/* The loops of mix and reduce on sixteen elements, of which those in `live` exist: words of the fingerprint, FP32 bits.
+ * Returns twice the bits below |x|: the top byte is the exponent field. */
+INLINE __m512i scan_sixteen(lanes_t *lanes, __m512i words, __m512i bits, __mmask16 live) {
     __m512i a = _mm512_add_epi32(words, lanes->index);
     a = _mm512_maskz_xor_epi32(live, a, _mm512_srli_epi32(a, 15));
     __m512i c = _mm512_mullo_epi32(a, _mm512_set1_epi32((int)0x85ebca6bu));
@@ -117,21 +117,17 @@ INLINE void scan_sixteen(lanes_t *lanes, __m512i words, __m512i bits, __mmask16 
     lanes->products = _mm512_add_epi64(lanes->products, _mm512_add_epi64(even, odd));
     lanes->index = _mm512_add_epi32(lanes->index, _mm512_set1_epi32((int)(16 * 0x9e3779b1u)));
 
-    __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
-    __m512i below = _mm512_sub_epi32(magnitude, _mm512_set1_epi32(1));
-    lanes->highest = _mm512_max_epu32(lanes->highest, magnitude);
+    __m512 value = _mm512_castsi512_ps(bits);
+    __m512i twice = _mm512_add_epi32(bits, bits), below = _mm512_sub_epi32(twice, _mm512_set1_epi32(2));
+    lanes->highest = _mm512_max_epu32(lanes->highest, twice);
     lanes->lowest = _mm512_min_epu32(lanes->lowest, below);
-    lanes->sum = _mm512_add_ps(lanes->sum, _mm512_castsi512_ps(bits));
-    lanes->sum_sq =
-        _mm512_add_ps(lanes->sum_sq, _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_castsi512_ps(bits)));
-
-    __m128i fields = _mm512_cvtepi32_epi8(_mm512_srli_epi32(below, 23));
-    _mm_storeu_si128((__m128i *)(void *)keys, _mm_add_epi8(fields, _mm_set1_epi8(1)));
+    lanes->sum = _mm512_add_ps(lanes->sum, value);
+    lanes->sum_sq = _mm512_add_ps(lanes->sum_sq, _mm512_mul_ps(value, value));
+    return below;
 }
 
-/* Words and FP32 bits of sixteen elements; `wide` holds the latter for FP8. */
-INLINE void scan_next(lanes_t *lanes, const void *data, const uint32_t *wide, dtype_t dtype, int i, __mmask16 live,
-                      uint8_t *keys) {
+/* Elements i to i + 15; `wide` are the FP32 bits of FP8, which no instruction makes. */
+INLINE __m512i scan_at(lanes_t *lanes, const void *data, const uint32_t *wide, dtype_t dtype, int i, __mmask16 live) {
     __m512i words, bits;
     if (dtype == F32) {
         words = bits = _mm512_maskz_loadu_epi32(live, (const uint32_t *)data + i);
@@ -143,7 +139,18 @@ INLINE void scan_next(lanes_t *lanes, const void *data, const uint32_t *wide, dt
         words = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(live, (const uint8_t *)data + i));
         bits = _mm512_maskz_loadu_epi32(live, wide + i);
     }
-    scan_sixteen(lanes, words, bits, live, keys + i);
+    return scan_sixteen(lanes, words, bits, live);
+}
+
+/* Elements i to i + 63, and their keys. */
+INLINE void scan_sixty_four(lanes_t *lanes, const void *data, const uint32_t *wide, dtype_t dtype, int i, uint64_t live,
+                            __m512i top_bytes, uint8_t *keys) {
+    __m512i below[4];
+    for (int j = 0; j < 4; j++) below[j] = scan_at(lanes, data, wide, dtype, i + 16 * j, (__mmask16)(live >> 16 * j));
+    __m512i low = _mm512_permutex2var_epi8(below[0], top_bytes, below[1]);
+    __m512i high = _mm512_permutex2var_epi8(below[2], top_bytes, below[3]);
+    __m512i fields = _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1);
+    _mm512_storeu_si512(keys + i, _mm512_add_epi8(fields, _mm512_set1_epi8(1)));
 }
 
 INLINE uint64_t scan_as(dtype_t dtype, const void *data, const uint32_t *wide, int n, uint32_t base, uint8_t *keys,
@@ -152,14 +159,20 @@ INLINE uint64_t scan_as(dtype_t dtype, const void *data, const uint32_t *wide, i
     const __m512i count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     __m512i index = _mm512_add_epi32(_mm512_mullo_epi32(count, golden), _mm512_set1_epi32((int)base));
     lanes_t lanes = {index, zero, zero, _mm512_set1_epi32(-1), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    /* Bytes 3, 7, ... 127 of two registers. */
+    __m512i top_bytes = _mm512_mullo_epi32(count, _mm512_set1_epi32(0x10101010));
+    top_bytes = _mm512_add_epi32(top_bytes, _mm512_set1_epi32(0x0f0b0703));
     int i = 0;
-    for (; i + 16 <= n; i += 16) scan_next(&lanes, data, wide, dtype, i, 0xffff, keys);
-    if (i < n) scan_next(&lanes, data, wide, dtype, i, (__mmask16)((1 << (n - i)) - 1), keys);
+    for (; i + 64 <= n; i += 64) scan_sixty_four(&lanes, data, wide, dtype, i, ~(uint64_t)0, top_bytes, keys);
+    if (i < n) scan_sixty_four(&lanes, data, wide, dtype, i, ~(uint64_t)0 >> (64 - (n - i)), top_bytes, keys);
     uint32_t highest[LANES], lowest[LANES];
     float sum[LANES], sum_sq[LANES];
+    lanes.highest = _mm512_srli_epi32(lanes.highest, 1);
+    lanes.lowest = _mm512_srli_epi32(lanes.lowest, 1);
     memcpy(highest, &lanes.highest, sizeof highest), memcpy(lowest, &lanes.lowest, sizeof lowest);
     memcpy(sum, &lanes.sum, sizeof sum), memcpy(sum_sq, &lanes.sum_sq, sizeof sum_sq);
     *all = across(highest, lowest, sum, sum_sq);
+    if (all->lowest == 0x7fffffff) all->lowest = 0xffffffff; /* nothing but zeros: half of -1 or -2 */
     return (uint64_t)_mm512_reduce_add_epi64(lanes.products);
 }
 

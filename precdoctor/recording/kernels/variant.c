@@ -369,18 +369,22 @@ static double look_f64(const double *restrict data, int n, double *sum_sq) {
     return nans ? NAN : amax;
 }
 
+/* Two loops: of one with numbers of two widths compilers make scalar code. */
 static uint32_t look_f32(const uint32_t *restrict bits, int n, double *sum_sq) {
     uint32_t highest[LANES] = {0}, top = 0;
     double squares[LANES] = {0};
-    int i = 0;
-    for (; i + LANES <= n; i += LANES)
+    int whole = n / LANES * LANES;
+    for (int i = 0; i < whole; i += LANES)
         for (int j = 0; j < LANES; j++) {
             uint32_t magnitude = bits[i + j] & 0x7fffffff;
-            double value = (double)from_bits(bits[i + j]);
             highest[j] = magnitude > highest[j] ? magnitude : highest[j];
+        }
+    for (int i = 0; i < whole; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            double value = (double)from_bits(bits[i + j]);
             squares[j] += value * value;
         }
-    for (; i < n; i++) {
+    for (int i = whole; i < n; i++) {
         uint32_t magnitude = bits[i] & 0x7fffffff;
         double value = (double)from_bits(bits[i]);
         highest[0] = magnitude > highest[0] ? magnitude : highest[0];
