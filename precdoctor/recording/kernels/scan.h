@@ -93,8 +93,17 @@ INLINE int key_of(uint32_t magnitude) { return (int)(((magnitude - 1) >> 23) + 1
 
 /* ---- all of it ---------------------------------------------------------------------------------------------------- */
 
+/* The FP32 bits of n elements if scan is to be given them, else NULL. `buffer`: room for them. */
+static const uint32_t *scan_bits(const void *data, dtype_t dtype, int n, uint32_t *buffer) {
+#ifdef __AVX512VBMI__
+    if (dtype == F16 || dtype == BF16) return NULL;
+#endif
+    return load(data, dtype, n, buffer);
+}
+
 /* Scans n elements of anything but FP64; those whose fingerprint is wanted are neighbours in logical order, the first at
  * *index.
+ *   bits   what scan_bits has made of the data
  *   keys   receives their keys; room for 64 more
  *   all    their sums and extremes
  * Returns their share of the fingerprint, 0 without an index. */
@@ -176,14 +185,15 @@ INLINE uint64_t scan_as(dtype_t dtype, const void *data, const uint32_t *wide, i
     return (uint64_t)_mm512_reduce_add_epi64(lanes.products);
 }
 
-static uint64_t scan(const void *data, dtype_t dtype, int n, const uint64_t *index, uint8_t *keys, extremes_t *all) {
-    uint32_t base = index ? base_of(*index) : 0, wide[TILE];
+static uint64_t scan(const void *data, const uint32_t *bits, dtype_t dtype, int n, const uint64_t *index, uint8_t *keys,
+                     extremes_t *all) {
+    uint32_t base = index ? base_of(*index) : 0;
     uint64_t fingerprint;
     switch (dtype) {
     case F32: fingerprint = scan_as(F32, data, NULL, n, base, keys, all); break;
     case F16: fingerprint = scan_as(F16, data, NULL, n, base, keys, all); break;
     case BF16: fingerprint = scan_as(BF16, data, NULL, n, base, keys, all); break;
-    default: fingerprint = scan_as(F8_E4M3FN, data, load(data, dtype, n, wide), n, base, keys, all);
+    default: fingerprint = scan_as(F8_E4M3FN, data, bits, n, base, keys, all);
     }
     return index ? fingerprint : 0;
 }
@@ -235,9 +245,8 @@ static void make_keys(const uint32_t *restrict bits, int n, uint8_t *restrict ke
     for (; i < n; i++) keys[i] = (uint8_t)key_of(bits[i] & 0x7fffffff);
 }
 
-static uint64_t scan(const void *data, dtype_t dtype, int n, const uint64_t *index, uint8_t *keys, extremes_t *all) {
-    uint32_t wide[TILE];
-    const uint32_t *bits = load(data, dtype, n, wide);
+static uint64_t scan(const void *data, const uint32_t *bits, dtype_t dtype, int n, const uint64_t *index, uint8_t *keys,
+                     extremes_t *all) {
     *all = reduce(bits, n);
     make_keys(bits, n, keys);
     return index ? mix(data, dtype, n, *index) : 0;

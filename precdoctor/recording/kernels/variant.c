@@ -238,14 +238,17 @@ static void tile_f32(const void *data, dtype_t dtype, int rows, int columns, con
     uint32_t wide[TILE];
     int n = rows * columns;
     extremes_t all;
-    add_fingerprint(scan(data, dtype, n, index, keys, &all), state);
-    if (all.lowest != 0xffffffff && all.lowest + 1 < SMALLEST_NORMAL[dtype])
-        state->ints[SUBNORMAL] += count_between(load(data, dtype, n, wide), n, 1, SMALLEST_NORMAL[dtype] - 1);
-    if (all.highest >= LARGEST[dtype])
-        state->ints[AT_MAX] += count_between(load(data, dtype, n, wide), n, LARGEST[dtype], LARGEST[dtype]);
+    const uint32_t *bits = scan_bits(data, dtype, n, wide);
+    add_fingerprint(scan(data, bits, dtype, n, index, keys, &all), state);
+    int subnormals = all.lowest != 0xffffffff && all.lowest + 1 < SMALLEST_NORMAL[dtype];
+    int at_max = all.highest >= LARGEST[dtype];
     /* 2^54 and 2^-50: squares of 2048 such elements stay normal FP32 numbers. */
-    if (all.highest && (all.highest > 0x5a800000 || all.highest < 0x26800000 || all.lowest + 1 < 0x00800000)) {
-        rare_tile(load(data, dtype, n, wide), all, rows, columns, want, state);
+    int rare = all.highest && (all.highest > 0x5a800000 || all.highest < 0x26800000 || all.lowest + 1 < 0x00800000);
+    if (!bits && (subnormals || at_max || rare)) bits = load(data, dtype, n, wide);
+    if (subnormals) state->ints[SUBNORMAL] += count_between(bits, n, 1, SMALLEST_NORMAL[dtype] - 1);
+    if (at_max) state->ints[AT_MAX] += count_between(bits, n, LARGEST[dtype], LARGEST[dtype]);
+    if (rare) {
+        rare_tile(bits, all, rows, columns, want, state);
         return;
     }
     merge_extremes(from_bits(all.highest), all.highest ? from_bits(all.lowest + 1) : INFINITY, state->floats);
@@ -315,11 +318,12 @@ static void update_tile(const subject_t *subject, int64_t at, int n, state_t *st
         unchanged += (step[i] != 0) & (before[i] == after[i]);
     }
     for (int i = 0; i < n; i++) {
-        int r = step[i] - weight[i];
-        r = r < REL_MIN ? REL_MIN : r > REL_MAX ? REL_MAX : r;
-        relative[i] = step[i] && weight[i] ? (uint8_t)(r - REL_MIN + 1) : 0;
-        top = relative[i] > top ? relative[i] : top;
+        int16_t r = (int16_t)(step[i] - weight[i]);
+        r = r < REL_MIN ? REL_MIN : r;
+        r = r > REL_MAX ? REL_MAX : r;
+        relative[i] = (step[i] != 0) & (weight[i] != 0) ? (uint8_t)(r - REL_MIN + 1) : 0;
     }
+    for (int i = 0; i < n; i++) top = relative[i] > top ? relative[i] : top;
     state->ints[UNCHANGED] += unchanged;
     count_keys(relative, n, top - WINDOW + 1, -WINDOW, state->ints + REL - 1, &state->spread[2]);
     uint64_t index = (uint64_t)at;
