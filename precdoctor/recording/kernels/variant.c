@@ -2,12 +2,11 @@
  * set (VARIANT names the function, -m flags choose the instructions). All variants give the same bits: the floating-point
  * sums use the same 16 lanes everywhere and no fused multiply-add (-ffp-contract=off).
  *
- * A tile of at most 2048 elements is read several times while it lies in L1: fingerprint, a reduction, exponent keys as
- * bytes, then histograms of such bytes. A histogram is counted by comparing against a few neighbouring values at once;
- * what falls outside is counted one by one, or, if that is much, over interleaved tables (one would stall on store
- * forwarding). Classification is by integer bits, so it does not depend on flush-to-zero modes. Rare content (NaN, Inf,
- * FP32 subnormals, sums that could leave FP32's range) is found from the tile's extremes; such a tile, and any of FP64,
- * takes the second path, with 16-bit keys and sums in FP64. */
+ * A tile of at most 2048 elements stays in L1 while it is worked on. First it is scanned: fingerprint, sums, extremes, and
+ * exponent keys as bytes (scan.h; with AVX-512 in one look at each element, so that memory is waited for while something is
+ * computed). Then histograms of such bytes are counted (histogram.h). Classification is by integer bits, so it does not
+ * depend on flush-to-zero modes. Rare content (NaN, Inf, FP32 subnormals, sums that could leave FP32's range) is found from
+ * the tile's extremes; such a tile, and any of FP64, takes the second path, with 16-bit keys and sums in FP64. */
 
 #include "histogram.h"
 #include "scan.h"
