@@ -25,6 +25,7 @@ _LIBRARY = _FOLDER / "_stats.so"
 _FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 _AVX2 = ["-mavx2", "-mf16c", "-mbmi", "-mbmi2"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
+_AVX512 += ["-mavx512vbmi", "-mavx512bitalg", "-mgfni"]
 #: What ``variant.c`` is compiled for; ``stats.c`` chooses at run time.
 _VARIANTS = {"baseline": [], "avx2": _AVX2, "avx512": _AVX512}
 

@@ -36,10 +36,11 @@ def _adam(before: Tensor, _grad: Tensor, state: State, group: Group) -> Tensor |
     if isinstance(t, Tensor) and t.device.type == "cpu":
         t = float(t)  # exact; on a device it would be waited for
     correction1, correction2 = 1 - beta1**t, 1 - beta2**t
-    denominator = _wide(second).sqrt() / correction2**0.5 + group["eps"]
-    update: Tensor = -group["lr"] / correction1 * _wide(state["exp_avg"]) / denominator
+    # In place wherever the tensor is our own: on a CPU a new one costs more, in page faults, than the arithmetic on it.
+    denominator = _wide(second).sqrt().div_(correction2**0.5).add_(group["eps"])
+    update = _wide(state["exp_avg"]).mul(-group["lr"] / correction1).div_(denominator)
     if group.get("decoupled_weight_decay", False) and group["weight_decay"] != 0:
-        update = update - group["lr"] * group["weight_decay"] * _wide(before)
+        update.sub_(torch.mul(_wide(before), group["lr"] * group["weight_decay"], out=denominator))
     return update
 
 

@@ -183,6 +183,8 @@ def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int, recen
 
 def restart(ints: int, floats: int) -> None:
     """Make a slot's rows fresh, by their addresses, but for the order of its first bad launch."""
+    if not ctypes.c_int64.from_address(ints + 8 * at.LAUNCHES).value:
+        return  # they are: most often this is the step's first launch, and a row is 13 kB
     ctypes.memmove(ints, _FRESH_INTS, 8 * at.FIRST_BAD_ORDER)
     kept = 8 * (at.FIRST_BAD_ORDER + 1)
     ctypes.memset(ints + kept, 0, 8 * at.INT_WIDTH - kept)

@@ -27,8 +27,10 @@ int32_t precdoctor_choose(int32_t level) {
 #ifdef PRECDOCTOR_X86
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") /* and so F16C */) best = 2;
+    /* VBMI, BITALG, GFNI: as of Ice Lake and Zen 4. Older processors with AVX-512 slow down for it, and AVX2 serves them. */
     if (best == 2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") &&
+        __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bitalg") && __builtin_cpu_supports("gfni"))
         best = 3;
     measure_tiles_t *variants[] = {precdoctor_tiles_baseline, precdoctor_tiles_avx2, precdoctor_tiles_avx512};
     look_at_t *looks[] = {precdoctor_tiles_baseline_look, precdoctor_tiles_avx2_look, precdoctor_tiles_avx512_look};

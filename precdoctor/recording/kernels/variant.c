@@ -2,290 +2,23 @@
  * set (VARIANT names the function, -m flags choose the instructions). All variants give the same bits: the floating-point
  * sums use the same 16 lanes everywhere and no fused multiply-add (-ffp-contract=off).
  *
- * A tile of at most 2048 elements is read several times while it lies in L1: fingerprint, a reduction, exponent keys as
- * bytes, then histograms of such bytes. A histogram is counted by comparing against a few neighbouring values at once;
- * what falls outside is counted one by one, or, if that is much, over interleaved tables (one would stall on store
- * forwarding). Classification is by integer bits, so it does not depend on flush-to-zero modes. Rare content (NaN, Inf,
- * FP32 subnormals, sums that could leave FP32's range) is found from the tile's extremes; such a tile, and any of FP64,
- * takes the second path, with 16-bit keys and sums in FP64. */
+ * A tile of at most 2048 elements stays in L1 while it is worked on. First it is scanned: fingerprint, sums, extremes, and
+ * exponent keys as bytes (scan.h; with AVX-512 in one look at each element, so that memory is waited for while something is
+ * computed). Then histograms of such bytes are counted (histogram.h). Classification is by integer bits, so it does not
+ * depend on flush-to-zero modes. Rare content (NaN, Inf, FP32 subnormals, sums that could leave FP32's range) is found from
+ * the tile's extremes; such a tile, and any of FP64, takes the second path, with 16-bit keys and sums in FP64. */
 
-#include "stats.h"
+#include "histogram.h"
+#include "scan.h"
 
 #include <math.h>
-#include <string.h>
 
-#ifdef __SSE2__
-#include <immintrin.h>
-#endif
-
-#ifdef __AVX2__
-enum { BYTES = 32 };
-#else
-enum { BYTES = 16 };
-#endif
-typedef uint8_t bytes_t __attribute__((vector_size(BYTES)));
-
-enum { LANES = 16, WINDOW = 8, TABLES = 8, WIDEST = 128 };
-#define INLINE static inline __attribute__((always_inline))
+enum { WIDEST = 128 };
 
 /* Largest finite value and smallest normal number of each dtype, as FP32 magnitude bits. */
 static const uint32_t LARGEST[] = {0x7f7fffff, 0x477fe000, 0x7f7f0000, 0x43e00000, 0x47600000, 0x43700000, 0x47600000};
 static const uint32_t SMALLEST_NORMAL[] = {0x00800000, 0x38800000, 0x00800000, 0x3c800000,
                                            0x38800000, 0x3c000000, 0x38000000};
-
-/* ---- widening ---------------------------------------------------------------------------------------------------- */
-
-INLINE float from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-INLINE uint32_t to_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
-INLINE double from_bits64(uint64_t bits) {
-    double value;
-    memcpy(&value, &bits, 8);
-    return value;
-}
-
-INLINE uint64_t to_bits64(double value) {
-    uint64_t bits;
-    memcpy(&bits, &value, 8);
-    return bits;
-}
-
-/* The value of FP32 magnitude bits; exact for subnormals even when denormals are taken for zero. */
-INLINE double value_of(uint32_t magnitude) {
-    return magnitude < 0x00800000 ? (double)magnitude * 0x1p-149 : (double)from_bits(magnitude);
-}
-
-/* A format narrower than FP32 by arithmetic on its code; no step makes an FP32 subnormal. `special` is the first
- * magnitude that is Inf or NaN. */
-INLINE uint32_t widen(uint32_t magnitude, int mantissa_bits, int bias, uint32_t special) {
-    uint32_t normal = (magnitude << (23 - mantissa_bits)) + ((uint32_t)(127 - bias) << 23);
-    uint32_t subnormal = to_bits((float)(int32_t)magnitude * from_bits((uint32_t)(128 - bias - mantissa_bits) << 23));
-    uint32_t bits = magnitude < 1u << mantissa_bits ? subnormal : normal;
-    return magnitude >= special ? bits | 0x7f800000 : bits;
-}
-
-INLINE uint32_t widen_f16(uint32_t h) { return widen(h & 0x7fff, 10, 15, 0x7c00) | (h & 0x8000) << 16; }
-INLINE uint32_t widen_e4m3fn(uint32_t b) { return widen(b & 0x7f, 3, 7, 0x7f) | (b & 0x80) << 24; }
-/* The FNUZ formats have no Inf, no negative zero, and one NaN in its place. */
-INLINE uint32_t widen_fnuz(uint32_t b, int mantissa_bits, int bias) {
-    return b == 0x80 ? 0x7fc00000 : widen(b & 0x7f, mantissa_bits, bias, 0x80) | (b & 0x80) << 24;
-}
-
-static void widen_halves(const uint16_t *restrict h, int n, uint32_t *restrict bits) {
-    int i = 0;
-#ifdef __F16C__
-    for (; i + 8 <= n; i += 8) {
-        __m256 wide = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(h + i)));
-        _mm256_storeu_si256((__m256i *)(void *)(bits + i), _mm256_castps_si256(wide));
-    }
-#endif
-    for (; i < n; i++) bits[i] = widen_f16(h[i]);
-}
-
-/* n elements of anything but FP64 as FP32 bits: `data` itself, or `buffer` filled. */
-static const uint32_t *load(const void *data, dtype_t dtype, int n, uint32_t *restrict buffer) {
-    const uint16_t *h = data;
-    const uint8_t *b = data;
-    uint16_t halves[TILE];
-    switch (dtype) {
-    case F16: widen_halves(h, n, buffer); break;
-    case BF16:
-        for (int i = 0; i < n; i++) buffer[i] = (uint32_t)h[i] << 16;
-        break;
-    case F8_E5M2: /* the upper half of an FP16 */
-        for (int i = 0; i < n; i++) halves[i] = (uint16_t)(b[i] << 8);
-        widen_halves(halves, n, buffer);
-        break;
-    case F8_E4M3FN:
-        for (int i = 0; i < n; i++) buffer[i] = widen_e4m3fn(b[i]);
-        break;
-    case F8_E4M3FNUZ:
-        for (int i = 0; i < n; i++) buffer[i] = widen_fnuz(b[i], 3, 8);
-        break;
-    case F8_E5M2FNUZ:
-        for (int i = 0; i < n; i++) buffer[i] = widen_fnuz(b[i], 2, 16);
-        break;
-    default: return data;
-    }
-    return buffer;
-}
-
-/* ---- fingerprint -------------------------------------------------------------------------------------------------- */
-
-#ifdef __AVX2__
-/* The loop below on eight words at a time: products of the even and the odd words, without unpacking them first. */
-INLINE __m256i mix_words(__m256i words, __m256i index, __m256i total) {
-    __m256i a = _mm256_add_epi32(words, index);
-    a = _mm256_xor_si256(a, _mm256_srli_epi32(a, 15));
-    __m256i c = _mm256_mullo_epi32(a, _mm256_set1_epi32((int)0x85ebca6bu));
-    c = _mm256_xor_si256(c, _mm256_srli_epi32(c, 13));
-    __m256i even = _mm256_mul_epu32(a, c);
-    __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(c, 32));
-    return _mm256_add_epi64(total, _mm256_add_epi64(even, odd));
-}
-
-#define WORDS32(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
-#define WORDS16(p) _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p)))
-#define WORDS8(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p)))
-#define MIX_EIGHTS(LOAD)                                                                                               \
-    __m256i sums = _mm256_setzero_si256(), step = _mm256_set1_epi32((int)(8 * 0x9e3779b1u));                           \
-    __m256i index = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32((int)0x9e3779b1u)); \
-    index = _mm256_add_epi32(index, _mm256_set1_epi32((int)base));                                                     \
-    for (; i + 8 <= n; i += 8, base += 8 * 0x9e3779b1u) {                                                              \
-        sums = mix_words(LOAD(words + i), index, sums);                                                                \
-        index = _mm256_add_epi32(index, step);                                                                         \
-    }                                                                                                                  \
-    uint64_t part[4];                                                                                                  \
-    memcpy(part, &sums, sizeof part);                                                                                  \
-    total = part[0] + part[1] + part[2] + part[3];
-#else
-#define MIX_EIGHTS(LOAD)
-#endif
-
-/* mix(b, i) of reference.py over n words, summed. `base` is (index + 1) times the golden ratio. */
-#define DEFINE_MIX(NAME, WORD, LOAD)                                                                                   \
-    static uint64_t NAME(const WORD *restrict words, int n, uint32_t base) {                                           \
-        uint64_t total = 0;                                                                                            \
-        int i = 0;                                                                                                     \
-        MIX_EIGHTS(LOAD)                                                                                               \
-        for (; i < n; i++, base += 0x9e3779b1u) {                                                                      \
-            uint32_t a = words[i] + base;                                                                              \
-            a ^= a >> 15;                                                                                              \
-            uint32_t c = a * 0x85ebca6bu;                                                                              \
-            c ^= c >> 13;                                                                                              \
-            total += (uint64_t)a * c;                                                                                  \
-        }                                                                                                              \
-        return total;                                                                                                  \
-    }
-DEFINE_MIX(mix32, uint32_t, WORDS32)
-DEFINE_MIX(mix16, uint16_t, WORDS16)
-DEFINE_MIX(mix8, uint8_t, WORDS8)
-
-static uint64_t mix(const void *data, dtype_t dtype, int n, uint64_t index) {
-    uint32_t base = (uint32_t)((dtype == F64 ? 2 * index : index) + 1) * 0x9e3779b1u;
-    if (dtype == F64) return mix32(data, 2 * n, base);
-    if (dtype == F32) return mix32(data, n, base);
-    if (dtype == F16 || dtype == BF16) return mix16(data, n, base);
-    return mix8(data, n, base);
-}
-
-/* ---- histograms of bytes ------------------------------------------------------------------------------------------ */
-
-INLINE bytes_t bytes_at(const uint8_t *from) {
-    bytes_t v;
-    memcpy(&v, from, BYTES);
-    return v;
-}
-
-INLINE bytes_t all_of(int value) { return (bytes_t){0} + (uint8_t)value; }
-
-INLINE int sum_of(bytes_t v) {
-    int total = 0;
-#ifdef __SSE2__
-    __m128i part[BYTES / 16], sum = _mm_setzero_si128();
-    memcpy(part, &v, BYTES);
-    for (int i = 0; i < BYTES / 16; i++) sum = _mm_add_epi64(sum, _mm_sad_epu8(part[i], _mm_setzero_si128()));
-    total = _mm_cvtsi128_si32(sum) + _mm_extract_epi16(sum, 4);
-#else
-    for (int i = 0; i < BYTES; i++) total += v[i];
-#endif
-    return total;
-}
-
-/* One bit per byte of a comparison's result. */
-INLINE uint32_t mask_of(bytes_t v) {
-    uint32_t mask = 0;
-#ifdef __SSE2__
-    __m128i part[BYTES / 16];
-    memcpy(part, &v, BYTES);
-    for (int i = 0; i < BYTES / 16; i++) mask |= (uint32_t)_mm_movemask_epi8(part[i]) << 16 * i;
-#else
-    for (int i = 0; i < BYTES; i++) mask |= (uint32_t)(v[i] & 1) << i;
-#endif
-    return mask;
-}
-
-/* Adds to out[] how often each of first .. first + 7 occurs, of which only those below `end` count. Returns the sum;
- * *nonzero receives the number of non-zero keys. */
-static int count_window(const uint8_t *keys, int n, int first, int end, int64_t *out, int *nonzero) {
-    bytes_t counts[WINDOW], target[WINDOW], zeros = {0};
-    int total = 0;
-    for (int j = 0; j < WINDOW; j++) counts[j] = all_of(0), target[j] = all_of(first + j);
-    for (int i = 0; i < n; i += BYTES) { /* at most 128 times: no byte overflows */
-        bytes_t key = bytes_at(keys + i);
-        for (int j = 0; j < WINDOW; j++) counts[j] -= (bytes_t)(key == target[j]);
-        zeros -= (bytes_t)(key == 0);
-    }
-    for (int j = 0; j < WINDOW && first + j < end; j++) {
-        int count = sum_of(counts[j]);
-        if (count) out[first + j] += count; /* here, too */
-        total += count;
-    }
-    *nonzero = n - sum_of(zeros);
-    return total;
-}
-
-/* ... how often each key outside low .. high occurs. */
-static void count_outside(const uint8_t *keys, int n, int low, int high, int64_t *out) {
-    bytes_t base = all_of(low), span = all_of(high - low);
-    for (int i = 0; i < n; i += BYTES) {
-        bytes_t key = bytes_at(keys + i);
-        uint32_t mask = mask_of((bytes_t)((key - base) > span) & (bytes_t)(key != 0));
-        for (; mask; mask &= mask - 1) out[keys[i + __builtin_ctz(mask)]]++;
-    }
-}
-
-/* ... how often any key occurs, over interleaved tables. Returns the number of non-zero keys. */
-static int count_all(const uint8_t *keys, int n, int64_t *out) {
-    uint16_t table[TABLES][256];
-    memset(table, 0, sizeof table);
-    for (int i = 0; i < n; i += TABLES) {
-        uint64_t eight;
-        memcpy(&eight, keys + i, 8);
-        for (int j = 0; j < TABLES; j++, eight >>= 8) table[j][eight & 0xff]++;
-    }
-    for (int j = 1; j < TABLES; j++)
-        for (int k = 0; k < 256; k++) table[0][k] += table[j][k];
-    int top = 255;
-    while (top && !table[0][top]) top--; /* out[] need not reach beyond what occurs */
-    for (int k = 1; k <= top; k++) out[k] += table[0][k];
-    return n - table[0][0];
-}
-
-/* Adds to out[1 .. 255] how often each non-zero key occurs; returns how many there are.
- *   keys    n of them, followed by zeros up to a multiple of BYTES
- *   first   a value most of them are near to, and which way on: +8 or -8
- *   spread  how many more times not to try comparing, because keys were too far apart */
-static int count_keys(uint8_t *keys, int n, int first, int on, int64_t *out, uint8_t *spread) {
-    int padded = (n + BYTES - 1) / BYTES * BYTES, nonzero, unused;
-    memset(keys + n, 0, (size_t)(padded - n));
-    if (*spread) {
-        --*spread;
-        return count_all(keys, padded, out);
-    }
-    if (first < 1) first = 1;
-    int low = first, high = first + WINDOW - 1;
-    int left = -count_window(keys, padded, first, 256, out, &nonzero);
-    left += nonzero;
-    if (left > n / 32) {
-        int second = first + on < 1 ? 1 : first + on;
-        left -= count_window(keys, padded, second, on < 0 ? first : 256, out, &unused);
-        low = second < low ? second : low;
-        high = second > first ? second + WINDOW - 1 : high;
-    }
-    if (left > n / 8) *spread = 15;
-    if (left) count_outside(keys, padded, low, high, out);
-    return nonzero;
-}
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------- */
 
@@ -350,45 +83,6 @@ static void count_blocks(const uint8_t *keys, int rows, int columns, int shift, 
         int real = rows * ((columns + sizes[which] - 1) / sizes[which]);
         peak_row[0] += real - count_keys(peaks, count, top - WINDOW + 1, -WINDOW, peak_row + shift, &never);
     }
-}
-
-/* ---- sums and extremes ------------------------------------------------------------------------------------------ */
-
-typedef struct {
-    uint32_t highest, lowest; /* magnitude bits; lowest over non-zero ones, minus one */
-    double sum, sum_sq;
-} extremes_t;
-
-static extremes_t reduce(const uint32_t *restrict bits, int n) {
-    uint32_t highest[LANES] = {0}, lowest[LANES];
-    float sum[LANES] = {0}, sum_sq[LANES] = {0};
-    memset(lowest, 0xff, sizeof lowest);
-    int i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++) {
-            uint32_t magnitude = bits[i + j] & 0x7fffffff;
-            float value = from_bits(bits[i + j]);
-            highest[j] = magnitude > highest[j] ? magnitude : highest[j];
-            lowest[j] = magnitude - 1 < lowest[j] ? magnitude - 1 : lowest[j];
-            sum[j] += value;
-            sum_sq[j] += value * value;
-        }
-    for (int j = 0; j < LANES && i + j < n; j++) {
-        uint32_t magnitude = bits[i + j] & 0x7fffffff;
-        float value = from_bits(bits[i + j]);
-        highest[j] = magnitude > highest[j] ? magnitude : highest[j];
-        lowest[j] = magnitude - 1 < lowest[j] ? magnitude - 1 : lowest[j];
-        sum[j] += value;
-        sum_sq[j] += value * value;
-    }
-    extremes_t all = {0, 0xffffffff, 0.0, 0.0};
-    for (int j = 0; j < LANES; j++) {
-        all.highest = highest[j] > all.highest ? highest[j] : all.highest;
-        all.lowest = lowest[j] < all.lowest ? lowest[j] : all.lowest;
-        all.sum += sum[j];
-        all.sum_sq += sum_sq[j];
-    }
-    return all;
 }
 
 /* ---- the second path: 16-bit histogram entries ---------------------------------------------------------------------- */
@@ -531,47 +225,34 @@ static int count_between(const uint32_t *restrict bits, int n, uint32_t low, uin
     return count;
 }
 
-/* A key is the exponent field of the FP32 just below |x|, plus one; 0 for zero. Here no larger than 182. */
-enum { KEY_TO_ENTRY = -127 - EXP_MIN };
-INLINE int key_of(uint32_t magnitude) { return (int)(((magnitude - 1) >> 23) + 1); }
-
-static void make_keys(const uint32_t *restrict bits, int n, uint8_t *restrict keys) {
-    int i = 0;
-#ifdef __AVX2__
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), one = _mm256_set1_epi32(1);
-    for (; i + 32 <= n; i += 32) {
-        __m256i v[4];
-        for (int j = 0; j < 4; j++) {
-            v[j] = _mm256_loadu_si256((const __m256i *)(const void *)(bits + i + 8 * j));
-            v[j] = _mm256_srli_epi32(_mm256_sub_epi32(_mm256_and_si256(v[j], magnitude), one), 23);
-        }
-        /* The fields fit a byte, except zero's 511, which saturates to 255; one more makes it 0. */
-        __m256i low = _mm256_packus_epi32(v[0], v[1]), high = _mm256_packus_epi32(v[2], v[3]);
-        __m256i mixed = _mm256_packus_epi16(low, high);
-        mixed = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        _mm256_storeu_si256((__m256i *)(void *)(keys + i), _mm256_add_epi8(mixed, _mm256_set1_epi8(1)));
-    }
-#endif
-    for (; i < n; i++) keys[i] = (uint8_t)key_of(bits[i] & 0x7fffffff);
+INLINE void add_fingerprint(uint64_t share, state_t *state) {
+    state->ints[FINGERPRINT] = (int64_t)((uint64_t)state->ints[FINGERPRINT] + share);
 }
 
-static void tile_f32(const uint32_t *restrict bits, dtype_t dtype, int rows, int columns, int want, state_t *state) {
+/* Adds its share of the fingerprint, too, if `index` is given: that of the first element, the others being its neighbours
+ * in logical order. */
+static void tile_f32(const void *data, dtype_t dtype, int rows, int columns, const uint64_t *index, int want,
+                     state_t *state) {
     uint8_t keys[TILE + BYTES];
+    uint32_t wide[TILE];
     int n = rows * columns;
-    extremes_t all = reduce(bits, n);
-    if (all.lowest != 0xffffffff && all.lowest + 1 < SMALLEST_NORMAL[dtype])
-        state->ints[SUBNORMAL] += count_between(bits, n, 1, SMALLEST_NORMAL[dtype] - 1);
-    if (all.highest >= LARGEST[dtype])
-        state->ints[AT_MAX] += count_between(bits, n, LARGEST[dtype], LARGEST[dtype]);
+    extremes_t all;
+    const uint32_t *bits = scan_bits(data, dtype, n, wide);
+    add_fingerprint(scan(data, bits, dtype, n, index, keys, &all), state);
+    int subnormals = all.lowest != 0xffffffff && all.lowest + 1 < SMALLEST_NORMAL[dtype];
+    int at_max = all.highest >= LARGEST[dtype];
     /* 2^54 and 2^-50: squares of 2048 such elements stay normal FP32 numbers. */
-    if (all.highest && (all.highest > 0x5a800000 || all.highest < 0x26800000 || all.lowest + 1 < 0x00800000)) {
+    int rare = all.highest && (all.highest > 0x5a800000 || all.highest < 0x26800000 || all.lowest + 1 < 0x00800000);
+    if (!bits && (subnormals || at_max || rare)) bits = load(data, dtype, n, wide);
+    if (subnormals) state->ints[SUBNORMAL] += count_between(bits, n, 1, SMALLEST_NORMAL[dtype] - 1);
+    if (at_max) state->ints[AT_MAX] += count_between(bits, n, LARGEST[dtype], LARGEST[dtype]);
+    if (rare) {
         rare_tile(bits, all, rows, columns, want, state);
         return;
     }
     merge_extremes(from_bits(all.highest), all.highest ? from_bits(all.lowest + 1) : INFINITY, state->floats);
     state->sum += all.sum;
     state->sum_sq += all.sum_sq;
-    make_keys(bits, n, keys);
     int top = all.highest ? key_of(all.highest) : 0;
     int nonzero = count_keys(keys, n, top - WINDOW + 1, -WINDOW, state->ints + HIST + KEY_TO_ENTRY, &state->spread[1]);
     state->ints[HIST] += n - nonzero;
@@ -636,36 +317,36 @@ static void update_tile(const subject_t *subject, int64_t at, int n, state_t *st
         unchanged += (step[i] != 0) & (before[i] == after[i]);
     }
     for (int i = 0; i < n; i++) {
-        int r = step[i] - weight[i];
-        r = r < REL_MIN ? REL_MIN : r > REL_MAX ? REL_MAX : r;
-        relative[i] = step[i] && weight[i] ? (uint8_t)(r - REL_MIN + 1) : 0;
-        top = relative[i] > top ? relative[i] : top;
+        int16_t r = (int16_t)(step[i] - weight[i]);
+        r = r < REL_MIN ? REL_MIN : r;
+        r = r > REL_MAX ? REL_MAX : r;
+        relative[i] = (step[i] != 0) & (weight[i] != 0) ? (uint8_t)(r - REL_MIN + 1) : 0;
     }
+    for (int i = 0; i < n; i++) top = relative[i] > top ? relative[i] : top;
     state->ints[UNCHANGED] += unchanged;
     count_keys(relative, n, top - WINDOW + 1, -WINDOW, state->ints + REL - 1, &state->spread[2]);
-    state->ints[FINGERPRINT] = (int64_t)((uint64_t)state->ints[FINGERPRINT] + mix(stored, F32, n, (uint64_t)at));
-    tile_f32(stored, F32, 1, n, 0, state);
+    uint64_t index = (uint64_t)at;
+    tile_f32(stored, F32, 1, n, &index, 0, state);
 }
 
-static void value_tile(const plan_t *plan, const void *data, int64_t index, int rows, int columns, int fingerprint_only,
-                       state_t *state) {
+static void value_tile(const plan_t *plan, const void *data, uint64_t index, int rows, int columns,
+                       int fingerprint_only, state_t *state) {
     dtype_t dtype = (dtype_t)plan->dtype;
-    int width = width_of(dtype), n = rows * columns, want = (int)plan->want;
-    uint64_t gathered[TILE], fingerprint = 0;
-    uint32_t wide[TILE];
+    int want = (int)plan->want, length = columns, lines = rows;
+    uint64_t gathered[TILE];
     if (plan->column_stride != 1 || (rows > 1 && plan->row_stride != columns)) {
         gather(plan, data, rows, columns, gathered);
         data = gathered;
     }
-    if (rows == 1 || plan->row_pitch == columns) fingerprint = mix(data, dtype, n, (uint64_t)index);
-    else
-        for (int r = 0; r < rows; r++)
-            fingerprint += mix((const char *)data + r * columns * width, dtype, columns,
-                               (uint64_t)(index + r * plan->row_pitch));
-    state->ints[FINGERPRINT] = (int64_t)((uint64_t)state->ints[FINGERPRINT] + fingerprint);
+    if (plan->row_pitch == columns) length *= rows, lines = 1;
+    int apart = fingerprint_only || dtype == F64 || lines > 1;
+    for (int r = 0; apart && r < lines; r++) {
+        const char *line = (const char *)data + r * length * width_of(dtype);
+        add_fingerprint(mix(line, dtype, length, index + (uint64_t)(r * plan->row_pitch)), state);
+    }
     if (fingerprint_only) return;
     if (dtype == F64) tile_f64(data, rows, columns, want, state);
-    else tile_f32(load(data, dtype, n, wide), dtype, rows, columns, want, state);
+    else tile_f32(data, dtype, rows, columns, apart ? NULL : &index, want, state);
 }
 
 /* ---- what is looked at on every step ------------------------------------------------------------------------------------ */
@@ -691,18 +372,22 @@ static double look_f64(const double *restrict data, int n, double *sum_sq) {
     return nans ? NAN : amax;
 }
 
+/* Two loops: of one with numbers of two widths compilers make scalar code. */
 static uint32_t look_f32(const uint32_t *restrict bits, int n, double *sum_sq) {
     uint32_t highest[LANES] = {0}, top = 0;
     double squares[LANES] = {0};
-    int i = 0;
-    for (; i + LANES <= n; i += LANES)
+    int whole = n / LANES * LANES;
+    for (int i = 0; i < whole; i += LANES)
         for (int j = 0; j < LANES; j++) {
             uint32_t magnitude = bits[i + j] & 0x7fffffff;
-            double value = (double)from_bits(bits[i + j]);
             highest[j] = magnitude > highest[j] ? magnitude : highest[j];
+        }
+    for (int i = 0; i < whole; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            double value = (double)from_bits(bits[i + j]);
             squares[j] += value * value;
         }
-    for (; i < n; i++) {
+    for (int i = whole; i < n; i++) {
         uint32_t magnitude = bits[i] & 0x7fffffff;
         double value = (double)from_bits(bits[i]);
         highest[0] = magnitude > highest[0] ? magnitude : highest[0];
@@ -753,7 +438,7 @@ void VARIANT(const subject_t *subject, int64_t first, int64_t end, state_t *stat
         int64_t columns = plan->columns - c < plan->tile_columns ? plan->columns - c : plan->tile_columns;
         if (subject->after) update_tile(subject, index, (int)(rows * columns), state);
         else
-            value_tile(plan, subject->data + offset * width_of((dtype_t)plan->dtype), index, (int)rows, (int)columns,
-                       subject->fingerprint_only, state);
+            value_tile(plan, subject->data + offset * width_of((dtype_t)plan->dtype), (uint64_t)index, (int)rows,
+                       (int)columns, subject->fingerprint_only, state);
     }
 }

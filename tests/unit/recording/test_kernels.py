@@ -172,14 +172,58 @@ def measured_by(variant, x):
     return Row().measured(native.measure, x)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(x=tensors())
-def test_every_compiled_variant_agrees_with_the_reference_and_bitwise_with_the_others(compiled, x):
+def assert_every_variant_agrees(x):
     truth = Row().measured(reference.measure, x)
     rows = [measured_by(name, x) for name in variants()]
     for row in rows:
         assert_agrees(row, truth, x)
         assert torch.equal(row.floats.view(torch.int64), rows[0].floats.view(torch.int64))
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(x=tensors())
+def test_every_compiled_variant_agrees_with_the_reference_and_bitwise_with_the_others(compiled, x):
+    assert_every_variant_agrees(x)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 127, 2047, 2048, 2049, 4127])
+@pytest.mark.parametrize("dtype", DTYPES[1:6])
+def test_lengths_around_those_of_vectors_and_tiles(compiled, dtype, length):
+    x = torch.randn(length, generator=torch.Generator().manual_seed(length))
+    x[::5] = 0.0
+    assert_every_variant_agrees(x.to(dtype))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.5, 2.0**-20, 2.0**60, 1e300])
+def test_a_tile_of_one_exponent_overflows_no_counter(compiled, value):
+    """2048 equal keys are 32 vectors of 64: a byte that counts eight keys of each would come to 256."""
+    dtype = torch.float32 if value < 1e38 else torch.float64
+    assert_every_variant_agrees(torch.full((3, 2048), value, dtype=dtype))
+
+
+@pytest.mark.parametrize("binades", [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exponents_on_both_sides_of_a_window_s_edge(compiled, dtype, binades):
+    """As many binades as a window counts, as two count, and one more or less; some with zeros among them."""
+    exponents = -(torch.arange(40 * 130) % binades).to(dtype)
+    x = (1.25 * exponents.exp2()).view(40, 130)
+    x[20:, ::3] = 0.0
+    x[30:] = x[30:].sort(dim=1).values  # blocks of one exponent, tiles of many
+    assert_every_variant_agrees(x)
+
+
+@pytest.mark.parametrize("length", [1, 31, 2048, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_compiled_variant_counts_the_same_of_an_update(compiled, dtype, length):
+    generator = torch.Generator().manual_seed(length)
+    before = torch.randn(length, generator=generator).to(dtype)
+    intended = torch.randn(length, generator=generator) * torch.randint(-90, 90, (length,), generator=generator).exp2()
+    intended[::4], before[::7] = 0.0, 0.0
+    after = (before + intended.clamp(-1, 1)).to(dtype)
+    truth = updated("reference", before, after, intended)
+    for name in variants():
+        native.choose_variant(name)
+        assert torch.equal(updated("native", before, after, intended).ints, truth.ints), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,181 @@
+/* Histograms of bytes. Nearly all exponents of a tile lie in a few neighbouring binades: such a window is counted many keys
+ * at a time, what falls outside one by one, or, if that is much, over interleaved tables (one would stall on store
+ * forwarding). */
+
+#ifndef PRECDOCTOR_HISTOGRAM_H
+#define PRECDOCTOR_HISTOGRAM_H
+
+#include "widen.h"
+
+#ifdef __AVX512VBMI__
+enum { BYTES = 64, WINDOW = 16 };
+#elif defined __AVX2__
+enum { BYTES = 32, WINDOW = 8 };
+#else
+enum { BYTES = 16, WINDOW = 8 };
+#endif
+enum { TABLES = 8 };
+typedef uint8_t bytes_t __attribute__((vector_size(BYTES)));
+
+INLINE bytes_t bytes_at(const uint8_t *from) {
+    bytes_t v;
+    memcpy(&v, from, BYTES);
+    return v;
+}
+
+INLINE bytes_t all_of(int value) { return (bytes_t){0} + (uint8_t)value; }
+
+INLINE int sum_of(bytes_t v) {
+    int total = 0;
+#ifdef __SSE2__
+    __m128i part[BYTES / 16], sum = _mm_setzero_si128();
+    memcpy(part, &v, BYTES);
+    for (int i = 0; i < BYTES / 16; i++) sum = _mm_add_epi64(sum, _mm_sad_epu8(part[i], _mm_setzero_si128()));
+    total = _mm_cvtsi128_si32(sum) + _mm_extract_epi16(sum, 4);
+#else
+    for (int i = 0; i < BYTES; i++) total += v[i];
+#endif
+    return total;
+}
+
+/* One bit per byte of a comparison's result. */
+INLINE uint64_t mask_of(bytes_t v) {
+    uint64_t mask = 0;
+#ifdef __SSE2__
+    __m128i part[BYTES / 16];
+    memcpy(part, &v, BYTES);
+    for (int i = 0; i < BYTES / 16; i++) mask |= (uint64_t)(uint32_t)_mm_movemask_epi8(part[i]) << 16 * i;
+#else
+    for (int i = 0; i < BYTES; i++) mask |= (uint64_t)(v[i] & 1) << i;
+#endif
+    return mask;
+}
+
+/* ---- a window ------------------------------------------------------------------------------------------------------ */
+
+/* counts[j]: how often first + j occurs among n keys, a multiple of BYTES. Returns how often 0 does. */
+#ifdef __AVX512VBMI__
+
+/* Adds to each byte j of `counts`' groups of eight how many of a group's keys a table gives bit j. */
+INLINE __m512i count_bits(__m512i counts, __m512i table, __m512i places) {
+    /* The product of the identity with eight bytes taken for a bit matrix is that matrix transposed. */
+    const __m512i identity = _mm512_set1_epi64((long long)0x8040201008040201);
+    __m512i bits = _mm512_gf2p8affine_epi64_epi8(identity, _mm512_shuffle_epi8(table, places), 0);
+    return _mm512_add_epi8(counts, _mm512_popcnt_epi8(bits));
+}
+
+INLINE __m128i sum_of_groups(__m512i counts) {
+    const __m512i zero = _mm512_setzero_si512();
+    __m512i wide = _mm512_add_epi16(_mm512_unpacklo_epi8(counts, zero), _mm512_unpackhi_epi8(counts, zero));
+    __m256i half = _mm256_add_epi16(_mm512_castsi512_si256(wide), _mm512_extracti64x4_epi64(wide, 1));
+    return _mm_add_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+
+static int count_places(const uint8_t *keys, int n, int first, uint16_t *counts) {
+    enum { AT_ONCE = 31 * BYTES }; /* eights: no byte overflows */
+    const __m128i one_bit = _mm_setr_epi8(1, 2, 4, 8, 16, 32, 64, -128, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m512i lower = _mm512_broadcast_i32x4(one_bit), upper = _mm512_broadcast_i32x4(_mm_slli_si128(one_bit, 8));
+    const __m512i base = _mm512_set1_epi8((char)first), reach = _mm512_set1_epi8(0x70);
+    __m128i low = _mm_setzero_si128(), high = low;
+    int zeros = 0;
+    for (int from = 0; from < n; from += AT_ONCE) {
+        __m512i lows = _mm512_setzero_si512(), highs = lows;
+        for (int i = from; i < n && i < from + AT_ONCE; i += BYTES) {
+            /* Places 16 and up get the sign bit, for which a shuffle gives 0. */
+            __m512i key = _mm512_loadu_si512(keys + i), places = _mm512_adds_epu8(_mm512_sub_epi8(key, base), reach);
+            lows = count_bits(lows, lower, places);
+            highs = count_bits(highs, upper, places);
+            zeros += __builtin_popcountll(_mm512_testn_epi8_mask(key, key));
+        }
+        low = _mm_add_epi16(low, sum_of_groups(lows));
+        high = _mm_add_epi16(high, sum_of_groups(highs));
+    }
+    memcpy(counts, &low, sizeof low);
+    memcpy(counts + 8, &high, sizeof high);
+    return zeros;
+}
+
+#else
+
+static int count_places(const uint8_t *keys, int n, int first, uint16_t *counts) {
+    bytes_t totals[WINDOW], target[WINDOW], zeros = all_of(0);
+    for (int j = 0; j < WINDOW; j++) totals[j] = all_of(0), target[j] = all_of(first + j);
+    for (int i = 0; i < n; i += BYTES) { /* at most 144 times: no byte overflows */
+        bytes_t key = bytes_at(keys + i);
+        for (int j = 0; j < WINDOW; j++) totals[j] -= (bytes_t)(key == target[j]);
+        zeros -= (bytes_t)(key == 0);
+    }
+    for (int j = 0; j < WINDOW; j++) counts[j] = (uint16_t)sum_of(totals[j]);
+    return sum_of(zeros);
+}
+
+#endif
+
+/* Adds to out[] how often each of first .. first + WINDOW - 1 occurs, of which only those below `end` count. Returns the
+ * sum; *zeros receives the number of zeros. 1 <= first <= 256 - WINDOW, so that no zero looks like a key of the window. */
+static int count_window(const uint8_t *keys, int n, int first, int end, int64_t *out, int *zeros) {
+    uint16_t counts[WINDOW];
+    int total = 0;
+    *zeros = count_places(keys, n, first, counts);
+    for (int j = 0; j < WINDOW && first + j < end; j++) {
+        if (counts[j]) out[first + j] += counts[j]; /* out[] need not reach beyond what occurs */
+        total += counts[j];
+    }
+    return total;
+}
+
+/* ---- everything ---------------------------------------------------------------------------------------------------- */
+
+/* Adds to out[] how often each key outside low .. high occurs. */
+static void count_outside(const uint8_t *keys, int n, int low, int high, int64_t *out) {
+    bytes_t base = all_of(low), span = all_of(high - low);
+    for (int i = 0; i < n; i += BYTES) {
+        bytes_t key = bytes_at(keys + i);
+        uint64_t mask = mask_of((bytes_t)((key - base) > span) & (bytes_t)(key != 0));
+        for (; mask; mask &= mask - 1) out[keys[i + __builtin_ctzll(mask)]]++;
+    }
+}
+
+/* ... how often any key occurs, over interleaved tables. Returns the number of non-zero keys. */
+static int count_all(const uint8_t *keys, int n, int64_t *out) {
+    uint16_t table[TABLES][256];
+    memset(table, 0, sizeof table);
+    for (int i = 0; i < n; i += TABLES) {
+        uint64_t eight;
+        memcpy(&eight, keys + i, 8);
+        for (int j = 0; j < TABLES; j++, eight >>= 8) table[j][eight & 0xff]++;
+    }
+    for (int j = 1; j < TABLES; j++)
+        for (int k = 0; k < 256; k++) table[0][k] += table[j][k];
+    int top = 255;
+    while (top && !table[0][top]) top--; /* here, too */
+    for (int k = 1; k <= top; k++) out[k] += table[0][k];
+    return n - table[0][0];
+}
+
+/* Adds to out[1 .. 255] how often each non-zero key occurs; returns how many there are.
+ *   keys    n of them, with room for zeros behind them up to a multiple of BYTES
+ *   first   where a window holds most of them, and which way to put a second one: +WINDOW or -WINDOW
+ *   spread  how many more times not to try windows, because keys were too far apart */
+static int count_keys(uint8_t *keys, int n, int first, int on, int64_t *out, uint8_t *spread) {
+    int padded = (n + BYTES - 1) / BYTES * BYTES;
+    memset(keys + n, 0, (size_t)(padded - n));
+    if (*spread) {
+        --*spread;
+        return count_all(keys, padded, out);
+    }
+    if (first < 1) first = 1;
+    int low = first, high = first + WINDOW - 1, zeros, unused;
+    int left = padded - count_window(keys, padded, first, 256, out, &zeros) - zeros;
+    if (left > n / 32) {
+        int second = first + on < 1 ? 1 : first + on;
+        left -= count_window(keys, padded, second, on < 0 ? first : 256, out, &unused);
+        low = second < low ? second : low;
+        high = second > first ? second + WINDOW - 1 : high;
+    }
+    if (left > n / 8) *spread = 15;
+    if (left) count_outside(keys, padded, low, high, out);
+    return padded - zeros;
+}
+
+#endif
