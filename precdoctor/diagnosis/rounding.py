@@ -58,8 +58,6 @@ class _Step:
     seen: int = 0
     changed: int = 0
     intended: int = 0
-    #: A hundredth of the changes of some weight are about this large or larger.
-    largest: float = 0.0
 
 
 @dataclass
@@ -97,7 +95,7 @@ def rounding_of(
         return Moves(Rounding.UNKNOWN, expected, seen, len(late))
     if seen >= 0.5 * expected:
         return Moves(Rounding.UNBIASED, expected, seen, len(late))
-    proven = seen <= options["moved_share"] * expected and not _spreads(view, by_step, ordered)
+    proven = seen <= options["moved_share"] * expected and not _piles_up(view, by_step, ordered)
     return Moves(Rounding.NEAREST if proven else Rounding.UNKNOWN, expected, seen, len(late))
 
 
@@ -107,19 +105,20 @@ def carries_remainder(view: RunView) -> bool:
     return any(_REMAINDER.search(n) for n in names) or bool(view.places("master_weight"))
 
 
-def _spreads(view: RunView, by_step: Mapping[tuple[Process, int], _Step], ordered: list[tuple[Process, int]]) -> bool:
-    """Whether ever larger weights move, as when remainders still pile up: by then up to ulps of the update times steps.
+def _piles_up(view: RunView, by_step: Mapping[tuple[Process, int], _Step], ordered: list[tuple[Process, int]]) -> bool:
+    """Whether the weights move further with every step, as long as remainders grow towards an ulp of larger ones.
 
-    From the first to the last quarter of the steps that is a factor of four and more.
+    That is how compensated sums begin; rounded to nearest, as much sticks of one step as of another.
     """
     quarter = max(1, len(ordered) // 4)
-    return _reach(view, by_step, ordered[-quarter:]) >= 3.0 * _reach(view, by_step, ordered[:quarter])
+    return _pace(view, by_step, ordered[-quarter:]) >= 1.5 * _pace(view, by_step, ordered[:quarter])
 
 
-def _reach(view: RunView, by_step: Mapping[tuple[Process, int], _Step], keys: list[tuple[Process, int]]) -> float:
-    """The largest changes on these steps, per unit of learning rate where that is known."""
+def _pace(view: RunView, by_step: Mapping[tuple[Process, int], _Step], keys: list[tuple[Process, int]]) -> float:
+    """Mean change on these steps, counted in moves of the large weights, per unit of learning rate if it is known."""
     facts = {key: view.step_facts(*key) for key in keys}
-    return max(by_step[k].largest / ((f.lr if f is not None and f.lr else None) or 1.0) for k, f in facts.items())
+    rates = {key: (f.lr if f is not None and f.lr else None) or 1.0 for key, f in facts.items()}
+    return sum(by_step[k].expected / rate for k, rate in rates.items()) / len(keys)
 
 
 def _by_step(
@@ -133,18 +132,10 @@ def _by_step(
         step = found.setdefault(key, _Step())
         step.changed += changes.total
         step.intended += intended
-        step.largest = max(step.largest, _large(changes))
         expected, seen = _moves(weights, changes, int(r["numel"]), intended)
         step.expected += expected
         step.seen += seen
     return found
-
-
-def _large(changes: ExponentHistogram) -> float:
-    """The lower end of the bin that with those above it holds a hundredth of the changes."""
-    from_top = np.cumsum(changes.counts[::-1])[::-1]
-    inside = np.flatnonzero((from_top > 0) & (from_top >= 0.01 * changes.total))
-    return float(2.0 ** (changes.lo + int(inside[-1]))) if inside.size else 0.0
 
 
 def _moves(weights: _Weights, changes: ExponentHistogram, numel: int, intended: int) -> tuple[float, int]:

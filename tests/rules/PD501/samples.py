@@ -142,7 +142,7 @@ FIRING = {
         lambda: optimizer_of_ones_own(pure_bfloat16(), "RMSprop"), says=("98 %", "FP32 weights would")
     ),
     "own_rounds_to_nearest": Sample(
-        lambda: signed_steps(to_nearest), severity="error", says=("SignSGD rounds to nearest", "0 moved")
+        lambda: signed_steps(to_nearest), severity="error", says=("SignSGD rounds to nearest", "8 moved")
     ),
     "own_stands_still": Sample(
         lambda: signed_steps(to_nearest, 1e-9, 40), severity="error", says=("No element of any of them moved on 40",)
