@@ -29,6 +29,9 @@ _COLUMNS = ("root", "module", "kind", "name", "dtype", "numel", "zero", "unchang
 _REMAINDER = re.compile(r"comp|kahan|remainder|residual|shift|carry|error|low_?bits|lsb|trunc")
 #: The share of a tensor's elements, the largest ones, that are watched.
 _LARGEST = 0.25
+#: Mean change in ulps of the largest weights from which the format resolves updates: half an ulp is kept, some of them
+#: are several times the mean.
+_RESOLVED = 0.1
 
 
 class Rounding(enum.Enum):
@@ -143,6 +146,7 @@ def _moves(weights: _Weights, changes: ExponentHistogram, numel: int, intended: 
 
     Bin k of a weight has the ulp 2^(k - p), p the mantissa bits (its closed upper end included, going down). The mean
     intended update is at least the mean stored change, each taken at the lower end of its bin: the expectation is low.
+    A weight whose updates its format resolves says nothing: it moves however it is rounded.
     """
     bins, counts = weights.histogram.lo + np.arange(weights.histogram.counts.size), weights.histogram.counts
     if not counts.sum() or not intended:
@@ -154,6 +158,8 @@ def _moves(weights: _Weights, changes: ExponentHistogram, numel: int, intended: 
     ulps = np.maximum(bins[first:] - fmt.mantissa_bits, smallest)
     change_bins = changes.lo + np.arange(changes.counts.size)
     mean = float((changes.counts * np.exp2(change_bins.astype(np.float64))).sum()) / intended
+    if mean > _RESOLVED * 2.0 ** ulps[0]:
+        return 0.0, 0
     expected = float((counts[first:] * np.minimum(1.0, mean * np.exp2(-ulps))).sum()) * intended / numel
     seen = int(changes.counts[change_bins >= ulps[0] - 1.0].sum())
     return expected, seen
