@@ -213,10 +213,10 @@ RULE = Rule(
         ),
         RuleOption(
             "others_share",
-            0.25,
+            0.05,
             "fraction",
             "The same where the optimizer is not one of torch's.",
-            "Precdoctor's own: it may bound its steps; a quarter without a second moment has none of its kind.",
+            "Precdoctor's own: it may bound its steps, and a few long ones do less harm then.",
             maximum=1.0,
         ),
         RuleOption("min_steps", 2.0, "steps", "Steps with recorded state, at least.", "Precdoctor's own.", 1.0),

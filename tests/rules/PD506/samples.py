@@ -47,7 +47,7 @@ def another_optimizer(sigma: float = 1e-4) -> Training:
 
 def others_lose_a_few() -> Training:
     """An optimizer that may bound its steps, and a twentieth without a second moment."""
-    return another_optimizer(0.05)
+    return another_optimizer(0.5)
 
 
 def a_momentum_called_v() -> Training:
@@ -70,7 +70,7 @@ FIRING = {
         lambda: half(1e-4, 1e-8), module="head", severity="warning", says=("a division by zero",)
     ),
     "another_optimizer": Sample(
-        another_optimizer, module="head", severity="warning", says=("Where LeanAdam divides", "limit 25 %")
+        another_optimizer, module="head", severity="warning", says=("Where LeanAdam divides", "limit 5 %")
     ),
 }  # fmt: skip
 HEALTHY = {
