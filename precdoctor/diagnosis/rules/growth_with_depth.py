@@ -77,7 +77,7 @@ def _named(chain: Chain, link: Link) -> str:
 def _gain(chain: Chain) -> float:
     """The factor per link; the last one may stand for many calls."""
     whole = not _of_calls(chain) or chain.links[-1].index < LAST_CALL
-    return 2.0 ** slope(_sizes(chain) if whole else _sizes(chain)[:-1])
+    return float(2.0 ** slope(_sizes(chain) if whole else _sizes(chain)[:-1]))
 
 
 def _sizes(chain: Chain) -> list[float]:
