@@ -44,6 +44,18 @@ class Rounding(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Proof:
+    """What counts as one."""
+
+    #: Moves to be expected before their absence proves anything.
+    min_moves: float
+    #: Seen among the expected, up to which the weights are rounded to nearest.
+    moved_share: float
+    #: Between the first and the last step looked at, where nothing moved on any.
+    still_steps: float
+
+
+@dataclass(frozen=True)
 class Moves:
     """Moves of the largest quarter of each narrow weight, summed over the later half of the steps given."""
 
@@ -71,18 +83,8 @@ class _Weights:
     format: Format = field(repr=False)
 
 
-def rounding_of(
-    view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...], options: Mapping[str, float]
-) -> Moves:
-    """How the weights in these dtypes are rounded.
-
-    Args:
-        view: the run.
-        steps: to be judged.
-        dtypes: of the weights, narrower than FP32.
-        options: ``min_moves``, the moves to be expected before their absence proves anything; ``moved_share``, seen
-            among the expected; ``still_steps``, between the first and the last step on which nothing moved.
-    """
+def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...], proof: Proof) -> Moves:
+    """How the weights in these dtypes, narrower than FP32, are rounded on these steps."""
     by_step = _by_step(view, steps, dtypes)
     if not by_step or carries_remainder(view):
         return Moves(Rounding.UNKNOWN)
@@ -91,14 +93,14 @@ def rounding_of(
     expected, seen = sum(by_step[k].expected for k in late), sum(by_step[k].seen for k in late)
     still = not any(s.changed for s in by_step.values())
     if still:
-        long_enough = ordered[-1][1] - ordered[0][1] >= options["still_steps"]
+        long_enough = ordered[-1][1] - ordered[0][1] >= proof.still_steps
         proven = long_enough and sum(s.intended for s in by_step.values()) > 0
         return Moves(Rounding.NEAREST if proven else Rounding.UNKNOWN, steps=len(ordered), still=True)
-    if expected < options["min_moves"]:
+    if expected < proof.min_moves:
         return Moves(Rounding.UNKNOWN, expected, seen, len(late))
     if seen >= 0.5 * expected:
         return Moves(Rounding.UNBIASED, expected, seen, len(late))
-    proven = seen <= options["moved_share"] * expected and not _piles_up(view, by_step, ordered)
+    proven = seen <= proof.moved_share * expected and not _piles_up(view, by_step, ordered)
     return Moves(Rounding.NEAREST if proven else Rounding.UNKNOWN, expected, seen, len(late))
 
 

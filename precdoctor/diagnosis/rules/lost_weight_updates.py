@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.parameters import states_per_parameter
-from precdoctor.diagnosis.rounding import Moves, Rounding, rounding_of
+from precdoctor.diagnosis.rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.rows import Key, integer, known_format, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -110,7 +110,8 @@ def check(view: RunView, options: Options) -> Checked:
     if share < options["lost_share"] and not stuck:
         return Checked((), f"{seen}: {percent(share)} lost (limit {percent(options['lost_share'])})")
     foreign = _foreign(view)
-    moves = rounding_of(view, _usable_steps(view, options), _NARROW, options) if foreign else None
+    proof = Proof(options["min_moves"], options["moved_share"], options["still_steps"])
+    moves = rounding_of(view, _usable_steps(view, options), _NARROW, proof) if foreign else None
     if moves is not None and moves.rounding is Rounding.UNBIASED:
         reason = f"{seen}: {percent(share)} leave the weight as it is, but {foreign} rounds without bias"
         return Checked((), f"{reason}: large weights moved {moves.seen:,} times ({moves.expected:,.0f} expected)")

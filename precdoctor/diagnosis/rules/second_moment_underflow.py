@@ -84,7 +84,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _limit(view: RunView, options: Options) -> float:
-    return options["share" if adds_eps_to_root(view) else "others_share"]
+    return options["share"] if adds_eps_to_root(view) else options["others_share"]
 
 
 def _eps(view: RunView) -> float:
