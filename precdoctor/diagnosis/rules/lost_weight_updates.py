@@ -47,8 +47,8 @@ compensation (Kahan). A larger learning rate hides the symptom only for small we
 """,
     confidence="""
 0.95 where the intended update was recomputed exactly (SGD, Adam, AdamW), 0.8 where "gradient is not zero" stood in for
-it and the weights' moves prove rounding to nearest, 0.7 where they do not; 0.1 less when fewer than four steps were
-usable.
+it and the weights' moves prove rounding to nearest, 0.7 where they do not. At most 0.8 below `error_share`: most
+updates stick, and another fault may weigh more. 0.1 less when fewer than four steps were usable.
 """,
     references=(
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.1",
@@ -204,6 +204,8 @@ def _finding(
         + _kept(view, moves)
     )
     confidence, why = _confidence(view, worst, moves)
+    if share < options["error_share"]:
+        confidence, why = min(confidence, 0.8), f"{why}; most updates stick, another fault may weigh more"
     row = next(
         (r for r in view.rows(process, step) if r.kind == "weight" and r.key[:2] == key[:2] and r.name == key[3]), None
     )

@@ -165,7 +165,9 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
         name="oversized-weight-updates",
         severity=Severity.WARNING,
         confidence=0.85 if len(weight.ratios) >= 8 else 0.7,
-        title=f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
+        title=f"the first steps change `{parameter}` by {weight.ratio:.2g} times its initial size each"
+        if early
+        else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
         message=message,
         location=Location(
             place[0], place[1], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
