@@ -1,11 +1,11 @@
-"""Chains of like layers, and how a magnitude goes along them."""
+"""Chains of like layers, or of the calls of one module, and how a magnitude goes along them."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -23,6 +23,8 @@ _COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "
             "neg_inf", "sum_sq", "scale")  # fmt: skip
 #: Steps that are looked at, evenly spread.
 _STEPS = 32
+#: The recorder takes this call of a module and all later ones of the step together.
+LAST_CALL = 15
 
 #: Root, pattern of the FQN (``blocks.*.mlp``), class, kind.
 ChainKey = tuple[str, str, str, str]
@@ -67,33 +69,54 @@ def consistent_share(values: Sequence[float], sign: float) -> float:
     return sum(moves) / len(moves) if moves else 0.0
 
 
+def call_chains(view: RunView, kind: str, least: int) -> list[Chain]:
+    """Modules that a step calls ``least`` times or more, as a recurrent cell is: every call is a link of its own."""
+    return [c for c in view.remember(f"call-chains:{kind}", lambda: _call_chains(view, kind)) if len(c.links) >= least]
+
+
+def _call_chains(view: RunView, kind: str) -> list[Chain]:
+    norms: dict[ChainKey, dict[tuple[int, str, str], list[tuple[float, float]]]] = {}
+    for r, norm in _norms(view, kind):
+        if text(r["name"]) in ("", "0"):
+            module, call = str(r["module"]), int(r["call"])
+            key = (str(r["root"]), module, text(r["module_class"]), str(r["kind"]))
+            rms = norm / math.sqrt(int(r["numel"]))
+            norms.setdefault(key, {}).setdefault((call, module, str(r["dtype"])), []).append((norm, rms))
+    return [_chain(key, links) for key, links in norms.items() if len(links) > 1]
+
+
 def chains(view: RunView, kind: str, least: int) -> list[Chain]:
     """The chains of at least ``least`` layers among the tensors of one kind; only the first leaf of each module."""
     return [c for c in view.remember(f"chains:{kind}", lambda: _chains(view, kind)) if len(c.links) >= least]
 
 
 def _chains(view: RunView, kind: str) -> list[Chain]:
-    steps = watched_steps(view)
-    steps = steps[:: max(1, math.ceil(len(steps) / _STEPS))]
     norms: dict[ChainKey, dict[tuple[int, str, str], list[tuple[float, float]]]] = {}
-    for frame in view.scan(_COLUMNS, (kind,), steps=steps):
-        for r in records(frame):
-            found = _place(r)
-            energy = number(r["sum_sq"])
-            if found is None or energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or not int(r["numel"]):
-                continue
+    for r, norm in _norms(view, kind):
+        found = _place(r)
+        if found is not None:
             key, link = found
-            scale = number(r["scale"]) or 1.0
-            norm = math.sqrt(energy) / scale
             norms.setdefault(key, {}).setdefault(link, []).append((norm, norm / math.sqrt(int(r["numel"]))))
     return [_chain(key, links) for key, links in norms.items()]
+
+
+def _norms(view: RunView, kind: str) -> Iterator[tuple[Mapping[str, Any], float]]:
+    """The finite tensors of some steps, with their L2 norm without the loss scale."""
+    steps = watched_steps(view)
+    steps = steps[:: max(1, math.ceil(len(steps) / _STEPS))]
+    for frame in view.scan(_COLUMNS, (kind,), steps=steps):
+        for r in records(frame):
+            energy = number(r["sum_sq"])
+            bad = r["nan"] or r["pos_inf"] or r["neg_inf"] or text(r["phase"]) == "recompute"
+            if energy is not None and not bad and int(r["numel"]):
+                yield r, math.sqrt(energy) / (number(r["scale"]) or 1.0)
 
 
 def _place(r: Mapping[str, Any]) -> tuple[ChainKey, tuple[int, str, str]] | None:
     """The chain a row belongs to, and its layer; of several numbers in a name the first one counts."""
     module = str(r["module"])
     match = _NUMBER.search(module) or _NUMBERED.search(module)
-    if match is None or int(r["call"]) or text(r["phase"]) == "recompute" or text(r["name"]) not in ("", "0", "weight"):
+    if match is None or int(r["call"]) or text(r["name"]) not in ("", "0", "weight"):
         return None
     pattern = f"{module[: match.start(1)]}*{module[match.end(1) :]}"
     key = (str(r["root"]), pattern, text(r["module_class"]), str(r["kind"]))

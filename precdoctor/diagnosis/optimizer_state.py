@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from precdoctor.diagnosis.parameters import ADAM, beta2_of
 from precdoctor.diagnosis.rows import integer, number, text
 from precdoctor.diagnosis.view import Process, RunView, records
 from precdoctor.numerics.histogram import ExponentHistogram
 
-#: Names of the running mean of squared gradients, as torch's optimizers and those written after them have it.
-SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
+#: Names of the mean or sum of squared gradients: as torch's optimizers have it (``sum`` is Adagrad's), and others.
+SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
+_OTHERS_CALL_IT = re.compile(r"(^|_)(v|vt|nu|sq|square|squares|squared|second|variance|sum_sq)($|_)")
 #: Root, module and name of a parameter.
 Owner = tuple[str, str, str]
 _COLUMNS = (
@@ -36,6 +40,12 @@ class Held:
     histogram: ExponentHistogram
     #: What the histogram's magnitudes are to be divided by.
     scale: float = 1.0
+
+    @property
+    def without_sign(self) -> bool:
+        """Whether no element can be far below zero: the sum is that of the magnitudes."""
+        exponents = np.arange(self.histogram.lo, self.histogram.lo + self.histogram.counts.size, dtype=np.float64)
+        return self.sum >= 0.999 * float((self.histogram.counts * np.exp2(exponents)).sum())
 
     def at_most(self, limit: float) -> float:
         """Fewest non-zero elements that are at most ``limit``."""
@@ -68,8 +78,11 @@ def _second_moments(view: RunView) -> dict[Owner, list[Moment]]:
     for frame in view.scan(_COLUMNS, ("opt_state",)):
         for r in records(frame):
             name, _, key = str(r["name"]).rpartition(".")
-            if name and key in SECOND_MOMENTS and not r["nan"] and not r["pos_inf"]:
-                held[_key(r, name)] = (str(r["name"]), _held(r))
+            known = key in SECOND_MOMENTS or _OTHERS_CALL_IT.search(key.lower())
+            if name and known and not r["nan"] and not r["pos_inf"]:
+                moment = _held(r)
+                if moment.without_sign:
+                    held[_key(r, name)] = (str(r["name"]), moment)
     gradients: dict[tuple[Owner, Process, int], Held] = {}
     for frame in view.scan(_COLUMNS, ("weight_grad_step",), steps=sorted({step for *_, step in held})):
         for r in records(frame):
@@ -121,15 +134,21 @@ def _mean_square(moment: Moment) -> float:
 
 
 def decay_of(view: RunView, name: str) -> float | None:
-    """The largest decay of the second moment in force: Adam's beta2, RMSprop's alpha; None when not on record."""
+    """The largest decay of the second moment in force: Adam's beta2, RMSprop's alpha; None when not on record.
+
+    0 for sums, as Adagrad keeps them: a squared gradient is added whole.
+    """
+    if name.rpartition(".")[2] in ("sum", "sum_sq"):
+        return 0.0
     groups = [g for o in view.optimizers for g in o.get("groups") or ()]
     decays = [number(g.get("alpha")) if name.endswith("square_avg") else beta2_of(g) for g in groups]
     return max((d for d in decays if d is not None), default=None)
 
 
 def adds_eps_to_root(view: RunView) -> bool:
-    """Whether every optimizer divides by sqrt(v) + eps, as torch's Adam, AdamW and RMSprop do."""
-    return bool(view.optimizers) and all(text(o.get("class")) in (*ADAM, "RMSprop") for o in view.optimizers)
+    """Whether every optimizer divides by sqrt(v) + eps, as torch's Adam, AdamW, RMSprop and Adagrad do."""
+    known = (*ADAM, "RMSprop", "Adagrad")
+    return bool(view.optimizers) and all(text(o.get("class")) in known for o in view.optimizers)
 
 
 def label(owner: Owner) -> str:

@@ -21,6 +21,10 @@ before and stays there, while the loss undoes at least a quarter of the progress
 norm that is large at the start, and the wobble of a loss that is almost zero are not explosions. Where norm and loss
 jump in one and the same step behind an ordinary update (norm and rate within twice their medians), the objective may
 have been changed there on purpose, and the finding is information. The layer whose weight gradient grew most is named.
+
+Two more ways to explode have no jump: loss and norm end `diverged` times above their first values; or the loss falls
+below zero by `unbounded` times its first magnitude while the norm grows by `factor`: the objective has no lower bound,
+such as the scores of a Wasserstein critic that nothing holds, and larger weights are all that is learnt.
 """,
     matters="""
 Steps along an exploded gradient throw the weights far away; Adam's second moment remembers the explosion for a
@@ -31,14 +35,17 @@ A recurrent network without clipping at a learning rate of 1: norm 0.4, 0.5, 0.4
 start.
 """,
     remedy="""
-Clip by norm at the level in the finding, which touches few of the healthy steps; then lower the learning rate or warm
+Where the objective has no bound, give it one: a gradient penalty, spectral normalisation, clipped weights. Otherwise
+clip by norm at the level in the finding, which touches few of the healthy steps; then lower the learning rate or warm
 it up. Resume from before the explosion: weights and optimizer state have seen it.
 """,
     confidence="""
-0.85; 0.7 when no loss was recorded at those steps or the jump was seen on one step only, the last of the run.
+0.85; 0.75 for an objective without a bound; 0.7 when no loss was recorded at those steps or the jump was seen on one
+step only, the last of the run.
 """,
     references=(
         "Pascanu, Mikolov, Bengio, On the difficulty of training recurrent neural networks, arXiv:1211.5063",
+        "Arjovsky, Chintala, Bottou, Wasserstein GAN, arXiv:1701.07875, section 3 (why critics are held)",
         "PyTorch documentation: torch.nn.utils.clip_grad_norm_",
     ),
 )
@@ -56,6 +63,8 @@ class _Explosion:
     loss: tuple[float, float] | None
     #: Without a jump from a level it had: the whole run went up.
     diverged: bool = False
+    #: That, and the loss fell without end instead of rising.
+    unbounded: bool = False
 
     @property
     def first(self) -> StepFacts:
@@ -110,8 +119,10 @@ def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) 
     """A run whose last losses and norms are far above its first ones; losses that change their sign are no measure."""
     known = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
     known = [(i, loss, norm) for i, loss, norm in known if math.isfinite(loss) and math.isfinite(norm)]
-    if len(known) < options["min_steps"] or min(loss for _, loss, _ in known) <= 0.0:
+    if len(known) < options["min_steps"]:
         return None
+    if min(loss for _, loss, _ in known) <= 0.0:
+        return _unbounded(process, steps, known, options)
     _, loss, norm = known[0]
     last_loss, last_norm = (median(values[j] for values in known[-_AFTER:]) for j in (1, 2))
     far = options["diverged"]
@@ -119,6 +130,21 @@ def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) 
         return None
     at = next(i for i, _, n in known if n >= options["factor"] * norm)
     return _Explosion(process, steps, at, norm, max(n for *_, n in known), (loss, last_loss), diverged=True)
+
+
+def _unbounded(
+    process: Process, steps: Sequence[StepFacts], known: Sequence[tuple[int, float, float]], options: Options
+) -> _Explosion | None:
+    """A loss that has fallen far below zero, with gradients that grew on the way: no minimum is near."""
+    first_loss, first_norm = (median(abs(values[j]) for values in known[:_AFTER]) for j in (1, 2))
+    lowest = min(median(loss for _, loss, _ in known[i : i + _AFTER]) for i in range(len(known) - _AFTER + 1))
+    last_norm = median(norm for *_, norm in known[-max(_AFTER, len(known) // 4) :])
+    grown = first_norm > 0.0 and last_norm >= options["factor"] * first_norm
+    if not grown or -lowest < max(options["unbounded"] * first_loss, options["least_loss"]):
+        return None
+    at = next(i for i, _, norm in known if norm >= options["factor"] * first_norm)
+    peak = max(norm for *_, norm in known)
+    return _Explosion(process, steps, at, first_norm, peak, (first_loss, lowest), diverged=True, unbounded=True)
 
 
 def _losses(steps: Sequence[StepFacts], i: int) -> tuple[float, float] | None:
@@ -143,7 +169,7 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
     row, grown, rows = _culprit(view, explosion)
     evidence = {
         "norm_ratio": explosion.peak / explosion.baseline,
-        "limit": options["diverged" if explosion.diverged else "factor"],
+        "limit": options["diverged" if explosion.diverged and not explosion.unbounded else "factor"],
         "grad_norm": {"before": explosion.baseline, "peak": explosion.peak},
         "loss": None if explosion.loss is None else {"before": explosion.loss[0], "after": explosion.loss[1]},
         "clip_norm": first.clip_norm,
@@ -159,19 +185,27 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
     return Finding(
         code="PD603",
         name="gradient-explosion",
-        severity=Severity.INFO if explosion.sudden else Severity.ERROR,
-        confidence=0.85 if explosion.loss is not None else 0.7,
+        severity=_severity(explosion),
+        confidence=0.75 if explosion.unbounded else 0.85 if explosion.loss is not None else 0.7,
         title=f"{_what(explosion)}: norm {explosion.baseline:.3g} -> {explosion.peak:.3g}{where}",
         message=_message(explosion, row, grown, options),
         location=location(row, Phase.BACKWARD, explosion.process.rank, first.step),
         evidence=evidence,
-        prescriptions=(_prescribe(explosion),),
+        prescriptions=(_hold(explosion, row) if explosion.unbounded else _prescribe(explosion),),
     )
+
+
+def _severity(explosion: _Explosion) -> Severity:
+    if explosion.unbounded:
+        return Severity.WARNING
+    return Severity.INFO if explosion.sudden else Severity.ERROR
 
 
 def _what(explosion: _Explosion) -> str:
     if not explosion.diverged or explosion.loss is None:
         return f"gradients explode at step {explosion.first.step}"
+    if explosion.unbounded:
+        return f"the loss falls without end, to {explosion.loss[1]:.3g}, and gradients grow with it"
     return (
         f"the run diverges from step {explosion.first.step} on: loss {explosion.loss[0]:.3g} -> {explosion.loss[1]:.3g}"
     )
@@ -181,7 +215,9 @@ def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options
     first = explosion.first
     before = f"median of the {min(_WINDOW, explosion.at)} steps before"
     limit = options["factor"]
-    if explosion.diverged:
+    if explosion.unbounded:
+        before = "median of the first steps"
+    elif explosion.diverged:
         before, limit = f"at step {explosion.steps[0].step}", options["diverged"]
     message = (
         f"The gradient norm rose from {explosion.baseline:.3g} ({before}) to {first.grad_norm:.3g} at step "
@@ -190,6 +226,11 @@ def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options
     )
     if explosion.loss is not None:
         message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "
+    if explosion.unbounded and explosion.loss is not None:
+        times = abs(explosion.loss[1]) / max(explosion.loss[0], 1e-30)
+        message += (
+            f"That is {times:.3g} times below zero what it began with (limit {options['unbounded']:g}): no bound. "
+        )
     message += f"Clipping at {first.clip_norm:g} was on." if first.clip_norm else "Gradients are not clipped."
     raised = _raised(explosion)
     if raised is not None:
@@ -234,6 +275,20 @@ def _prescribe(explosion: _Explosion) -> Prescription:
             "loss.backward()\n"
             f"torch.nn.utils.clip_grad_norm_(model.parameters(), {clip:.2g})\n"
             "optimizer.step()\n"
+        ),
+    )
+
+
+def _hold(explosion: _Explosion, row: TensorRow | None) -> Prescription:
+    module = f"model.get_submodule({row.module!r})" if row is not None and row.module else "layer"
+    return Prescription(
+        title=f"normalise the weights' spectra, or penalise the gradient: its norm {explosion.peak:.3g} -> about "
+        f"{explosion.baseline:.2g}, what it was at first",
+        change={"parametrization": {"from": None, "to": "spectral_norm"}},
+        predicted={"largest_norm": {"from": explosion.peak, "to": explosion.baseline}},
+        snippet=(
+            "from torch.nn.utils.parametrizations import spectral_norm\n\n"
+            f"spectral_norm({module})  # and the other layers of this network\n"
         ),
     )
 
@@ -295,6 +350,14 @@ RULE = Rule(
             "times the first",
             "Last losses and gradient norms (medians of five) of a run that has diverged without a jump.",
             "Precdoctor's own: far beyond what warm-up, annealed terms and growing episodes make of a loss.",
+            10.0,
+        ),
+        RuleOption(
+            "unbounded",
+            300.0,
+            "times the first",
+            "Loss below zero (lowest median of five) against the magnitude of the first five, for one without a bound.",
+            "Precdoctor's own: likelihoods of many dimensions begin as large as they end.",
             10.0,
         ),
         RuleOption(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.parameters import states_per_parameter
+from precdoctor.diagnosis.rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.rows import Key, integer, known_format, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -19,8 +20,10 @@ PAGE = RulePage(
     finds="""
 Weights kept in a 16-bit (or 8-bit) format whose optimizer updates do not stick: `round(w + dw) == w` for the *intended*
 non-zero update dw. The count is exact: elements whose bits are equal after the step although an update was intended.
-For other optimizers "gradient is not zero" stands in for the intention. Of optimizers that torch does not ship this is
-information only: they may round stochastically or carry the rest along (Kahan), and then nothing is lost.
+For other optimizers "gradient is not zero" stands in for the intention. Optimizers that torch does not ship may round
+stochastically or carry the rest along (Kahan), and then nothing is lost. Their largest weights tell: without bias they
+move, rarely, by a whole ulp, and the mean size of the stored changes says how often. If none of `min_moves` such moves
+is seen, they round to nearest; if they are seen, nothing is said; where the log cannot tell, it is information only.
 Updates that FP32 weights would lose as well (the exponent of dw more than 24 binades below that of w, from the recorded
 histogram of exponent(dw) - exponent(w)) do not count, neither as lost nor as intended: they are decayed moments of
 embedding rows nobody used, not learning. Steps whose learning rate is below `lr_share` of the run's largest are left
@@ -43,12 +46,14 @@ Keep FP32 (master) weights and compute in BF16 under autocast; where memory forb
 compensation (Kahan). A larger learning rate hides the symptom only for small weights.
 """,
     confidence="""
-0.95 where the intended update was recomputed exactly (SGD, Adam, AdamW), 0.7 where "gradient is not zero" stood in for
-it; 0.1 less when fewer than four steps were usable.
+0.95 where the intended update was recomputed exactly (SGD, Adam, AdamW), 0.8 where "gradient is not zero" stood in for
+it and the weights' moves prove rounding to nearest, 0.7 where they do not. At most 0.8 below `error_share`: most
+updates stick, and another fault may weigh more. 0.1 less when fewer than four steps were usable.
 """,
     references=(
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.1",
         "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192 (stochastic rounding, Kahan summation)",
+        "Gupta et al., Deep Learning with Limited Numerical Precision, arXiv:1502.02551, section 3 (it has no bias)",
     ),
 )
 
@@ -104,7 +109,13 @@ def check(view: RunView, options: Options) -> Checked:
     stuck = {k: p for k, p in narrow.items() if p.share >= options["stuck_share"]}
     if share < options["lost_share"] and not stuck:
         return Checked((), f"{seen}: {percent(share)} lost (limit {percent(options['lost_share'])})")
-    finding = _finding(view, narrow, share, stuck, options)
+    foreign = _foreign(view)
+    proof = Proof(options["min_moves"], options["moved_share"], options["still_steps"])
+    moves = rounding_of(view, _usable_steps(view, options), _NARROW, proof) if foreign else None
+    if moves is not None and moves.rounding is Rounding.UNBIASED:
+        reason = f"{seen}: {percent(share)} leave the weight as it is, but {foreign} rounds without bias"
+        return Checked((), f"{reason}: large weights moved {moves.seen:,} times ({moves.expected:,.0f} expected)")
+    finding = _finding(view, narrow, share, stuck, options, moves)
     return Checked([finding], f"{percent(share)} of {seen} lost", Status.FAILED)
 
 
@@ -138,13 +149,15 @@ def _survey(view: RunView, options: Options) -> dict[Key, _Parameter]:
     usable = _usable_steps(view, options)
     found: dict[Key, _Parameter] = {}
     beyond = -int(options["fp32_binades"])
+    guessed = _guessed(view)
     for frame in view.scan(_COLUMNS, ("update",), where=[("dtype", "in", _NARROW)]):
         for r in records(frame):
             process = Process(int(r["rank"]), int(r["attempt"]))
             unchanged = integer(r["unchanged"])
             if unchanged is None or (process, int(r["step"])) not in usable:
                 continue
-            relative = ExponentHistogram.of(integer(r["rel_lo"]), r["rel_hist"])
+            # a gradient that stands for the update says nothing of the update's size
+            relative = ExponentHistogram.of(*((None, None) if guessed else (integer(r["rel_lo"]), r["rel_hist"])))
             below = max(0, min(relative.counts.size, beyond - relative.lo))
             trivial = float(relative.counts[:below].sum())
             key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
@@ -159,10 +172,15 @@ def _survey(view: RunView, options: Options) -> dict[Key, _Parameter]:
 
 
 def _finding(
-    view: RunView, narrow: Mapping[Key, _Parameter], share: float, stuck: Mapping[Key, _Parameter], options: Options
+    view: RunView,
+    narrow: Mapping[Key, _Parameter],
+    share: float,
+    stuck: Mapping[Key, _Parameter],
+    options: Options,
+    moves: Moves | None,
 ) -> Finding:
     general = share >= options["lost_share"]
-    foreign = _foreign(view)
+    in_doubt = moves is not None and moves.rounding is Rounding.UNKNOWN
     pool = narrow if general else stuck
     key, worst = max(pool.items(), key=lambda item: (item[1].lost, item[1].share))
     process, step = worst.worst
@@ -172,7 +190,7 @@ def _finding(
     if general:
         title = f"{percent(share)} of the weight updates are lost in {worst.dtype}"
         severity = Severity.ERROR if share >= options["error_share"] else Severity.WARNING
-        severity = Severity.INFO if foreign else severity
+        severity = Severity.INFO if in_doubt else severity
     else:
         title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
         severity = Severity.INFO
@@ -183,13 +201,11 @@ def _finding(
         f"over {plural(max(p.steps for p in narrow.values()), 'step')}"
         + (f" at learning rates up to {max(rates):.3g}" if rates else "")
         + f"; {percent(worst.share)} in `{parameter}`. "
-        + (
-            f"Nothing is lost if {foreign} rounds stochastically or carries the rest along."
-            if foreign
-            else "FP32 weights would have kept them."
-        )
+        + _kept(view, moves)
     )
-    confidence, why = _confidence(view, worst)
+    confidence, why = _confidence(view, worst, moves)
+    if share < options["error_share"]:
+        confidence, why = min(confidence, 0.8), f"{why}; most updates stick, another fault may weigh more"
     row = next(
         (r for r in view.rows(process, step) if r.kind == "weight" and r.key[:2] == key[:2] and r.name == key[3]), None
     )
@@ -204,6 +220,8 @@ def _finding(
         "relative_update": {"exp_lo": worst.relative.lo, "exp_hist": worst.relative.counts.tolist()},
         "confidence_reason": why,
     }
+    if moves is not None:
+        evidence["moves_of_largest_weights"] = {"expected": moves.expected, "seen": moves.seen, "steps": moves.steps}
     if row is not None:
         evidence["range"] = range_evidence(row)
     return Finding(
@@ -219,16 +237,38 @@ def _finding(
     )
 
 
+def _guessed(view: RunView) -> bool:
+    """Whether a gradient stood for every intended update."""
+    return bool(view.optimizers) and all(text(o.get("intended_update")) == "gradient" for o in view.optimizers)
+
+
 def _foreign(view: RunView) -> str:
     """The optimizer whose rounding is not known; empty when all of them are torch's own."""
     classes = [text(o.get("class")) for o in view.optimizers if text(o.get("intended_update")) == "gradient"]
     return next((c for c in classes if c not in _DETERMINISTIC), "")
 
 
-def _confidence(view: RunView, worst: _Parameter) -> tuple[float, str]:
+def _kept(view: RunView, moves: Moves | None) -> str:
+    """What became of the updates, as far as it is known."""
+    if moves is None:
+        return "FP32 weights would have kept them."
+    if moves.rounding is Rounding.UNKNOWN:
+        return f"Nothing is lost if {_foreign(view)} rounds stochastically or carries the rest along."
+    if moves.still:
+        return f"No element of any of them moved on {plural(moves.steps, 'step')}: FP32 weights would have."
+    return (
+        f"{_foreign(view)} rounds to nearest: of the largest quarter of each weight {moves.seen:,} moved, where "
+        f"stochastic rounding or compensation would have moved {moves.expected:,.0f} on {plural(moves.steps, 'step')}. "
+        "FP32 weights would have kept these updates."
+    )
+
+
+def _confidence(view: RunView, worst: _Parameter, moves: Moves | None) -> tuple[float, str]:
     exact = all(text(o.get("intended_update")) != "gradient" for o in view.optimizers)
     confidence = 0.95 if exact else 0.7
     why = "intended updates recomputed from optimizer state" if exact else "intended taken as gradient not zero"
+    if moves is not None and moves.rounding is Rounding.NEAREST:
+        confidence, why = 0.8, f"{why}; that the large weights never move was counted"
     if worst.steps < 4:
         return round(confidence - 0.1, 2), f"{why}; fewer than four usable steps"
     return confidence, why
@@ -249,8 +289,7 @@ def _prescribe(view: RunView, narrow: Mapping[Key, _Parameter], share: float, dt
         predicted={"lost_share": {"from": share, "to": after}, "extra_bytes": extra},
         snippet=(
             "import torch\n\n"
-            "model = model.float()  # before the optimizer is made\n"
-            "optimizer = torch.optim.AdamW(model.parameters())\n\n"
+            "model = model.float()  # before the optimizer is made, which is then given these weights\n\n"
             f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
             "    loss = compute_loss(model, batch)\n"
         ),
@@ -309,6 +348,30 @@ RULE = Rule(
             "binades",
             "Updates this far below the weight are lost in FP32 too.",
             "FP32 has 24 significant bits.",
+            1.0,
+        ),
+        RuleOption(
+            "min_moves",
+            50.0,
+            "moves",
+            "Moves of the largest weights that unbiased rounding would have made, for their absence to prove anything.",
+            "None of 50 independent moves has a probability of e^-50.",
+            1.0,
+        ),
+        RuleOption(
+            "moved_share",
+            0.1,
+            "fraction",
+            "Moves seen, of those expected, up to which the optimizer rounds to nearest; from a half on it does not.",
+            "Precdoctor's own: unbiased rounding gives 1 and more, rounding to nearest next to nothing.",
+            maximum=0.4,
+        ),
+        RuleOption(
+            "still_steps",
+            32.0,
+            "steps",
+            "Where not one element moves, steps between the first and the last one looked at.",
+            "Precdoctor's own: a compensated sum of such updates would have moved the smallest weights by then.",
             1.0,
         ),
     ),

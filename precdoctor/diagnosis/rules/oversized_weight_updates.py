@@ -21,8 +21,9 @@ PAGE = RulePage(
 Weight matrices whose update is not small against the weight: RMS(dw) / RMS(w), both as stored, at `ratio` or more in
 the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is brisk. The first half of the run is
 left out, so zero-initialised weights, whose first updates are infinitely large, have found their size; biases and gains
-are not judged. The first `early_steps` steps count alone where they threw the run off: a ratio of `early_ratio` or more
-in their median, and losses behind them more than twice the first one.
+are not judged. The first `early_steps` steps count alone where they threw the run off: updates of `early_ratio` or more
+of what the weight was initialised to, in their median, and losses behind them more than twice the first one. Weights
+that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`) have nothing to lose.
 """,
     matters="""
 A weight that is replaced by a third of itself on every step follows the newest batch, not the data. The loss stays on a
@@ -49,18 +50,24 @@ ratio is proportional to the learning rate, under SGD as well while the gradient
 )
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "shape", "numel", "nan", "pos_inf", "neg_inf", "sum_sq")
 _Place = tuple[str, str, str]
-#: A weight whose first update is so many times its size was initialised to almost nothing.
-_FROM_ZERO = 10.0
 
 
 @dataclass
 class _Weight:
     module_class: str
+    fan_in: float
     ratios: dict[tuple[Process, int], float] = field(default_factory=dict)
+    #: RMS before the first of the steps looked at.
+    first: float = 0.0
 
     @property
     def ratio(self) -> float:
         return median(self.ratios.values())
+
+    @property
+    def unit_gain(self) -> float:
+        """By how much it multiplies unit noise at first: of order 1 with any usual initialisation."""
+        return self.first * math.sqrt(self.fan_in)
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -89,33 +96,34 @@ def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
         worse = worse or (len(losses) > count and losses[0] > 0.0 and median(losses[1 : count + 1]) > 2.0 * losses[0])
     if not worse:
         return {}
-    # What was as good as zero to begin with has no size that an update could be compared with.
-    sized = {p: w for p, w in _survey(view, first=count).items() if max(w.ratios.values()) < _FROM_ZERO}
+    sized = {p: w for p, w in _survey(view, first=count).items() if w.unit_gain >= options["sized"]}
     return {p: w for p, w in sized.items() if w.ratio >= options["early_ratio"]}
 
 
 def _survey(view: RunView, first: int | None = None) -> Mapping[_Place, _Weight]:
-    """Ratios on the newer half of the recorded steps, or on the ``first`` ones."""
+    """Ratios on the newer half of the recorded steps; or on the ``first`` ones, against the weight before them all."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
     steps = steps[len(steps) // 2 :] if first is None else steps[:first]
     rms: dict[tuple[_Place, Process, int], dict[str, float]] = {}
-    classes: dict[_Place, str] = {}
+    found: dict[_Place, _Weight] = {}
     for frame in view.scan(_COLUMNS, ("weight", "update"), steps=steps):
         for r in records(frame):
-            energy = number(r["sum_sq"])
-            if energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or r["shape"] is None or len(r["shape"]) < 2:
+            energy, shape = number(r["sum_sq"]), r["shape"]
+            if energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or shape is None or len(shape) < 2:
                 continue
             place = (str(r["root"]), str(r["module"]), str(r["name"]))
-            classes[place] = text(r["module_class"])
+            numel = max(1, int(r["numel"]))
+            found.setdefault(place, _Weight(text(r["module_class"]), numel / max(1, int(shape[0]))))
             key = (place, Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
-            rms.setdefault(key, {})[str(r["kind"])] = math.sqrt(energy / max(1, int(r["numel"])))
-    found: dict[_Place, _Weight] = {}
-    for (place, process, step), sizes in rms.items():
-        if "update" in sizes and sizes.get("weight", 0.0) > 0.0:
-            weight = found.setdefault(place, _Weight(classes[place]))
-            weight.ratios[process, step] = sizes["update"] / sizes["weight"]
-    return found
+            rms.setdefault(key, {})[str(r["kind"])] = math.sqrt(energy / numel)
+    for (place, process, step), sizes in sorted(rms.items(), key=lambda item: item[0][2]):
+        weight, size = found[place], sizes.get("weight", 0.0)
+        weight.first = weight.first or size
+        size = size if first is None else weight.first
+        if "update" in sizes and size > 0.0:
+            weight.ratios[process, step] = sizes["update"] / size
+    return {place: weight for place, weight in found.items() if weight.ratios}
 
 
 def _which(weight: _Weight, *, early: bool) -> str:
@@ -131,17 +139,19 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
     rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
     limit = options["early_ratio" if early else "ratio"]
     factor = 10.0 ** math.floor(math.log10(options["target"] / weight.ratio))
+    rate = (rates[0] if early else rates[-1]) if rates else None
     message = (
-        f"In the median of {_which(weight, early=early)}, each step changed `{parameter}` by {weight.ratio:.2g} of its "
-        f"own RMS (limit {limit:g}; about 1e-3 is usual)"
-        + (f", at a learning rate of {rates[-1]:.3g}. " if rates else ". ")
+        f"In the median of {_which(weight, early=early)}, each step changed `{parameter}` by {weight.ratio:.2g} of "
+        + ("the RMS it was initialised to" if early else "its own RMS")
+        + f" (limit {limit:g}; about 1e-3 is usual)"
+        + (f", at a learning rate of {rate:.3g}. " if rate else ". ")
         + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
         + " The loss more than doubled behind these steps." * early
     )
     evidence: dict[str, Any] = {
         "update_to_weight": weight.ratio,
         "limit": limit,
-        "lr": rates[-1] if rates else None,
+        "lr": rate,
         "weights": [
             {"parameter": f"{p[1]}.{p[2]}".strip("."), "update_to_weight": w.ratio}
             for p, w in sorted(guilty.items(), key=lambda item: -item[1].ratio)[:16]
@@ -155,19 +165,38 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
         name="oversized-weight-updates",
         severity=Severity.WARNING,
         confidence=0.85 if len(weight.ratios) >= 8 else 0.7,
-        title=f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
+        title=f"the first steps change `{parameter}` by {weight.ratio:.2g} times its initial size each"
+        if early
+        else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
         message=message,
         location=Location(
             place[0], place[1], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
         ),
         evidence=evidence,
-        prescriptions=(
-            Prescription(
-                title=f"learning rate x {factor:g}: update / weight {weight.ratio:.2g} -> {weight.ratio * factor:.1g}",
-                change={"lr_factor": factor},
-                predicted={"update_to_weight": {"from": weight.ratio, "to": weight.ratio * factor}},
-                snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor!r}\n",
-            ),
+        prescriptions=(_prescribe(weight.ratio, factor, rate if early else None),),
+    )
+
+
+def _prescribe(ratio: float, factor: float, first_rate: float | None) -> Prescription:
+    """A smaller rate; a warm-up from that rate where only the first steps were too large."""
+    predicted = {"update_to_weight": {"from": ratio, "to": ratio * factor}}
+    if first_rate is None:
+        return Prescription(
+            title=f"learning rate x {factor:g}: update / weight {ratio:.2g} -> {ratio * factor:.1g}",
+            change={"lr_factor": factor},
+            predicted=predicted,
+            snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor!r}\n",
+        )
+    return Prescription(
+        title=f"warm up from a learning rate of {first_rate * factor:.2g}: first updates / weight {ratio:.2g} -> "
+        f"{ratio * factor:.1g}",
+        change={"lr_factor": factor},
+        predicted=predicted,
+        snippet=(
+            "import torch\n\n"
+            "warm_up = torch.optim.lr_scheduler.LinearLR(\n"
+            f"    optimizer, start_factor={factor!r}, total_iters=1000\n"
+            ")  # beside the schedule there is\n"
         ),
     )
 
@@ -203,9 +232,16 @@ RULE = Rule(
         RuleOption(
             "early_ratio",
             0.5,
-            "RMS of update / RMS of weight",
+            "RMS of update / RMS of initial weight",
             "Median over the first steps, where the loss more than doubled behind them.",
             "Precdoctor's own: first updates may be large; half a weight, with harm done, is too much.",
+        ),
+        RuleOption(
+            "sized",
+            0.2,
+            "RMS x sqrt(fan-in)",
+            "Weights below it were initialised to almost nothing.",
+            "Usual initialisations keep a signal's size and give about 1, PyTorch's 0.6, N(0, 0.02) at width 256 0.3.",
         ),
         RuleOption("early_steps", 3.0, "steps", "Recorded steps that are the first ones.", "Precdoctor's own.", 1.0),
         RuleOption("min_steps", 6.0, "steps", "Recorded steps in the newer half, at least.", "Precdoctor's own.", 2.0),

@@ -8,7 +8,8 @@ from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.optimizer_state import Moment, Owner, adds_eps_to_root, decay_of, label, second_moments
-from precdoctor.diagnosis.rows import TensorRow, known_format, number, path_evidence, range_evidence
+from precdoctor.diagnosis.parameters import HALF
+from precdoctor.diagnosis.rows import TensorRow, known_format, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
@@ -16,10 +17,12 @@ from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
-Second moments of Adam, AdamW or RMSprop that hold exact zeros for elements whose gradient, in that very step, is larger
-than eps: its square was rounded to zero in the format the state is kept in. Counted from the recorded state: zeros of
-the moment, less the elements whose gradient is zero or at most eps (there the zero does no harm, whatever it stems
-from). Embedding rows that were never looked up, frozen or unused weights and gradients far below eps do not count.
+Second moments that hold exact zeros for elements whose gradient, in that very step, is larger than eps: its square was
+rounded to zero in the format the state is kept in. They are those of Adam, AdamW, RMSprop and Adagrad, and what other
+optimizers keep under such a name (one element per element of the weight, none negative). Counted from the recorded
+state: zeros of the moment, less the elements whose gradient is zero or at most eps (there the zero does no harm,
+whatever it stems from). Embedding rows that were never looked up, frozen or unused weights and gradients far below eps
+do not count.
 """,
     matters="""
 Adam divides by sqrt(v) + eps. Where v is zero, only eps is left, and the step is |m| / eps of the learning rate instead
@@ -35,7 +38,8 @@ Keep the state in FP32: FP32 weights under autocast, or FP32 master weights. A l
 below it is then damped.
 """,
     confidence="""
-0.95: zeros of the moment and of the gradient are exact counts of the same step. 0.8 with fewer than four such steps.
+0.95: zeros of the moment and of the gradient are exact counts of the same step. 0.8 with fewer than four such steps,
+and where an optimizer that torch does not ship may do something else with it than to divide by its root.
 """,
     references=(
         "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1",
@@ -43,6 +47,10 @@ below it is then damped.
         "PyTorch source: torch/optim/adam.py (exp_avg_sq = zeros_like(parameter))",
     ),
 )
+
+
+#: The default of torch.optim.Adam, AdamW and RMSprop.
+_USUAL_EPS = 1e-8
 
 
 @dataclass(frozen=True)
@@ -59,8 +67,6 @@ class _Lost:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the second moment that has lost most."""
-    if not adds_eps_to_root(view):
-        return Checked.not_applicable("the weights are not trained by Adam, AdamW or RMSprop alone")
     moments = second_moments(view)
     if not moments:
         return Checked.not_applicable("no second moment was recorded with its gradient")
@@ -68,7 +74,8 @@ def check(view: RunView, options: Options) -> Checked:
     lost = {owner: _judge(kept, eps, options) for owner, kept in moments.items()}
     steps = max(len(kept) for kept in moments.values())
     seen = f"{plural(len(moments), 'second moment')} after {plural(steps, 'step')}"
-    guilty = {o: v for o, v in lost.items() if len(v.shares) >= options["min_steps"] and v.share >= options["share"]}
+    limit = _limit(view, options)
+    guilty = {o: v for o, v in lost.items() if len(v.shares) >= options["min_steps"] and v.share >= limit}
     if not guilty:
         worst = max((v.share for v in lost.values() if v.shares), default=0.0)
         return Checked((), f"{seen}: {percent(worst)} of the elements with a gradient above eps are zero in the worst")
@@ -76,10 +83,14 @@ def check(view: RunView, options: Options) -> Checked:
                    Status.FAILED)  # fmt: skip
 
 
+def _limit(view: RunView, options: Options) -> float:
+    return options["share"] if adds_eps_to_root(view) else options["others_share"]
+
+
 def _eps(view: RunView) -> float:
-    """The largest: below it zeros do no harm."""
+    """The largest: below it zeros do no harm. An optimizer that does not say is taken to have torch's."""
     groups = [g for o in view.optimizers for g in o.get("groups") or ()]
-    return max((e for g in groups if (e := number(g.get("eps"))) is not None), default=0.0)
+    return max((e for g in groups if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
 
 
 def _judge(moments: Sequence[Moment], eps: float, options: Options) -> _Lost:
@@ -99,7 +110,10 @@ def _finding(view: RunView, guilty: Mapping[Owner, _Lost], total: int, eps: floa
     last = lost.moments[-1]
     row = _row(view, owner, last)
     fmt = known_format(last.held.dtype)
-    added = 1.0 - (decay_of(view, last.name) or 0.999)
+    decay = decay_of(view, last.name)
+    added = 1.0 - (0.999 if decay is None else decay)
+    share_limit = _limit(view, options)
+    known = adds_eps_to_root(view)
     limit = (fmt.flush_limit / added) ** 0.5 if fmt is not None and added > 0.0 else 0.0
     stored_eps = 0.0 if fmt is not None and eps <= fmt.flush_limit else eps
     subnormal = last.held.subnormal / max(1, last.held.histogram.total)
@@ -111,15 +125,16 @@ def _finding(view: RunView, guilty: Mapping[Owner, _Lost], total: int, eps: floa
     message = (
         f"{percent(lost.share)} of the elements of `{label(owner)}` with a gradient above eps ({eps:g}) have a second "
         f"moment of exactly zero, in the median of {plural(len(lost.shares), 'step')} (limit "
-        f"{percent(options['share'])}); of the others {percent(subnormal)} are subnormal. It is kept in "
-        f"{last.held.dtype}: (1 - beta2) g^2 becomes zero below g = {limit:.2g}. There only eps divides, {step}. "
-        f"{plural(len(guilty), 'parameter')} of {total:,} affected."
+        f"{percent(share_limit)}); of the others {percent(subnormal)} are subnormal. It is kept in "
+        f"{last.held.dtype}: {added:.3g} g^2 becomes zero below g = {limit:.2g}. "
+        + (f"There only eps divides, {step}. " if known else f"Where {_foreign(view)} divides by its root, {step}. ")
+        + f"{plural(len(guilty), 'parameter')} of {total:,} affected."
     )
     return Finding(
         code="PD506",
         name="second-moment-underflow",
         severity=Severity.WARNING,
-        confidence=0.95 if len(lost.shares) >= 4 else 0.8,
+        confidence=0.95 if known and len(lost.shares) >= 4 else 0.8,
         title=f"the second moment of `{label(owner)}` is zero for {percent(lost.share)} of its gradient ({row.dtype})",
         message=message,
         location=Location(
@@ -130,7 +145,7 @@ def _finding(view: RunView, guilty: Mapping[Owner, _Lost], total: int, eps: floa
         ),
         evidence={
             "zero_share": lost.share,
-            "limit": options["share"],
+            "limit": share_limit,
             "subnormal_share": subnormal,
             "dtype": last.held.dtype,
             "eps": eps,
@@ -148,6 +163,10 @@ def _finding(view: RunView, guilty: Mapping[Owner, _Lost], total: int, eps: floa
     )
 
 
+def _foreign(view: RunView) -> str:
+    return next((text(o.get("class")) for o in view.optimizers if text(o.get("class"))), "the optimizer")
+
+
 def _row(view: RunView, owner: Owner, moment: Moment) -> TensorRow:
     key = (owner[0], owner[1], "opt_state", moment.name)
     return next(r for r in view.rows(moment.process, moment.step) if r.key[:4] == key)
@@ -156,16 +175,24 @@ def _row(view: RunView, owner: Owner, moment: Moment) -> TensorRow:
 def _prescribe(view: RunView, lost: _Lost, last: Moment, added: float) -> Prescription:
     limit = (FP32.flush_limit / added) ** 0.5 if added > 0.0 else 0.0
     left = last.gradient.histogram.at_most(limit * last.gradient.scale).high / max(1, last.gradient.histogram.total)
-    return Prescription(
-        title=f"FP32 optimizer state: zero where there is a gradient {percent(lost.share)} -> {percent(left)}",
-        change={"weight_dtype": {"from": last.held.dtype, "to": "float32"}},
-        predicted={"zero_share": {"from": lost.share, "to": left}},
-        snippet=(
+    title = f"FP32 optimizer state: zero where there is a gradient {percent(lost.share)} -> {percent(left)}"
+    if last.gradient.dtype in HALF:
+        change = {"weight_dtype": {"from": last.held.dtype, "to": "float32"}}
+        snippet = (
             "import torch\n\n"
             "model = model.float()  # before the optimizer is made\n"
             f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
             "    loss = compute_loss(model, batch)\n"
-        ),
+        )
+    else:  # the weights are wide already: the optimizer itself chose the format
+        key = last.name.rpartition(".")[2]
+        title += f", +{last.held.numel * 2 / 2**20:.2g} MiB for this weight"
+        change = {"state_dtype": {"from": last.held.dtype, "to": "float32"}}
+        snippet = (
+            f"import torch\n\nstate[{key!r}] = torch.zeros_like(p, dtype=torch.float32)  # in the optimizer's step\n"
+        )
+    return Prescription(
+        title=title, change=change, predicted={"zero_share": {"from": lost.share, "to": left}}, snippet=snippet
     )
 
 
@@ -182,6 +209,14 @@ RULE = Rule(
             "fraction",
             "Elements with a second moment of zero, of those whose gradient is above eps, in the median over steps.",
             "Precdoctor's own: each of them takes steps that are too long by orders of magnitude.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "others_share",
+            0.05,
+            "fraction",
+            "The same where the optimizer is not one of torch's.",
+            "Precdoctor's own: it may bound its steps, and a few long ones do less harm then.",
             maximum=1.0,
         ),
         RuleOption("min_steps", 2.0, "steps", "Steps with recorded state, at least.", "Precdoctor's own.", 1.0),

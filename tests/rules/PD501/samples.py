@@ -1,7 +1,11 @@
 """Updates that do not stick, and updates nobody misses."""
 
+from collections.abc import Callable
+
+import numpy as np
+
 from tests.support.samples import Sample
-from tests.support.training import FACTS, NUMEL, Training
+from tests.support.training import FACTS, NUMEL, Training, histogram, tensor
 
 
 def weights(dtype: str, unchanged: int, zero: int, rel_lo: int, rel_hist: list[int], **options: object) -> Training:
@@ -20,13 +24,67 @@ def a_third() -> Training:
     return weights("bfloat16", NUMEL // 3, NUMEL // 3, -9, [NUMEL // 3, NUMEL - NUMEL // 3])
 
 
-def optimizer_of_ones_own(classname: str = "StochasticAdamW") -> Training:
+def optimizer_of_ones_own(run: Training, classname: str = "SignSGD") -> Training:
     """What it means to do to a weight is not known, nor how it rounds."""
-    run = pure_bfloat16()
     group = {"lr": 1e-3, "parameters": 8}
     optimizer = {"name": f"{classname}#0", "class": classname, "intended_update": "gradient", "groups": [group]}
     run.facts = {**FACTS, "optimizers": [optimizer]}
     return run
+
+
+def keeps_a_remainder() -> Training:
+    """By its name; what moved in the few steps tells nothing."""
+    run = optimizer_of_ones_own(pure_bfloat16(), "KahanAdamW")
+    for step, rows in run.tensors.items():
+        rows.append(tensor(step, "opt_state", "head", len(rows), name="weight.compensation", dtype="bfloat16"))
+    return run
+
+
+def signed_steps(
+    rounds: Callable[[np.ndarray, np.ndarray], np.ndarray], rate: float = 1e-3, steps: int = 12
+) -> Training:
+    """BF16 weights of an optimizer of somebody's own, each to be moved by about the rate in every step.
+
+    Args:
+        rounds: from the updates in ulps, and what is left over of the steps before, to whole ulps.
+        rate: of normal weights.
+        steps: of the run.
+    """
+    rng = np.random.default_rng(3)
+    weights = rng.normal(0.0, 1.0, NUMEL)
+    ulps = 2.0 ** (np.floor(np.log2(np.abs(weights))) - 7)
+    rest = np.zeros(NUMEL)
+    run = optimizer_of_ones_own(Training(weight_dtype="bfloat16", steps=steps))
+    for rows in run.tensors.values():
+        wanted = rate * rng.normal(0.0, 1.0, NUMEL) / ulps
+        changes = rounds(wanted, rest) * ulps
+        for row in rows:
+            if row["kind"] == "update":
+                row |= {"exp_lo": None, "exp_hist": None} | histogram(changes)
+                row["unchanged"] = row["zero"]
+            elif row["kind"] == "weight":
+                row |= histogram(weights)
+    return run
+
+
+def to_nearest(wanted: np.ndarray, _: np.ndarray) -> np.ndarray:
+    return np.round(wanted)
+
+
+def stochastically(wanted: np.ndarray, _: np.ndarray) -> np.ndarray:
+    return np.floor(wanted + np.random.default_rng(4).random(NUMEL))
+
+
+def with_compensation(wanted: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    rest += np.abs(wanted)  # the same sign in every step
+    whole = np.round(rest)
+    rest -= whole
+    return np.copysign(whole, wanted)
+
+
+def still_piling_up() -> Training:
+    """Compensation, so slow that the large weights have not moved yet: larger ones do with every step."""
+    return signed_steps(with_compensation, 2e-4, 16)
 
 
 def norm_gains_stand_still() -> Training:
@@ -79,8 +137,17 @@ FIRING = {
         says=("98 %", "limit 25 %", "8 significant bits", "0.001"),
         evidence={"limit": 0.25},
     ),
-    "optimizer_of_ones_own": Sample(optimizer_of_ones_own, severity="info", says=("98 %", "StochasticAdamW rounds")),
-    "torch_rmsprop": Sample(lambda: optimizer_of_ones_own("RMSprop"), says=("98 %", "FP32 weights would")),
+    "keeps_a_remainder": Sample(keeps_a_remainder, severity="info", says=("98 %", "KahanAdamW rounds")),
+    "torch_rmsprop": Sample(
+        lambda: optimizer_of_ones_own(pure_bfloat16(), "RMSprop"), says=("98 %", "FP32 weights would")
+    ),
+    "own_rounds_to_nearest": Sample(
+        lambda: signed_steps(to_nearest), severity="error", says=("SignSGD rounds to nearest", "8 moved")
+    ),
+    "own_stands_still": Sample(
+        lambda: signed_steps(to_nearest, 1e-9, 40), severity="error", says=("No element of any of them moved on 40",)
+    ),
+    "still_piling_up": Sample(still_piling_up, severity="info", says=("Nothing is lost if",)),
     "a_third": Sample(a_third, severity="warning", says=("33 %",)),
     "norm_gains_stand_still": Sample(norm_gains_stand_still, module="norm", severity="info", says=("stand still",)),
 }
@@ -89,4 +156,7 @@ HEALTHY = {
     for f in (
         master_weights, late_in_fp32, unused_embedding_rows, frozen_half, warm_up, learning_rate_zero,
     )
+} | {
+    "own_rounds_stochastically": lambda: signed_steps(stochastically),
+    "own_with_compensation": lambda: signed_steps(with_compensation, steps=24),
 }  # fmt: skip

@@ -26,9 +26,19 @@ def large_at_first_without_harm() -> Training:
     return thrown_off(loss=2.5)
 
 
+def without_warm_up() -> Training:
+    """After the first step the weight is as large as its updates: it is the initial weight that they outweigh."""
+    run = thrown_off(first=0.4)
+    run.change(lambda r: r.update(normal(0.1)), kind="weight", module="head", step=0)
+    return run
+
+
 def from_zero() -> Training:
     """As good as zero to begin with: any update is many times its size."""
-    return thrown_off(first=30.0)
+    run = thrown_off(first=0.01)
+    for step in range(3):
+        run.change(lambda r: r.update(normal(1e-3)), kind="weight", module="head", step=step)
+    return run
 
 
 def brisk() -> Training:
@@ -47,6 +57,7 @@ def a_bias() -> Training:
 FIRING = {
     "thrown_off": Sample(thrown_off, module="head", kind="update", severity="warning",
                          says=("the first 3 steps", "limit 0.5", "more than doubled")),
+    "without_warm_up": Sample(without_warm_up, module="head", severity="warning", says=("initialised to",)),
     "replaced": Sample(lambda: updates(0.9), module="head", kind="update", severity="warning",
                        says=("limit 0.3", "0.001")),
 }  # fmt: skip

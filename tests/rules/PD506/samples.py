@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.support.samples import Sample
 from tests.support.states import with_moment
-from tests.support.training import FACTS, Training
+from tests.support.training import FACTS, Training, histogram, tensor
 
 
 def adam(eps: float, **more: object) -> Training:
@@ -40,9 +40,25 @@ def far_below_eps() -> Training:
     return with_moment(adam(1e-8), lambda _, x: np.where(tiny, 1e-24, 1e-3) * x)
 
 
-def another_optimizer() -> Training:
-    """Who knows what it divides by."""
-    return with_moment(adam(1e-5, **{"class": "Sophia"}), lambda _, x: 1e-4 * x, "float16")
+def another_optimizer(sigma: float = 1e-4) -> Training:
+    """Not one of torch's, with FP16 state."""
+    return with_moment(adam(1e-5, **{"class": "LeanAdam"}), lambda _, x: sigma * x, "float16")
+
+
+def others_lose_a_few() -> Training:
+    """An optimizer that may bound its steps, and a twentieth without a second moment."""
+    return another_optimizer(0.5)
+
+
+def a_momentum_called_v() -> Training:
+    """Nesterov's velocity has signs: no mean of squares."""
+    run = another_optimizer()
+    for step, rows in run.tensors.items():
+        rows[:] = [r for r in rows if r["kind"] != "opt_state"]
+        signed = np.random.default_rng(step).normal(0.0, 1e-7, 4096).astype(np.float16).astype(np.float64)
+        row = tensor(step, "opt_state", "head", len(rows), name="weight.v", dtype="float16")
+        rows.append(row | {"exp_lo": None, "exp_hist": None} | histogram(signed))
+    return run
 
 
 FIRING = {
@@ -53,5 +69,13 @@ FIRING = {
     "eps_is_zero_too": Sample(
         lambda: half(1e-4, 1e-8), module="head", severity="warning", says=("a division by zero",)
     ),
+    "another_optimizer": Sample(
+        another_optimizer, module="head", severity="warning", says=("Where LeanAdam divides", "limit 5 %")
+    ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (in_fp32, large_gradients, rows_never_looked_up, far_below_eps, another_optimizer)}
+HEALTHY = {
+    f.__name__: f
+    for f in (
+        in_fp32, large_gradients, rows_never_looked_up, far_below_eps, others_lose_a_few, a_momentum_called_v,
+    )
+}  # fmt: skip

@@ -65,7 +65,28 @@ def adversary() -> Training:
     return run(lambda s: 1e-2 * (1 + s) ** 2, lambda s: -0.1 if s == 0 else (1.0 + s) ** 2, steps=60)
 
 
+def nothing_holds_the_critic() -> Training:
+    """Scores that are larger for the one kind of input than for the other, without end."""
+    training = run(lambda s: 0.5 * 1.1**s, lambda s: -0.5 * 1.15**s, steps=80)
+    for step in range(1, 80):
+        find(training.tensors[step], "weight_grad", "head").update(normal(1.1**step))
+    return training
+
+
+def likelihood() -> Training:
+    """A density of many dimensions gets narrow: its log grows, and so do its gradients."""
+    return run(lambda s: 10.0 * 1.05**s, lambda s: 800.0 - 45.0 * s, steps=80)
+
+
+def returns_grow() -> Training:
+    """An agent's losses have either sign, and grow with what it earns."""
+    return run(lambda s: 0.5 * 1.06**s, lambda s: (-1) ** s * 0.5 * 1.06**s, steps=80)
+
+
 FIRING = {
+    "nothing_holds_the_critic": Sample(
+        nothing_holds_the_critic, module="head", severity="warning", says=("falls without end", "limit 300")
+    ),
     "diverges": Sample(diverges, module="blocks.0.attn.qkv", says=("diverges", "limit 1000")),
     "thrown_off_at_once": Sample(thrown_off_at_once, 1, says=("diverges from step 1",)),
     "explodes": Sample(
@@ -76,5 +97,14 @@ FIRING = {
 }  # fmt: skip
 HEALTHY = {
     f.__name__: f
-    for f in (one_large_batch, large_at_the_start, loss_takes_no_harm, wobble_near_zero, sparse_reward, adversary)
+    for f in (
+        one_large_batch,
+        large_at_the_start,
+        loss_takes_no_harm,
+        wobble_near_zero,
+        sparse_reward,
+        adversary,
+        likelihood,
+        returns_grow,
+    )
 }
