@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording.batch import StepFacts
 from precdoctor.recording.naming import Place
 from precdoctor.recording.optimizer_state import STATE_EVERY, Masters, StateRows, masters_in_state
 from precdoctor.recording.options import RecordOptions
@@ -103,7 +104,7 @@ def test_state_is_taken_seldom_and_in_step_with_other_runs(tmp_path):
     recorder = Seen(tmp_path)
     rows, taken = StateRows(recorder), []
     for step in range(5, 5 + 4 * STATE_EVERY):
-        recorder.step = step
+        recorder.current = StepFacts(step)
         if rows.due("Adam#0"):
             taken.append(step)
             rows.take("Adam#0", (), ())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from precdoctor.recording.batch import StepFacts
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch
@@ -34,14 +35,14 @@ def test_a_buffer_is_told_of_once_when_it_turns(recorder):
     net, watch = Running(), BufferWatch(recorder)
     recorder.names.place(net, None)
     assert look(watch) == [], "an infinity that was there from the beginning is meant"
-    recorder.step = 1
+    recorder.current = StepFacts(1)
     net.level.add_(1.0)
     net.count.add_(1)
     assert look(watch) == []
-    recorder.step = 2
+    recorder.current = StepFacts(2)
     net.level[1] = torch.nan
     assert look(watch) == [("level", 1)]
-    recorder.step = 3
+    recorder.current = StepFacts(3)
     net.level.add_(1.0)
     assert look(watch) == []
 
@@ -84,7 +85,7 @@ def test_state_that_overflowed_is_named_with_its_parameter(recorder):
     parameter.grad = torch.full((3,), 1.0)
     optimizer.step()
     assert watch.look(optimizer) == []
-    recorder.step = 1
+    recorder.current = StepFacts(1)
     parameter.grad = torch.full((3,), 1e22)
     optimizer.step()
     (found,) = watch.look(optimizer)
