@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -218,9 +218,23 @@ def read_open(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.
         raise RunUnreadableError(f"cannot read {part.name}: {error.strerror or error}") from error
     with readable(part.name):
         found = scan(content, part.name)
-        for batch in read_batches(content, found, part.name):
+        for batch in _joined(read_batches(content, found, part.name)):
             columns = _columns_present(part.name, batch.schema, query)
             yield _conform(part.name, batch.select(columns), query, rank)
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A stream has a batch per step; whoever reads them pays by the batch."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= BATCH_ROWS:
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, rows = [], 0
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 def _open_parquet(content: bytes) -> pq.ParquetFile:
