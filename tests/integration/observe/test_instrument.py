@@ -76,7 +76,7 @@ def rows(done) -> dict[tuple[str, str, str, int], float]:
     return {tuple(row[:4]): row[4] for row in mine[["module", "kind", "name", "call", "amax"]].itertuples(index=False)}
 
 
-@pytest.mark.parametrize("how", ["wrapped", "in place"])
+@pytest.mark.parametrize("how", ["wrapped", pytest.param("in place", marks=pytest.mark.slow)])
 def test_rows_from_inside_a_compiled_graph_are_those_of_the_model_as_written(how, recorded):
     written, inside = rows(recorded("as written")), rows(recorded(how))
     assert ("again.0", "grad_output", "", 1) in inside

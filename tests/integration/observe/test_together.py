@@ -92,7 +92,7 @@ def assert_same_log(folder):
         assert ((left - right).abs() <= 1e-5 * left.abs() + 1e-6).sum() == left.notna().sum()
 
 
-@pytest.mark.parametrize("depth", [2, 6])
+@pytest.mark.parametrize("depth", [pytest.param(2, marks=pytest.mark.slow), 6])
 def test_a_step_makes_as_many_launches_however_many_tensors_it_has(tmp_path, depth):
     launches = run(tmp_path, "faked", depth)
     assert_same_log(tmp_path)

@@ -84,7 +84,7 @@ def exact(x: torch.Tensor) -> np.ndarray:
     return x.to(torch.float64).contiguous().numpy()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(tensors())
 def test_the_reference_agrees_with_numpy(x):
     row, values = Row().measured(reference.measure, x), exact(x)
@@ -110,7 +110,7 @@ def test_the_reference_agrees_with_numpy(x):
     assert squares == pytest.approx(float((finite**2).sum()), rel=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tensors(), st.sampled_from(at.BLOCK_SIZES))
 def test_block_histograms_agree_with_a_loop(x, block):
     row = Row().measured(reference.measure, x, (block,))
@@ -147,7 +147,7 @@ def assert_agrees(ours, truth, x):
     assert float(ours.floats[at.SUM_SQ]) == pytest.approx(float(truth.floats[at.SUM_SQ]), rel=1e-5)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tensors(DTYPES[1:]))
 def test_the_blocked_kernel_agrees_with_the_reference(x):
     assert_agrees(Row().measured(blocked.measure, x), Row().measured(reference.measure, x), x)
@@ -180,7 +180,7 @@ def assert_every_variant_agrees(x):
         assert torch.equal(row.floats.view(torch.int64), rows[0].floats.view(torch.int64))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(x=tensors())
 def test_every_compiled_variant_agrees_with_the_reference_and_bitwise_with_the_others(compiled, x):
     assert_every_variant_agrees(x)
@@ -377,7 +377,7 @@ def test_lost_updates_are_counted_on_bits(kernel):
     assert rel[-14 - -1 - at.REL_MIN] == 1  # 1e-4 is in (2^-14, 2^-13], 1.0 closes bin -1
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(DTYPES[1:]), st.integers(1, 9000), st.sampled_from([1e-9, 1e-4, 1.0]), st.integers(0, 2**31 - 1))
 def test_the_compiled_update_agrees_with_the_reference(dtype, size, step, seed):
     if not available("native"):
