@@ -39,10 +39,10 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev  ## the tests alone; make unit ARGS="-k gate" picks some
-	$(PYTEST) -n 2 --dist loadfile -m "not gpu and not slow" $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" $(ARGS)
 
 slow: $(VENV)/.installed-dev  ## the tests that `make test` leaves out because they take long
-	$(PYTEST) -n 2 --dist loadfile -m "slow" $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "slow" $(ARGS)
 
 gpu:  ## what only a CUDA device can show: its tests, and a table under benchmarks/results/ (PYTHON=...)
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
