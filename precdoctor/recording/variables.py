@@ -153,9 +153,8 @@ class Notebook:
         try:
             if leaves.is_transformed(x) or leaves.is_wrapped(x) or x.layout is not torch.strided:
                 return DROPPED  # its values are elsewhere
-            # Its graph would be kept with it. To ask for ``grad_fn`` may make a node, or raise: views are lazy.
-            if not x.is_leaf or (x._is_view() and x._base is not None and not x._base.is_leaf):
-                return DROPPED
+            if leaves.has_graph(x):
+                return DROPPED  # it would be kept with it
             return Held(x, leaves.version(x)) if self._affords(x) else DROPPED
         except (RuntimeError, NotImplementedError) as error:  # a kind of tensor without memory
             attach.let_through(error)

@@ -166,7 +166,7 @@ class Evaluator:
         if not old or any(value is x for x in self._copies.values()):
             return value
         if issubclass(kind, Tensor):
-            if not is_data(value) or not value.is_leaf:
+            if not is_data(value) or leaves.has_graph(value):
                 raise UnknownValueError(f"{name} has a graph, or computes by itself")  # a graph says where it came from
             return self._copy(name, value)
         if kind in ITERATORS:
