@@ -1,8 +1,9 @@
 """Evaluating expressions of the user's source text that only compute: arithmetic, torch's functions, tensor methods.
 
-No code of the user's runs. A name stands for the value its variable had; functions of the user's are followed through
-their own text (``functions.py``). Whatever might touch the outside world, draw random numbers or be changed by being
-looked at cannot be evaluated, and ends the expression it stands in (:class:`UnknownValueError`).
+No code of the user's runs but modules in evaluation, as in any replay. A name stands for the value its variable had;
+functions of the user's are followed through their own text (``functions.py``). Whatever might touch the outside world,
+draw random numbers or be changed by being looked at cannot be evaluated, and ends the expression it stands in
+(:class:`UnknownValueError`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from precdoctor.recording.microscope.pure import (
     may_be_given,
     truth,
 )
+from precdoctor.recording.microscope.teachers import called_again
 from precdoctor.recording.microscope.tracer import External, Tracer
 from precdoctor.recording.variables import DROPPED, Held
 
@@ -369,7 +371,7 @@ class Evaluator:
         return function, *self._call_arguments(node)
 
     def _module(self, node: ast.Call, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Modules without parameters only: what others came to is known from their replay."""
+        """Those without parameters, and those in evaluation: what others came to is known from their replay."""
         kind = type(module)
         known = kind.__module__.startswith("torch.nn.modules") and "forward" not in vars(module)
         state = next(module.parameters(), None) is not None or (  # BatchNorm without weights has statistics
@@ -377,6 +379,8 @@ class Evaluator:
         )
         if state or "Dropout" in kind.__name__ or (known and next(module.children(), None) is not None):
             self.loose += [x for x in (*args, *kwargs.values()) if issubclass(type(x), Tensor)]
+            if may_be_given(module, args, kwargs):
+                return called_again(self.tracer, module, args, kwargs)
             raise UnknownValueError("a module")
         if known and may_be_given(kind.forward, args, kwargs):
             self.at(node)

@@ -369,3 +369,26 @@ def test_a_loop_over_one_line_is_noted_once_and_a_debugger_stops_it():
 
     assert [x is None for x in noted_ones] == [False] + [True] * 99
     assert traced is None
+
+
+class Teacher(torch.nn.Linear):
+    """It counts its calls, as some do."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_teacher_in_evaluation_is_called_again_and_left_as_it_was(training):
+    text = "def f(x):\n    p = torch.softmax(teacher(x) * 1e4, -1)\n    return p * p.log()\n"
+    text += "x = torch.eye(3)\nstop()\nloss = unknown - f(x)\n"
+    teacher, hooked = Teacher(3, 3).train(training), []
+    teacher.register_forward_hook(lambda *_: hooked.append(1))
+    done = replay(text, 6, teacher=teacher)
+
+    assert (teacher.calls, hooked) == (0, [])
+    assert training or origin(done) == ("aten.log.default", 3)
+    assert not training or not done.bad_outputs
