@@ -14,6 +14,8 @@ import torch
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.tracer import External
 from precdoctor.recording.microscope.unseen import replay_statements
+from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.scene import Scene
 from precdoctor.recording.variables import Notebook
 
 NAMES = itertools.count()
@@ -392,3 +394,20 @@ def test_a_teacher_in_evaluation_is_called_again_and_left_as_it_was(training):
     assert (teacher.calls, hooked) == (0, [])
     assert training or origin(done) == ("aten.log.default", 3)
     assert not training or not done.bad_outputs
+
+
+def test_what_was_noted_goes_when_the_step_goes():
+    """A step may end without one ``backward`` that begins at one loss."""
+    scene = Scene(types.SimpleNamespace(options=RecordOptions(), when_forked=[], step=0))
+    notebook = Notebook(scene.affords_aside)
+    scene.when_cleared.append(notebook.clear)
+
+    def function():
+        x = torch.ones(1)
+        notebook.note()
+        return weakref.ref(x)
+
+    gone = function()
+    assert gone() is not None
+    scene.clear()
+    assert gone() is None
