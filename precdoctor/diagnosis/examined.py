@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,28 @@ class Poisoned:
 
 
 @dataclass(frozen=True)
+class BadSetting:
+    """A hyper-parameter that is NaN or infinite."""
+
+    #: Number of the parameter group.
+    group: int
+    #: ``lr``, ``weight_decay``, ``betas[1]`` ...
+    name: str
+    value: float
+
+    @property
+    def words(self) -> str:
+        """``the learning rate of parameter group 0``."""
+        what = {"lr": "learning rate", "weight_decay": "weight decay"}.get(self.name, f"setting `{self.name}`")
+        return f"the {what} of parameter group {self.group}"
+
+    @property
+    def is_words(self) -> str:
+        """``NaN``, ``infinite``."""
+        return "NaN" if math.isnan(self.value) else "infinite"
+
+
+@dataclass(frozen=True)
 class Examined:
     """One incident under the microscope."""
 
@@ -143,6 +165,8 @@ class Examined:
     skips: int = 1
     #: Seen in the training itself as it was traced, not in a replay.
     live: bool = False
+    #: Hyper-parameters of the groups of the parameters that an optimizer step spoilt, as far as they are not finite.
+    bad_settings: tuple[BadSetting, ...] = ()
 
 
 def examined_at(view: RunView, process: Process, step: int) -> Examined | None:
@@ -159,7 +183,8 @@ def poisoned_steps(view: RunView, process: Process) -> tuple[int, ...]:
 def _all(view: RunView) -> dict[tuple[int, int], Examined]:
     found = _own(view)
     if (again := second_run_of(view)) is not None:  # what was traced live knows more than what was run again
-        found |= {at: e for at, e in _own(again).items() if e.outcome == "origin"}
+        traced = {at: e for at, e in _own(again).items() if e.outcome == "origin"}
+        found |= {at: replace(e, bad_settings=found[at].bad_settings) if at in found else e for at, e in traced.items()}
     return found
 
 
@@ -224,7 +249,13 @@ def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ex
         live=data.get("live") is True,
         poisoned=tuple(_poisoned(p) for p in _list(data.get("poisoned")) if isinstance(p, Mapping)),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
+        bad_settings=tuple(_bad_setting(s) for s in _list(data.get("bad_settings")) if isinstance(s, Mapping)),
     )
+
+
+def _bad_setting(data: Mapping[str, Any]) -> BadSetting:
+    value = real(data.get("value"))
+    return BadSetting(integer(data.get("group")) or 0, text(data.get("name")), math.nan if value is None else value)
 
 
 def _weight(name: str) -> tuple[str, str, str] | None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from precdoctor.diagnosis.bad_steps import GRADIENTS, incident_steps, is_well, reference_of
 from precdoctor.diagnosis.causes import UNKNOWN, Cause, backward_cause, forward_cause
 from precdoctor.diagnosis.examination import Culprit, culprit_at
-from precdoctor.diagnosis.examined import Examined, examined_at
+from precdoctor.diagnosis.examined import BadSetting, Examined, examined_at
 from precdoctor.diagnosis.finding import Phase
+from precdoctor.diagnosis.optimizer_causes import words_of
 from precdoctor.diagnosis.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious
 from precdoctor.diagnosis.poison import poison_at, traced_to_poison
 from precdoctor.diagnosis.rows import (
@@ -294,9 +295,13 @@ def _story(rows: Sequence[TensorRow], about: TensorRow) -> tuple[TensorRow, ...]
 def _by_optimizer(view: RunView, process: Process, step: int, row: TensorRow, rows: Sequence[TensorRow]) -> Incident:
     origin = Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
     cause = UNKNOWN
+    facts = view.step_facts(process, step)
+    rates = [BadSetting(group, "lr", rate) for group, rate in (facts.bad_rates if facts is not None else ())]
     eps = [number(g.get("eps")) for o in view.optimizers for g in o.get("groups") or ()]
     fmt = known_format(row.dtype)
-    if fmt is not None and any(e is not None and 0.0 < e <= fmt.flush_limit for e in eps):
+    if rates:  # which group the weight is in is not on record
+        cause = Cause("other", 0.9, words_of(rates))
+    elif fmt is not None and any(e is not None and 0.0 < e <= fmt.flush_limit for e in eps):
         cause = Cause("optimizer-division-by-zero", 0.85, f"eps {min(e for e in eps if e):g} is zero in {row.dtype}")
     elif row.nan == 0 and row.inf:
         cause = Cause("optimizer-overflow", 0.8, "finite gradients became infinite weights")

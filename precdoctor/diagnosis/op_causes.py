@@ -11,7 +11,7 @@ import math
 from precdoctor.diagnosis.blame import Blame
 from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op, Operand
-from precdoctor.diagnosis.optimizer_causes import optimizer_cause
+from precdoctor.diagnosis.optimizer_causes import optimizer_cause, settings_cause
 from precdoctor.diagnosis.rows import known_format
 
 _LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
@@ -47,6 +47,8 @@ def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cau
     """The cause of an examined incident in the vocabulary of findings; ``other`` when none fits."""
     op = blamed.op
     if examined.phase == "optimizer":
+        if (bad_setting := settings_cause(op, examined.bad_settings)) is not None:
+            return bad_setting
         return (
             optimizer_cause(op) if op.name.startswith("optim.") else _of_optimizer(_arithmetic_cause(examined, op), op)
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.examination import Culprit
-from precdoctor.diagnosis.examined import Operand, Poisoned
+from precdoctor.diagnosis.examined import BadSetting, Operand, Poisoned
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.rows import known_format
@@ -20,10 +20,31 @@ _Maker = Callable[[RunView, Incident, Culprit], Prescription]
 
 def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """One prescription for the cause; where there is no remedy to compute, where to stop and look."""
+    if culprit.examined.bad_settings:
+        return finite_setting(incident, culprit.examined.bad_settings[0])
     maker = _BY_CAUSE.get(culprit.cause.name or "", _look)
     if maker is _look and incident.poison is not None:
         return mend_buffer(incident, incident.poison.poisoned[0])
     return maker(view, incident, culprit)
+
+
+def finite_setting(incident: Incident, setting: BadSetting) -> Prescription:
+    """For a hyper-parameter that a schedule, or the script, made NaN or infinite."""
+    key = setting.name.partition("[")[0]
+    return Prescription(
+        title=f"compute {setting.words} so that it stays finite up to step {incident.step} and beyond: look at powers "
+        "of negative numbers and quotients of zeros at the end of warm-up and of the schedule",
+        change={"parameter_group": setting.group, key: {"from": setting.value, "to": "finite"}},
+        predicted={"stops_before_step": incident.step},
+        snippet=(
+            "import math\n\n"
+            "import torch\n\n"
+            "# before optimizer.step():\n"
+            "for number, group in enumerate(optimizer.param_groups):\n"
+            f"    if not all(map(math.isfinite, torch.as_tensor(group[{key!r}]).flatten().tolist())):\n"
+            f"        raise ValueError(f'{key} of group {{number}} is not finite')\n"
+        ),
+    )
 
 
 def mend_buffer(incident: Incident, poisoned: Poisoned) -> Prescription:

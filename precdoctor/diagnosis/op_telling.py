@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from precdoctor.diagnosis.examination import Culprit
-from precdoctor.diagnosis.examined import Examined, Op, Operand
+from precdoctor.diagnosis.examined import BadSetting, Examined, Op, Operand
 from precdoctor.diagnosis.finding import Location
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.op_prescriptions import mend_buffer, prescribe
@@ -38,6 +38,8 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
         title = f"the backward pass of {_forward_name(culprit)} in {place} makes the first non-finite gradient{cause}"
     else:
         title = f"{op.short} in {place} makes the first non-finite value{cause}"
+    if settings := culprit.examined.bad_settings:
+        title = _settings_title(incident, settings[0], f"{op.short} in {place} makes weights non-finite")
     message = f"{where_words(view, incident).capitalize()}, {op.name}{line} "
     message += f"read {external_words(culprit)}{_batch_words(culprit)}. " if external is not None else f"{_made(op)}. "
     if (weight := culprit.examined.weight) is not None:
@@ -65,12 +67,18 @@ def _tell_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Told
     name = f"`{'.'.join(p for p in (op.module, op.parameter) if p)}`"
     made = f"state `{op.state}` of {name}" if op.state else name
     title = f"the optimizer step made {made} non-finite from finite gradients ({culprit.cause.name})"
+    if settings := culprit.examined.bad_settings:
+        title = _settings_title(incident, settings[0], f"the optimizer step made {made} non-finite")
     message = f"{where_words(view, incident).capitalize()}, {op.name} {_made(op)} in {name}. {_operand_words(op)}"
     message += f" Cause: {culprit.cause.name}: {culprit.cause.why}." + poison_words(incident)
     effects = consequences(incident)
     if effects:
         message += f" In the same step also non-finite: {', '.join(effects)}."
     return title, f"{message} {resume_advice(incident)}", prescribe(view, incident, culprit)
+
+
+def _settings_title(incident: Incident, setting: BadSetting, made: str) -> str:
+    return f"{setting.words} is {setting.is_words} at step {incident.step}: {made}"
 
 
 def tell_poison(view: RunView, incident: Incident, examined: Examined) -> Told:

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from precdoctor.diagnosis.causes import Cause
-from precdoctor.diagnosis.examined import Op, Operand
+from precdoctor.diagnosis.examined import BadSetting, Op, Operand, real
 from precdoctor.diagnosis.rows import known_format
 
 #: State tensors whose root the update divides by.
 _SECOND_MOMENTS = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "v")
+
+
+def settings_cause(op: Op, settings: Sequence[BadSetting]) -> Cause | None:
+    """A hyper-parameter that is NaN or infinite, by its name or as the scalar that the operation was given.
+
+    The vocabulary of causes has no name for it: it is ``other``, and the words say which.
+    """
+    if (given := op.operand("grad")) is not None and given.bad:
+        return None
+    if settings:
+        same = [s for s in settings if s.name == settings[0].name]
+        return Cause("other", 0.97, f"{words_of(same)}, and every weight that it is multiplied with becomes so")
+    if any(o.bad for o in op.operands):
+        return None
+    scalar = next((k for k, v in op.settings.items() if (x := real(v)) is not None and not math.isfinite(x)), None)
+    if scalar is None or op.name.startswith("optim."):
+        return None
+    return Cause("other", 0.95, f"the scalar `{scalar}` that {op.short} was given is {op.settings[scalar]}")
+
+
+def words_of(settings: Sequence[BadSetting]) -> str:
+    """``the learning rate of parameter group 0 is NaN``."""
+    first = settings[0]
+    more = f" (and of group{'s' if len(settings) > 2 else ''} {', '.join(str(s.group) for s in settings[1:])})"
+    return f"{first.words}{more if len(settings) > 1 else ''} is {first.is_words}"
 
 
 def optimizer_cause(op: Op) -> Cause:

@@ -7,11 +7,13 @@ all columns for single steps only; memory is flat in the length of the run but f
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,8 +29,16 @@ if TYPE_CHECKING:
 BAD_COUNTS = ("nan", "pos_inf", "neg_inf")
 
 _STEP_COLUMNS = (
-    *("step", "rank", "optimizer", "complete", "micro_steps", "loss", "lr", "grad_norm", "clip_norm", "loss_scale"),
-    *("clipped_before_unscale", "growth_tracker", "found_inf", "skipped", "autocast_dtype", "lost_update_fraction"),
+    *("step", "rank", "optimizer", "complete", "micro_steps", "loss", "lr", "lrs", "grad_norm", "clip_norm"),
+    *(
+        "loss_scale",
+        "clipped_before_unscale",
+        "growth_tracker",
+        "found_inf",
+        "skipped",
+        "autocast_dtype",
+        "lost_update_fraction",
+    ),
     *("non_finite", "sampled", "recorder_ns", "device_ns", "step_ns"),
 )
 _T = TypeVar("_T")
@@ -64,6 +74,8 @@ class StepFacts:
     clipped_before_unscale: bool | None = None
     growth_tracker: int | None = None
     autocast_dtype: str | None = None
+    #: Parameter groups whose learning rate is NaN or infinite, and that rate.
+    bad_rates: tuple[tuple[int, float], ...] = ()
 
 
 class RunView:
@@ -345,7 +357,13 @@ def _step_facts(record: Mapping[str, Any]) -> StepFacts:
         clipped_before_unscale=None if (early := number(record.get("clipped_before_unscale"))) is None else early != 0,
         growth_tracker=integer(record.get("growth_tracker")),
         autocast_dtype=text(record.get("autocast_dtype")) or None,
+        bad_rates=_bad_rates(record.get("lrs")),
     )
+
+
+def _bad_rates(rates: Any) -> tuple[tuple[int, float], ...]:
+    known = rates if isinstance(rates, (list, np.ndarray)) else ()
+    return tuple((i, float(r)) for i, r in enumerate(known) if r is not None and not math.isfinite(r))
 
 
 def _together(a: StepFacts, b: StepFacts) -> StepFacts:
@@ -366,4 +384,5 @@ def _together(a: StepFacts, b: StepFacts) -> StepFacts:
         clipped_before_unscale=a.clipped_before_unscale or b.clipped_before_unscale,
         growth_tracker=b.growth_tracker if b.growth_tracker is not None else a.growth_tracker,
         autocast_dtype=a.autocast_dtype or b.autocast_dtype,
+        bad_rates=a.bad_rates or b.bad_rates,
     )

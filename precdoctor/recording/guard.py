@@ -171,6 +171,7 @@ class Guard:
         self._examined += 1
         number = self._number()
         data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad)}
+        data["bad_settings"] = optimizer_facts.bad_settings(optimizer, [p for p, _ in bad])
         first = bad[0][0]
         line = innermost_user_line(past_own=True)
         done = replay_step(optimizer, first, before.get(id(first)), line, values=values)
@@ -198,6 +199,9 @@ class Guard:
         data: dict[str, Any] = {"policy": self._policy, "outcome": "origin", "phase": "optimizer"}
         data |= {
             "target": "optimizer-state",
+            "bad_settings": optimizer_facts.bad_settings(
+                optimizer, [p.parameter for p in poisoned if p.parameter is not None]
+            ),
             "origins": list(range(len(rows))),
             "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
         }

@@ -73,6 +73,7 @@ class LossCode:
         self._open = False
         self._kinds: dict[type, tuple[str, ...]] = {}
         self._notebook = Notebook(scene.affords_aside)
+        scene.when_cleared.append(self._notebook.clear)
         self._note = guarded(recorder)(self._noted)
         self.began = guarded(recorder)(self._began)
         self.supported = scene.enabled and self._install()
@@ -129,8 +130,14 @@ class LossCode:
             self._open = False
 
     def _began(self, tensors: Any, gradients: Any) -> None:
-        if self._traced:
-            return
+        try:
+            if not self._traced:
+                self._keep(tensors, gradients)
+        finally:
+            self._scene.places = []
+            self._notebook.clear()
+
+    def _keep(self, tensors: Any, gradients: Any) -> None:
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
         given = [gradients] if isinstance(gradients, Tensor) else list(gradients or ())
         if len(roots) != 1 or not isinstance(roots[0], Tensor) or roots[0].grad_fn is None:
@@ -140,8 +147,6 @@ class LossCode:
             gradient = given[0] if given and isinstance(given[0], Tensor) else None
             graph = LossGraph(self._recorder.micro_step, top, roots[0].detach(), gradient)
             self._scene.losses.append(graph)
-        self._scene.places = []
-        self._notebook.clear()
 
 
 class _Walk:

@@ -92,6 +92,8 @@ class Scene:
         self.unlimited_at: Callable[[int], bool] = lambda _step: False
         self.enabled = recorder.options.on_nonfinite != "observe" or recorder.options.scene_memory > 0
         self._keep = guarded(recorder)(self._gradient)
+        #: Told when everything is let go of.
+        self.when_cleared: list[Callable[[], None]] = []
         recorder.when_forked.append(self.clear)
 
     def clear(self) -> None:
@@ -100,6 +102,8 @@ class Scene:
         self.calls = []
         self.losses = []
         self.places = []
+        for told in self.when_cleared:
+            told()
         self.refused, self.transformed = None, False
         self._left = self._recorder.options.scene_memory
         self._storages.clear()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording import leaves
+from precdoctor.recording import attach, leaves
 from precdoctor.recording.microscope.frames import is_foreign
 
 #: Functions noted outwards from the one that runs, and elements of a list.
@@ -29,8 +29,12 @@ _PLAIN = frozenset(
         *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType),
     )
 )
+#: Keys that nobody's code hashes or compares.
+_KEYS = frozenset((str, int, bool, float, type(None)))
 #: Up to Python 3.12 a frame has one dictionary of its variables, which ``locals()`` gives away.
 _SHARED = sys.version_info < (3, 13)
+#: References to it where nobody else asked for it: the frame's, a variable's, and the one that asks how many.
+_OURS = 3
 
 
 class _Dropped:
@@ -62,11 +66,6 @@ class Variables:
     globals: Mapping[str, Any]
     caller: Variables | None
 
-    @property
-    def at_module_level(self) -> bool:
-        """Whether it is a script's own code, outside any function."""
-        return self.values is self.globals
-
 
 class Notebook:
     """Notes the variables of the functions that run, by reference.
@@ -94,6 +93,10 @@ class Notebook:
             return None  # a debugger writes variables back from the dictionary that would be read here
         self._seen.add((first.f_code, first.f_lineno))
         frames = [first, *running]
+        with torch._C.DisableTorchFunction():  # subclasses and modes of the user's may watch every attribute
+            return self._of(frames)
+
+    def _of(self, frames: list[types.FrameType]) -> Variables | None:
         found: Variables | None = None
         for frame in reversed(frames):
             known = self._latest.get(id(frame))
@@ -110,37 +113,51 @@ class Notebook:
 
     def _values(self, frame: types.FrameType) -> Mapping[str, Any]:
         if frame.f_code.co_name == "<module>":
-            return frame.f_globals
+            own = frame.f_locals
+            apart = type(own) is dict and "__builtins__" not in own  # ``exec`` with a dictionary for locals
+            return self._all(own) if apart else frame.f_globals
         if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             return {}  # a class body: what is asked for would be its real variables
         if _SHARED and not {"locals", "vars", "exec", "eval"}.isdisjoint(frame.f_code.co_names):
             return {}
         own = frame.f_locals
-        kept = {name: self._keep(value) for name, value in own.items()}
-        if _SHARED:
+        found = self._all(own)
+        if _SHARED and sys.getrefcount(own) <= _OURS:
             own.clear()  # it would keep the variables alive
+        return found
+
+    def _all(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {name: self._keep(value) for name, value in values.items()}
         return {name: value for name, value in kept.items() if value is not DROPPED}
 
     def _keep(self, value: Any, depth: int = 0) -> Any:
-        if type(value) in _PLAIN:
+        """By its type alone: an object's attributes, its ``__class__`` and its ``__eq__`` may be code of the user's."""
+        kind = type(value)
+        if kind in _PLAIN:
             return value
-        if isinstance(value, Tensor):
-            if leaves.is_transformed(value) or leaves.is_wrapped(value) or value.layout is not torch.strided:
-                return DROPPED  # its values are elsewhere
-            if value.grad_fn is not None:
-                return DROPPED  # its graph would be kept with it
-            if not self._affords(value):
-                return DROPPED
-            return Held(value, leaves.version(value))
-        if type(value) in (list, tuple, dict):
+        if issubclass(kind, Tensor):
+            return self._held(value)
+        if kind is list or kind is tuple or kind is dict:
             if depth == _MAX_NEST or len(value) > _MAX_ELEMENTS:
                 return DROPPED
-            if isinstance(value, dict):
-                return {k: self._keep(v, depth=depth + 1) for k, v in value.items()}
-            return type(value)(self._keep(v, depth=depth + 1) for v in value)
+            if kind is dict:
+                plain = all(type(k) in _KEYS for k in value)
+                return {k: self._keep(v, depth=depth + 1) for k, v in value.items()} if plain else DROPPED
+            return kind(self._keep(v, depth=depth + 1) for v in value)
         try:
             return weakref.ref(value)
         except TypeError:
+            return DROPPED
+
+    def _held(self, x: Tensor) -> Any:
+        try:
+            if leaves.is_transformed(x) or leaves.is_wrapped(x) or x.layout is not torch.strided:
+                return DROPPED  # its values are elsewhere
+            if leaves.has_graph(x):
+                return DROPPED  # it would be kept with it
+            return Held(x, leaves.version(x)) if self._affords(x) else DROPPED
+        except (RuntimeError, NotImplementedError) as error:  # a kind of tensor without memory
+            attach.let_through(error)
             return DROPPED
 
 

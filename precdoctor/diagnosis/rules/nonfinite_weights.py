@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.examined import BadSetting
 from precdoctor.diagnosis.finding import Prescription, Severity
 from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.op_prescriptions import finite_setting
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.telling import (
@@ -46,6 +48,8 @@ the state's format can hold. If the weights were bad from the start, load an old
 0.9 when weight, gradient and update of the step are all recorded; 0.05 less when the change happened between two
 recorded steps; 0.5 when the step's tensors are not in the log. Cause `optimizer-division-by-zero` needs an `eps` that
 the weight's format rounds to zero; `optimizer-overflow` needs infinities without NaN.
+A learning rate, or another hyper-parameter of the weight's group, that is NaN or infinite at that step is named with
+its parameter group; its cause is `other`.
 """,
     references=(
         "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1 (where eps stands)",
@@ -89,6 +93,10 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
 
 def _prescribe(view: RunView, incident: Incident) -> Prescription:
     row = incident.origin.row if incident.origin is not None else None
+    facts = view.step_facts(incident.process, incident.step)
+    if incident.how == "optimizer" and facts is not None and facts.bad_rates:
+        group, rate = facts.bad_rates[0]
+        return finite_setting(incident, BadSetting(group, "lr", rate))
     fmt = known_format(row.dtype) if row is not None else None
     if incident.how == "optimizer" and fmt is not None and fmt.mantissa_bits < FP32.mantissa_bits:
         parameters = sum(r.numel for r in incident.path if r.kind == "weight")
@@ -104,7 +112,6 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
             ),
         )
     if incident.how == "optimizer":
-        facts = view.step_facts(incident.process, incident.step)
         lr = facts.lr if facts is not None and facts.lr else None
         return Prescription(
             title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip the gradient",

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from precdoctor.recording import attach
-from precdoctor.recording.microscope.expressions import Bound, Evaluator, UnknownValueError, guarded
+from precdoctor.recording.microscope.expressions import Bound, Evaluator
 from precdoctor.recording.microscope.frames import is_foreign
+from precdoctor.recording.microscope.pure import UnknownValueError, guarded, items, truth
 from precdoctor.recording.microscope.tracer import Tracer
 from precdoctor.recording.variables import DROPPED
 
@@ -50,10 +51,10 @@ class Follower:
     def _follow(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if self._depth == _MAX_DEPTH:
             raise UnknownValueError("calls too deep")
-        owner = (function.owner,) if isinstance(function, Bound) else ()
-        function = function.function if isinstance(function, Bound) else function
-        if not isinstance(function, types.FunctionType):
-            raise UnknownValueError(getattr(function, "__name__", "a call"))
+        owner = (function.owner,) if type(function) is Bound else ()
+        function = function.function if type(function) is Bound else function
+        if type(function) is not types.FunctionType:
+            raise UnknownValueError("a call")
         while is_foreign(function.__code__.co_filename) and isinstance(
             inner := getattr(function, "__wrapped__", None), types.FunctionType
         ):
@@ -101,7 +102,7 @@ class Follower:
                 result = None if statement.value is None else value(statement.value)
                 raise _ReturnSignal(result)
             case ast.If():
-                self.run(statement.body if guarded(bool, value(statement.test)) else statement.orelse)
+                self.run(statement.body if truth(value(statement.test)) else statement.orelse)
             case ast.For() | ast.While():
                 self._loop(statement)
             case ast.With():
@@ -141,12 +142,12 @@ class Follower:
     def _loop(self, statement: ast.For | ast.While) -> None:
         evaluator = self.evaluator
         if isinstance(statement, ast.For):
-            for item in evaluator.items(evaluator.value(statement.iter)):
+            for item in items(evaluator.value(statement.iter)):
                 evaluator.assign(statement.target, item)
                 if self._round(statement.body):
                     return
         else:
-            while guarded(bool, evaluator.value(statement.test)):
+            while truth(evaluator.value(statement.test)):
                 if self._round(statement.body):
                     return
         self.run(statement.orelse)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +17,11 @@ from precdoctor.recording.state_watch import Poisoned
 #: Parameters told of per incident.
 _MAX_PARAMETERS = 4
 _SETTINGS = ("lr", "eps", "betas", "momentum", "weight_decay", "alpha", "rho", "lr_decay", "maximize", "amsgrad")
+
+#: Settings that an infinity spoils, too: others, such as a limit of the group's, may be infinite on purpose.
+_FACTORS = frozenset(
+    ("lr", "betas", "beta1", "beta2", "momentum", "dampening", "weight_decay", "alpha", "rho", "lr_decay", "etas")
+)
 
 #: A parameter's root, module and name.
 Named = Callable[[Tensor], tuple[str, str, str]]
@@ -29,6 +36,34 @@ def bad_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[
             if dense is not None and badness(dense.detach()):
                 found.append((parameter, group))
     return found
+
+
+def bad_settings(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
+    """Settings of the groups these parameters are in that are NaN, or infinite where that spoils every update.
+
+    Returns:
+        Number of the ``group``, ``name`` (``betas[1]``) and ``value`` of each.
+    """
+    wanted = {id(p) for p in parameters}
+    found = []
+    for number, group in enumerate(optimizer.param_groups):
+        if not any(id(p) in wanted for p in group["params"]):
+            continue
+        for key, value in group.items():
+            parts = [(f"[{i}]", v) for i, v in enumerate(value)] if isinstance(value, tuple) else [("", value)]
+            for index, part in parts if key != "params" else ():
+                number_of = _number(part)
+                if math.isnan(number_of) or (math.isinf(number_of) and key in _FACTORS):
+                    found.append({"group": number, "name": f"{key}{index}", "value": number_of})
+    return found
+
+
+def _number(value: Any) -> float:
+    """A setting as a number; 0 for what is none."""
+    if issubclass(type(value), numbers.Real):  # numpy's, too
+        return float(value)
+    dense = leaves.plain(value) if isinstance(value, Tensor) and value.numel() == 1 else None
+    return float(dense.detach()) if dense is not None and dense.is_floating_point() else 0.0
 
 
 def parameter_events(

@@ -11,14 +11,15 @@ import ast
 import weakref
 from collections import ChainMap
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.microscope.expressions import UnknownValueError
 from precdoctor.recording.microscope.facts import NEG_INF, badness
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.functions import Follower, FunctionNode, function_of, names_in, statements_in
+from precdoctor.recording.microscope.pure import UnknownValueError
 from precdoctor.recording.microscope.replay import Replay, same_bits
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
@@ -90,10 +91,10 @@ def _bad_value(tracer: Tracer, at: Variables, statement: ast.stmt) -> _Found | N
     return _Found(worst[0], tracer.source(worst[0])) if worst else None
 
 
-def _tensors(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
+def _tensors(value: Any) -> list[Tensor]:
+    if issubclass(type(value), Tensor):
         return [value]
-    return [x for v in value for x in _tensors(v)] if isinstance(value, (list, tuple)) else []
+    return [x for v in value for x in _tensors(v)] if type(value) in (list, tuple) else []
 
 
 def _role(at: Variables | None, statement: ast.stmt | None) -> str:
@@ -101,7 +102,7 @@ def _role(at: Variables | None, statement: ast.stmt | None) -> str:
     for node in ast.walk(statement) if at is not None and statement is not None else ():
         name = node.func if isinstance(node, ast.Call) else None
         value = at.values.get(name.id) if at is not None and isinstance(name, ast.Name) else None
-        if isinstance(value() if isinstance(value, weakref.ref) else value, nn.Module):
+        if issubclass(type(value() if type(value) is weakref.ref else value), nn.Module):
             return "variable"
     return "data"
 

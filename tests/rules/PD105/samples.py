@@ -8,6 +8,13 @@ def optimizer_made_them() -> Training:
     return Training().poison(7, "update", "norm", pos_inf=3)
 
 
+def rate_is_no_number() -> Training:
+    """No microscope: the rate is known from the steps table only."""
+    run = Training().poison(7, "update", "norm", nan=3)
+    run.step_rows[7] |= {"lr": float("nan"), "lrs": [1e-3, float("nan")]}
+    return run
+
+
 def eps_underflows() -> Training:
     """Adam on FP16 weights: eps 1e-8 is zero there."""
     return Training(dtype="float16", weight_dtype="float16").poison(7, "update", "norm", nan=3)
@@ -52,6 +59,9 @@ assert FACTS["optimizers"][0]["groups"][0]["eps"] == 1e-8
 FIRING = {
     "optimizer_made_them": Sample(
         optimizer_made_them, 7, "norm", "update", "optimizer-overflow", last_finite=6, says=("gradient the optimizer",)
+    ),
+    "rate_is_no_number": Sample(
+        rate_is_no_number, 7, "norm", "update", "other", says=("the learning rate of parameter group 1 is NaN",)
     ),
     "eps_underflows": Sample(eps_underflows, 7, "norm", "update", "optimizer-division-by-zero", says=("eps 1e-08",)),
     "no_update_recorded": Sample(no_update_recorded, 7, "norm", "weight", last_finite=6),

@@ -7,7 +7,7 @@ import pytest
 
 from precdoctor.diagnosis.blame import Blame, blame
 from precdoctor.diagnosis.examination import Culprit, _phase
-from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op, Operand
+from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, BadSetting, Examined, Op, Operand
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.op_causes import op_cause
 from precdoctor.diagnosis.op_telling import external_words
@@ -190,3 +190,26 @@ def test_a_weight_with_a_name_is_still_told_as_one():
 
     assert blame(seen) == Blame(reads, external=("weight", "scale.g"))
     assert cause_of(seen).name == "nonfinite-weights"
+
+
+def test_a_rate_that_is_no_number_is_named_with_its_groups():
+    step = op(0, "aten.add_.Tensor", tensor(), tensor("other"), bad_out=NAN, settings={"alpha": "NaN"})
+    rates = tuple(BadSetting(group, "lr", float("nan")) for group in (1, 2))
+    found = cause_of(replace(examined("optimizer", step), bad_settings=rates))
+
+    assert found.name == "other"
+    assert found.why.startswith("the learning rate of parameter group 1 (and of group 2) is NaN")
+
+
+def test_a_scalar_that_an_optimizer_of_ones_own_made_nan():
+    step = op(0, "aten.mul.Tensor", tensor(), bad_out=NAN, settings={"other": "NaN"})
+    found = cause_of(examined("optimizer", step))
+
+    assert (found.name, found.why) == ("other", "the scalar `other` that mul was given is NaN")
+
+
+def test_a_bad_gradient_goes_before_a_bad_rate():
+    step = op(0, "optim.SGD.step", tensor("grad", nan=1), bad_out=NAN)
+    rate = BadSetting(0, "lr", float("nan"))
+
+    assert "gradient" in cause_of(replace(examined("optimizer", step), bad_settings=(rate,))).why

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from precdoctor.recording.microscope.optimizer_facts import bad_settings
 from precdoctor.recording.microscope.optimizer_replay import replay_step
 
 
@@ -60,3 +64,37 @@ def test_an_optimizer_that_writes_elsewhere_is_left_alone():
 def test_a_step_that_comes_out_finite_says_nothing():
     optimizer, parameter, before = stepped(torch.optim.SGD, [1.0] * 3, lr=0.1)
     assert replay_step(optimizer, parameter, before, None, values=True) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"lr": math.nan}, ["lr"]),
+        ({"lr": np.float32("nan")}, ["lr"]),
+        ({"lr": torch.tensor(math.inf)}, ["lr"]),
+        ({"weight_decay": math.inf, "lr": 0.1}, ["weight_decay"]),
+        ({"betas": (0.9, math.nan)}, ["betas[1]"]),
+        ({"anything": math.nan}, ["anything"]),
+        ({"max_norm": math.inf}, []),
+        ({"lr": 1e300, "maximize": True, "foreach": None, "betas": (0.9, 0.99)}, []),
+    ],
+    ids=str,
+)
+def test_settings_that_spoil_an_update_are_told_by_group_and_name(settings, names):
+    good, bad = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([{"params": [good]}, {"params": [bad]}], lr=0.1)
+    optimizer.param_groups[1].update(settings)
+
+    assert [(s["group"], s["name"]) for s in bad_settings(optimizer, [bad])] == [(1, n) for n in names]
+    assert bad_settings(optimizer, [good]) == []
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+def test_the_operation_a_rate_of_nan_went_into(kind):
+    optimizer, parameter, before = stepped(kind, [1.0] * 3)
+    optimizer.param_groups[0]["lr"] = math.nan
+    optimizer.step()
+    found = replay_step(optimizer, parameter, before, None, values=True)
+
+    assert found is not None and found.origin is not None
+    assert any(math.isnan(v) for v in found.origin.facts["settings"].values() if isinstance(v, float))

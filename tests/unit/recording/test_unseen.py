@@ -4,7 +4,9 @@ import contextlib
 import itertools
 import linecache
 import math
+import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ import torch
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.tracer import External
 from precdoctor.recording.microscope.unseen import replay_statements
+from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.scene import Scene
 from precdoctor.recording.variables import Notebook
 
 NAMES = itertools.count()
@@ -155,3 +159,255 @@ def test_noting_leaves_the_names_of_a_class_body_alone():
         twice = weight * 2  # a class body's variables are its namespace itself
 
     assert Body.twice.item() == 2.0
+
+
+class Hostile:
+    """An object that must not be looked at."""
+
+    def _ran(self, *_):
+        raise AssertionError("ran")
+
+    __class__ = property(_ran)
+    __bool__ = __len__ = __iter__ = __float__ = __eq__ = __add__ = __getitem__ = __contains__ = __call__ = _ran
+    __hash__ = object.__hash__
+
+    def __getattr__(self, _name):
+        self._ran()
+
+
+class Watched(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_args, **_kwargs):
+        raise AssertionError("ran")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("len(odd)", "float(odd)", "bool(odd)", "sum([odd])", "list(odd)", "odd + y", "odd.weight", "odd()", "y[odd]"),
+        *("odd[0]", "(odd, 1) == (odd, 1)", "odd in [1]", "1 if odd else 2", "odd and 1", "isinstance(odd, int)"),
+        *("[x for x in odd]", "torch.add(y, odd)", "y.apply_(odd)", "sorted([1, 2], key=odd)", "lazy.weight"),
+        *("dict(zip([1], odd))", "watched + 1", "watched.shape", "next(stream)", "[x for x in stream]", "list(pairs)"),
+    ],
+)
+def test_no_code_of_the_users_objects_runs(expression):
+    lazy = types.ModuleType("lazy")
+    lazy.__getattr__ = lambda _name: Hostile()._ran()
+    stream, pairs = iter([1, 2]), enumerate([1, 2])
+    text = f"y = torch.tensor([math.nan])\nstop()\nloss = ({expression}, unknown - y)\n"
+    outside = {"odd": Hostile(), "lazy": lazy, "stream": stream, "pairs": pairs}
+    with torch._C.DisableTorchFunction():
+        watched = torch.ones(1).as_subclass(Watched)
+    done = replay(text, 3, watched=watched, **outside)
+
+    assert done.named is not None or done.bad_outputs
+    assert list(stream) == [1, 2]
+    assert list(pairs) == [(0, 1), (1, 2)]
+
+
+def test_running_statistics_stay_as_they_are():
+    norm = torch.nn.BatchNorm1d(2, affine=False)
+    y = torch.tensor([[math.nan, 1.0], [2.0, 3.0]])
+    replay("stop()\nloss = unknown - norm(y)\n", 2, norm=norm, y=y)
+
+    assert torch.equal(norm.running_mean, torch.zeros(2))
+    assert norm.num_batches_tracked == 0
+
+
+def test_distributions_keep_nothing_of_what_was_computed():
+    prior = torch.distributions.Categorical(logits=torch.zeros(3))
+    done = replay("stop()\nloss = unknown - torch.log(prior.probs * 0)\n", 2, prior=prior)
+
+    assert origin(done)[0] == "aten.log.default"
+    assert "probs" not in vars(prior)
+
+
+def noted(make):
+    """The variables of a function that makes ``x`` and is noted then."""
+    notebook = Notebook(lambda _x: True)
+
+    def function():
+        x = make()
+        found = notebook.note()
+        return found, x
+
+    return function()
+
+
+@pytest.mark.parametrize(
+    "make", [Hostile, lambda: {Hostile(): 1}, lambda: [Hostile()]], ids=["object", "key", "element"]
+)
+def test_noting_runs_no_code_of_the_users_objects(make):
+    found, _ = noted(make)
+
+    assert found is not None
+
+
+def test_noting_is_not_seen_by_modes_and_subclasses_of_the_users():
+    calls = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, _types, args=(), kwargs=None):
+            calls.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with torch._C.DisableTorchFunction():
+        watched = torch.ones(1).as_subclass(Watched)
+    plain = torch.ones(1)
+    with Mode():
+        noted(lambda: [watched, plain])
+
+    assert calls == []
+
+
+def test_noting_makes_no_node_of_a_view():
+    """To ask a view for its ``grad_fn`` after its base was written to makes that node, out of turn."""
+
+    notebook = Notebook(lambda _x: True)
+
+    def number():
+        return (torch.ones(1, requires_grad=True) * 1).grad_fn._sequence_nr()
+
+    def function():
+        base = torch.zeros(2)
+        view = base[0]
+        base.mul_(torch.ones(2, requires_grad=True))
+        between = number() - number()
+        before = number()
+        found = notebook.note()
+        return found, number() - before, -between, view
+
+    found, made, usual, _ = function()
+    assert not {"base", "view"} & set(found.values)
+    assert made == usual
+
+
+def test_the_variables_somebody_else_has_asked_for_are_left_to_them():
+    notebook = Notebook(lambda _x: True)
+
+    def own_variables():
+        return sys._getframe(1).f_locals
+
+    def function():
+        x = torch.ones(1)
+        held = own_variables()
+        notebook.note()
+        return x, held
+
+    x, held = function()
+    assert held["x"] is x
+
+
+def test_nothing_is_kept_alive_by_the_frame():
+    notebook = Notebook(lambda _x: False)
+
+    def function():
+        x = torch.ones(1)
+        gone = weakref.ref(x)
+        notebook.note()
+        del x
+        return gone()
+
+    assert function() is None
+
+
+def test_code_with_a_dictionary_of_its_own_for_variables():
+    """``exec(code, globals, locals)``: names are those of the second."""
+    text = "y = torch.zeros(2)\nnote()\nloss = unknown - y / y\n"
+    file = f"/script-{next(NAMES)}.py"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    found, notebook = [], Notebook(lambda _x: True)
+    outside = {"torch": torch, "y": torch.ones(2), "note": lambda: found.append(notebook.note())}
+    with contextlib.suppress(NameError):
+        exec(compile(text, file, "exec"), outside, {})
+    done = replay_statements(
+        next(p for p in chain(found[0]) if p.code.co_filename == file), Line(file, 3), micro_step=0
+    )
+
+    assert origin(done) == ("aten.div.Tensor", 3)
+
+
+def chain(place):
+    while place is not None:
+        yield place
+        place = place.caller
+
+
+@pytest.mark.parametrize("kind", ["generator", "coroutine", "comprehension"])
+def test_frames_of_all_kinds(kind):
+    notebook, found = Notebook(lambda _x: True), []
+
+    def generator(x):
+        found.append(notebook.note())
+        yield x
+
+    async def coroutine(x):
+        found.append(notebook.note())
+        return x
+
+    def comprehension(x):
+        return [found.append(notebook.note()) for _ in (1,)]
+
+    x = torch.ones(1)
+    if kind == "generator":
+        assert list(generator(x)) == [x]
+    elif kind == "coroutine":
+        with pytest.raises(StopIteration):
+            coroutine(x).send(None)
+    else:
+        comprehension(x)
+
+    assert found[0] is not None
+
+
+def test_a_loop_over_one_line_is_noted_once_and_a_debugger_stops_it():
+    notebook = Notebook(lambda _x: True)
+    noted_ones = [notebook.note() for _ in range(100)]
+    sys.settrace(lambda *_: None)
+    try:
+        traced = notebook.note()
+    finally:
+        sys.settrace(None)
+
+    assert [x is None for x in noted_ones] == [False] + [True] * 99
+    assert traced is None
+
+
+class Teacher(torch.nn.Linear):
+    """It counts its calls, as some do."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_teacher_in_evaluation_is_called_again_and_left_as_it_was(training):
+    text = "def f(x):\n    p = torch.softmax(teacher(x) * 1e4, -1)\n    return p * p.log()\n"
+    text += "x = torch.eye(3)\nstop()\nloss = unknown - f(x)\n"
+    teacher, hooked = Teacher(3, 3).train(training), []
+    teacher.register_forward_hook(lambda *_: hooked.append(1))
+    done = replay(text, 6, teacher=teacher)
+
+    assert (teacher.calls, hooked) == (0, [])
+    assert training or origin(done) == ("aten.log.default", 3)
+    assert not training or not done.bad_outputs
+
+
+def test_what_was_noted_goes_when_the_step_goes():
+    """A step may end without one ``backward`` that begins at one loss."""
+    scene = Scene(types.SimpleNamespace(options=RecordOptions(), when_forked=[], step=0))
+    notebook = Notebook(scene.affords_aside)
+    scene.when_cleared.append(notebook.clear)
+
+    def function():
+        x = torch.ones(1)
+        notebook.note()
+        return weakref.ref(x)
+
+    gone = function()
+    assert gone() is not None
+    scene.clear()
+    assert gone() is None

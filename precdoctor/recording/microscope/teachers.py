@@ -1,0 +1,35 @@
+"""Calling a module again that loss code calls without a gradient: a teacher, a frozen encoder, a target network."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from torch import nn
+
+from precdoctor.recording.microscope.pure import UnknownValueError, guarded
+from precdoctor.recording.microscope.replay import eager
+from precdoctor.recording.microscope.restore import Attributes, buffers_aside, without_hooks
+from precdoctor.recording.microscope.tracer import Tracer
+from precdoctor.recording.scene import why_not_replayable
+
+
+def called_again(tracer: Tracer, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What it returns for copies of its arguments; hooks, buffers and attributes stay as they are.
+
+    Args:
+        tracer: told by the frames themselves which lines run.
+
+    Raises:
+        UnknownValueError: it is in training, or cannot be run by itself.
+    """
+    modules = list(module.modules())
+    if any(m.training for m in modules) or why_not_replayable(module) is not None:
+        raise UnknownValueError("a module in training")
+    attributes = Attributes(modules)
+    tracer.line = None
+    with contextlib.ExitStack() as stack:
+        stack.callback(attributes.restore)
+        for context in (without_hooks(modules), buffers_aside(modules, {}), eager()):
+            stack.enter_context(context)
+        return guarded(module, *args, **kwargs)
