@@ -16,6 +16,7 @@ _EXPLAINS = {
     "PD102": ("PD301",),
     "PD103": ("PD301",),
     "PD405": ("PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
+    "PD507": ("PD605",),
 }
 #: What leads to a non-finite value, or is the same fault seen from another side: told with it, whatever the steps.
 _NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD709")

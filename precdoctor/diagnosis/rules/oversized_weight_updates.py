@@ -24,7 +24,8 @@ left out, so zero-initialised weights, whose first updates are infinitely large,
 are not judged. The first `early_steps` steps count alone where they threw the run off: updates of `early_ratio` or more
 of what the weight was initialised to, in their median, and losses behind them more than twice the first one; or losses
 that never fell (those of the newer half less than `learnt` below the first ones) and a weight that has outgrown its
-initialisation `outgrown` times since, of which nothing is left then. Weights that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`) have nothing to lose.
+initialisation `outgrown` times since, of which nothing is left then. Weights that were initialised to almost nothing
+(RMS times the square root of the fan-in below `sized`) have nothing to lose.
 """,
     matters="""
 A weight that is replaced by a third of itself on every step follows the newest batch, not the data. The loss stays on a
