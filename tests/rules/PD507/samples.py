@@ -75,9 +75,9 @@ FIRING = {
         bare=True, says=("`norm.count`", "2,048", "17 recorded steps", "limit 6"),
     ),
     "count_of_batches": Sample(
-        lambda: count(lambda s: min(1024.0, 4.0 * (1 + s)), dtype="bfloat16", steps=280), 255, kind="buffer", severity="warning", bare=True
+        lambda: count(lambda s: min(1024.0, 4.0 * (1 + s)), dtype="bfloat16", steps=280),
+        *(255, "norm", "buffer"), severity="warning", bare=True,
     ),
-
     "teacher": Sample(
         lambda: average(changes=False), module="teacher.attn.proj", kind="weight", severity="warning", bare=True,
         says=("`blocks.0.attn.proj.weight`", "limit 6", "11 times"),
