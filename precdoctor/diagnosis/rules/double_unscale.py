@@ -113,9 +113,9 @@ def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Fin
     (process, first), facts = min(guilty.items(), key=lambda item: (item[0][0], item[0][1]))
     factor, few = median(s.factor for s in guilty.values()), len(guilty) < 4
     message = (
-        f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(options['share'])}) the "
-        f"optimizer was given {factor:.3g} of the unscaled gradient, in the median of "
-        f"{plural(len(facts.factors), 'weight')}. The loss scale is {facts.scale:g} at step {first}, and 1 / {facts.scale:g} is {1.0 / facts.scale:.3g}: "
+        f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(options['share'])}) the optimizer"
+        f" was given {factor:.3g} of the unscaled gradient, in the median of {plural(len(facts.factors), 'weight')}. "
+        f"The loss scale is {facts.scale:g} at step {first}, and 1 / {facts.scale:g} is {1.0 / facts.scale:.3g}: "
         "somebody divided by it before the scaler did, or after."
     )
     return Finding(
