@@ -86,9 +86,10 @@ class _Explosion:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the largest explosion."""
-    series = {k: [s for s in steps if s.grad_norm is not None and not s.skipped] for k, steps in _series(view)}
-    count = sum(map(len, series.values()))
-    if not count:
+    series = {
+        k: [s for s in steps if s.grad_norm is not None and not s.skipped] for k, steps in by_optimizer(view).items()
+    }
+    if not (count := sum(map(len, series.values()))):
         return Checked.not_applicable("no gradient norm was recorded")
     found = [e for (p, _), steps in series.items() if (e := _explosion(p, steps, options)) is not None]
     if not found:
@@ -99,10 +100,6 @@ def check(view: RunView, options: Options) -> Checked:
                    Status.FAILED)  # fmt: skip
 
 
-def _series(view: RunView) -> list[tuple[tuple[Process, str], Sequence[StepFacts]]]:
-    return list(by_optimizer(view).items())
-
-
 def _explosion(process: Process, steps: Sequence[StepFacts], options: Options) -> _Explosion | None:
     """The first jump that stays and takes the loss along."""
     norms = [s.grad_norm or 0.0 for s in steps]
@@ -110,7 +107,8 @@ def _explosion(process: Process, steps: Sequence[StepFacts], options: Options) -
         baseline = median(norms[max(0, i - _WINDOW) : i])
         if baseline <= 0.0 or norms[i] < options["factor"] * baseline:
             continue
-        if _is_fatal(norms, i, baseline, options["fatal"]):
+        rest, far = norms[i + 1 :], options["fatal"]
+        if norms[i] >= far * baseline and len(rest) >= 3 and max(rest) <= baseline / far:
             return _Explosion(process, steps, i, baseline, norms[i], _losses(steps, i), fatal=True)
         after = norms[i : i + _AFTER]
         stays = sum(n >= options["factor"] * baseline for n in after)
@@ -120,12 +118,6 @@ def _explosion(process: Process, steps: Sequence[StepFacts], options: Options) -
         if losses is None or _undone(steps, i, losses) >= options["undone_share"]:
             return _Explosion(process, steps, i, baseline, max(norms[i:]), losses)
     return _divergence(process, steps, options)
-
-
-def _is_fatal(norms: Sequence[float], i: int, baseline: float, far: float) -> bool:
-    """Whether step ``i`` is far above the level and all steps behind it are as far below."""
-    rest = norms[i + 1 :]
-    return norms[i] >= far * baseline and len(rest) >= 3 and max(rest) <= baseline / far
 
 
 def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) -> _Explosion | None:
@@ -236,7 +228,6 @@ def _what(explosion: _Explosion) -> str:
 def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options: Options) -> str:
     first = explosion.first
     before = f"median of the {min(_WINDOW, explosion.at)} steps before"
-    limit = options[_limit(explosion)]
     if explosion.unbounded:
         before = "median of the first steps"
     elif explosion.diverged:
@@ -244,7 +235,7 @@ def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options
     message = (
         f"The gradient norm rose from {explosion.baseline:.3g} ({before}) to {first.grad_norm:.3g} at step "
         f"{first.step} and {explosion.peak:.3g} at most: {explosion.peak / explosion.baseline:.3g} times, limit "
-        f"{limit:g}. "
+        f"{options[_limit(explosion)]:g}. "
     )
     if explosion.loss is not None:
         message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "
