@@ -207,10 +207,8 @@ def _severity(explosion: _Explosion) -> Severity:
 
 
 def _limit(explosion: _Explosion) -> str:
-    """The option that was exceeded."""
-    if explosion.fatal:
-        return "fatal"
-    return "diverged" if explosion.diverged and not explosion.unbounded else "factor"
+    whole = "diverged" if explosion.diverged and not explosion.unbounded else "factor"
+    return "fatal" if explosion.fatal else whole
 
 
 def _what(explosion: _Explosion) -> str:
