@@ -16,6 +16,7 @@ _EXPLAINS = {
     "PD102": ("PD301",),
     "PD103": ("PD301",),
     "PD405": ("PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
+    "PD507": ("PD605",),
 }
 #: What leads to a non-finite value, or is the same fault seen from another side: told with it, whatever the steps.
 _NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD709")
@@ -28,7 +29,9 @@ _EXPLAINS_RUN = {
     "PD301": ("PD302", "PD303", "PD709"),
     "PD302": ("PD709",),
     "PD307": ("PD301", "PD302", "PD303", "PD709"),
+    "PD309": ("PD303", "PD503", "PD506"),
     "PD501": ("PD502", "PD505"),
+    "PD504": ("PD204",),
     "PD603": ("PD406", "PD504", "PD605"),
     "PD601": ("PD709",),
     "PD604": ("PD601", "PD602"),

@@ -22,6 +22,9 @@ norm that is large at the start, and the wobble of a loss that is almost zero ar
 jump in one and the same step behind an ordinary update (norm and rate within twice their medians), the objective may
 have been changed there on purpose, and the finding is information. The layer whose weight gradient grew most is named.
 
+One step is enough where nothing is left after it: a norm of `fatal` times that median, and as far below it on every
+step that follows, three at least. The weights were thrown to where sigmoids and steps are flat, whatever the loss says.
+
 Two more ways to explode have no jump: loss and norm end `diverged` times above their first values; or the loss falls
 below zero by `unbounded` times its first magnitude while the norm grows by `factor`: the objective has no lower bound,
 such as the scores of a Wasserstein critic that nothing holds, and larger weights are all that is learnt.
@@ -65,6 +68,8 @@ class _Explosion:
     diverged: bool = False
     #: That, and the loss fell without end instead of rising.
     unbounded: bool = False
+    #: One step, and as good as no gradients after it.
+    fatal: bool = False
 
     @property
     def first(self) -> StepFacts:
@@ -73,7 +78,7 @@ class _Explosion:
     @property
     def sudden(self) -> bool:
         """The loss jumped in the very step in which the norm did, and the update before cannot have caused it."""
-        if self.loss is None or self.first.loss is None or self.diverged:
+        if self.loss is None or self.first.loss is None or self.diverged or self.fatal:
             return False
         at_once = self.first.loss - self.loss[0] >= 0.5 * (self.loss[1] - self.loss[0])
         return at_once and after_an_ordinary_update(self.steps, self.at)
@@ -81,9 +86,10 @@ class _Explosion:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the largest explosion."""
-    series = {k: [s for s in steps if s.grad_norm is not None and not s.skipped] for k, steps in _series(view)}
-    count = sum(map(len, series.values()))
-    if not count:
+    series = {
+        k: [s for s in steps if s.grad_norm is not None and not s.skipped] for k, steps in by_optimizer(view).items()
+    }
+    if not (count := sum(map(len, series.values()))):
         return Checked.not_applicable("no gradient norm was recorded")
     found = [e for (p, _), steps in series.items() if (e := _explosion(p, steps, options)) is not None]
     if not found:
@@ -94,10 +100,6 @@ def check(view: RunView, options: Options) -> Checked:
                    Status.FAILED)  # fmt: skip
 
 
-def _series(view: RunView) -> list[tuple[tuple[Process, str], Sequence[StepFacts]]]:
-    return list(by_optimizer(view).items())
-
-
 def _explosion(process: Process, steps: Sequence[StepFacts], options: Options) -> _Explosion | None:
     """The first jump that stays and takes the loss along."""
     norms = [s.grad_norm or 0.0 for s in steps]
@@ -105,6 +107,9 @@ def _explosion(process: Process, steps: Sequence[StepFacts], options: Options) -
         baseline = median(norms[max(0, i - _WINDOW) : i])
         if baseline <= 0.0 or norms[i] < options["factor"] * baseline:
             continue
+        rest, far = norms[i + 1 :], options["fatal"]
+        if norms[i] >= far * baseline and len(rest) >= 3 and max(rest) <= baseline / far:
+            return _Explosion(process, steps, i, baseline, norms[i], _losses(steps, i), fatal=True)
         after = norms[i : i + _AFTER]
         stays = sum(n >= options["factor"] * baseline for n in after)
         if stays < min(3, len(after)) or len(after) < 3:
@@ -169,7 +174,7 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
     row, grown, rows = _culprit(view, explosion)
     evidence = {
         "norm_ratio": explosion.peak / explosion.baseline,
-        "limit": options["diverged" if explosion.diverged and not explosion.unbounded else "factor"],
+        "limit": options[_limit(explosion)],
         "grad_norm": {"before": explosion.baseline, "peak": explosion.peak},
         "loss": None if explosion.loss is None else {"before": explosion.loss[0], "after": explosion.loss[1]},
         "clip_norm": first.clip_norm,
@@ -201,7 +206,14 @@ def _severity(explosion: _Explosion) -> Severity:
     return Severity.INFO if explosion.sudden else Severity.ERROR
 
 
+def _limit(explosion: _Explosion) -> str:
+    whole = "diverged" if explosion.diverged and not explosion.unbounded else "factor"
+    return "fatal" if explosion.fatal else whole
+
+
 def _what(explosion: _Explosion) -> str:
+    if explosion.fatal:
+        return f"one exploded gradient ends the training at step {explosion.first.step}"
     if not explosion.diverged or explosion.loss is None:
         return f"gradients explode at step {explosion.first.step}"
     if explosion.unbounded:
@@ -214,24 +226,27 @@ def _what(explosion: _Explosion) -> str:
 def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options: Options) -> str:
     first = explosion.first
     before = f"median of the {min(_WINDOW, explosion.at)} steps before"
-    limit = options["factor"]
     if explosion.unbounded:
         before = "median of the first steps"
     elif explosion.diverged:
-        before, limit = f"at step {explosion.steps[0].step}", options["diverged"]
+        before = f"at step {explosion.steps[0].step}"
     message = (
         f"The gradient norm rose from {explosion.baseline:.3g} ({before}) to {first.grad_norm:.3g} at step "
         f"{first.step} and {explosion.peak:.3g} at most: {explosion.peak / explosion.baseline:.3g} times, limit "
-        f"{limit:g}. "
+        f"{options[_limit(explosion)]:g}. "
     )
     if explosion.loss is not None:
         message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "
+    if explosion.fatal:
+        most = max(s.grad_norm or 0.0 for s in explosion.steps[explosion.at + 1 :])
+        message += f"On all {len(explosion.steps) - explosion.at - 1} steps behind it the norm is at most {most:.3g}. "
     if explosion.unbounded and explosion.loss is not None:
         times = abs(explosion.loss[1]) / max(explosion.loss[0], 1e-30)
         message += (
             f"That is {times:.3g} times below zero what it began with (limit {options['unbounded']:g}): no bound. "
         )
-    message += f"Clipping at {first.clip_norm:g} was on." if first.clip_norm else "Gradients are not clipped."
+    clips = first.clip_norm is not None and 0.0 < first.clip_norm < math.inf  # infinite: to learn the norm
+    message += f"Clipping at {first.clip_norm:g} was on." if clips else "Gradients are not clipped."
     raised = _raised(explosion)
     if raised is not None:
         message += f" The learning rate had been raised from {raised[0]:.3g} to {raised[1]:.3g}."
@@ -351,6 +366,14 @@ RULE = Rule(
             "Last losses and gradient norms (medians of five) of a run that has diverged without a jump.",
             "Precdoctor's own: far beyond what warm-up, annealed terms and growing episodes make of a loss.",
             10.0,
+        ),
+        RuleOption(
+            "fatal",
+            1000.0,
+            "times the median",
+            "One gradient norm this far above the median before it, and all that follow as far below.",
+            "Precdoctor's own: a rare batch comes alone, and a task that is learnt has no such step before it.",
+            30.0,
         ),
         RuleOption(
             "unbounded",

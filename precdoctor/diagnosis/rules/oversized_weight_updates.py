@@ -22,8 +22,10 @@ Weight matrices whose update is not small against the weight: RMS(dw) / RMS(w), 
 the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is brisk. The first half of the run is
 left out, so zero-initialised weights, whose first updates are infinitely large, have found their size; biases and gains
 are not judged. The first `early_steps` steps count alone where they threw the run off: updates of `early_ratio` or more
-of what the weight was initialised to, in their median, and losses behind them more than twice the first one. Weights
-that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`) have nothing to lose.
+of what the weight was initialised to, in their median, and losses behind them more than twice the first one; or losses
+that never fell (those of the newer half less than `learnt` below the first ones) and a weight that has outgrown its
+initialisation `outgrown` times since, of which nothing is left then. Weights that were initialised to almost nothing
+(RMS times the square root of the fan-in below `sized`) have nothing to lose.
 """,
     matters="""
 A weight that is replaced by a third of itself on every step follows the newest batch, not the data. The loss stays on a
@@ -59,6 +61,8 @@ class _Weight:
     ratios: dict[tuple[Process, int], float] = field(default_factory=dict)
     #: RMS before the first of the steps looked at.
     first: float = 0.0
+    #: RMS before the last of the run's recorded steps.
+    final: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -94,20 +98,43 @@ def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
     for (process, _), steps in by_optimizer(view).items():
         losses = [s.loss for s in steps[: 2 * count + 1] if s.loss is not None and is_well(view, process, s)]
         worse = worse or (len(losses) > count and losses[0] > 0.0 and median(losses[1 : count + 1]) > 2.0 * losses[0])
-    if not worse:
+    nothing_learnt = not worse and _nothing_learnt(view, options)
+    if not worse and not nothing_learnt:
         return {}
     sized = {p: w for p, w in _survey(view, first=count).items() if w.unit_gain >= options["sized"]}
-    return {p: w for p, w in sized.items() if w.ratio >= options["early_ratio"]}
+    large = {p: w for p, w in sized.items() if w.ratio >= options["early_ratio"]}
+    return large if worse else {p: w for p, w in large.items() if w.final >= options["outgrown"] * w.first}
+
+
+def _harm(view: RunView, weight: _Weight, options: Options) -> str:
+    if not _nothing_learnt(view, options) or weight.final < options["outgrown"] * weight.first:
+        return "The loss more than doubled behind these steps."
+    grown = f"{weight.final / weight.first:.2g} times its initial RMS"
+    return f"The loss never fell, and the weight has grown to {grown}: nothing is left of what it was."
+
+
+def _nothing_learnt(view: RunView, options: Options) -> bool:
+    """Whether a loss above zero is in the newer half where it was in the first steps."""
+    count = int(options["min_steps"])
+    for (process, _), steps in by_optimizer(view).items():
+        losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
+        newer = losses[len(losses) // 2 :]
+        if len(newer) < count or min(losses) <= 0.0:
+            continue
+        begun = min(losses[0], median(losses[:count]))  # the first updates may have made it worse
+        if median(newer) > (1.0 - options["learnt"]) * begun:
+            return True
+    return False
 
 
 def _survey(view: RunView, first: int | None = None) -> Mapping[_Place, _Weight]:
     """Ratios on the newer half of the recorded steps; or on the ``first`` ones, against the weight before them all."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
-    steps = steps[len(steps) // 2 :] if first is None else steps[:first]
+    looked_at = steps[len(steps) // 2 :] if first is None else [*steps[:first], *steps[first:][-1:]]
     rms: dict[tuple[_Place, Process, int], dict[str, float]] = {}
     found: dict[_Place, _Weight] = {}
-    for frame in view.scan(_COLUMNS, ("weight", "update"), steps=steps):
+    for frame in view.scan(_COLUMNS, ("weight", "update"), steps=looked_at):
         for r in records(frame):
             energy, shape = number(r["sum_sq"]), r["shape"]
             if energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or shape is None or len(shape) < 2:
@@ -120,8 +147,9 @@ def _survey(view: RunView, first: int | None = None) -> Mapping[_Place, _Weight]
     for (place, process, step), sizes in sorted(rms.items(), key=lambda item: item[0][2]):
         weight, size = found[place], sizes.get("weight", 0.0)
         weight.first = weight.first or size
+        weight.final = size or weight.final
         size = size if first is None else weight.first
-        if "update" in sizes and size > 0.0:
+        if "update" in sizes and size > 0.0 and (first is None or step in steps[:first]):
             weight.ratios[process, step] = sizes["update"] / size
     return {place: weight for place, weight in found.items() if weight.ratios}
 
@@ -146,7 +174,7 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
         + f" (limit {limit:g}; about 1e-3 is usual)"
         + (f", at a learning rate of {rate:.3g}. " if rate else ". ")
         + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
-        + " The loss more than doubled behind these steps." * early
+        + (f" {_harm(view, weight, options)}" if early else "")
     )
     evidence: dict[str, Any] = {
         "update_to_weight": weight.ratio,
@@ -235,6 +263,22 @@ RULE = Rule(
             "RMS of update / RMS of initial weight",
             "Median over the first steps, where the loss more than doubled behind them.",
             "Precdoctor's own: first updates may be large; half a weight, with harm done, is too much.",
+        ),
+        RuleOption(
+            "learnt",
+            0.05,
+            "fraction",
+            "A loss whose newer half is less than this below its first steps has not fallen.",
+            "Precdoctor's own: losses of one class in four begin at 1.39, and chance moves them by a few hundredths.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "outgrown",
+            3.0,
+            "times the initial RMS",
+            "Weights of a run that learnt nothing; below it the initialisation is still there.",
+            "Precdoctor's own: nine tenths of the energy are new.",
+            1.0,
         ),
         RuleOption(
             "sized",

@@ -1,7 +1,8 @@
-"""PD507: a running average of weights, kept in 16 bits, that is written to and does not move."""
+"""PD507: a running average of weights, or the count of one, kept in 16 bits, that is written to and does not move."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,6 +12,7 @@ from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import known_format, number, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
+from precdoctor.diagnosis.stalled_sums import Buffer, stalled_counts
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, records
 
@@ -20,12 +22,18 @@ Weights in BF16 or FP16 that no gradient reaches and that are written to in step
 network, an exponential moving average), every bit of which is the same after `min_writes` writes, while the trained
 weight of the same name and shape went on changing. Weights without gradients are recorded only when somebody has
 written to them, so a frozen layer does not count, and neither does a copy that is made now and then.
+
+Of running statistics the count is told as well: a 16-bit buffer of whole numbers that rose from write to write up to
+the value at which a sum of like terms stalls (256 in BF16, 2048 in FP16, times the term), and has stayed there for
+`min_writes` writes.
 """,
     matters="""
 An average moves by (1 - decay) of the distance to the weight. With a decay of 0.999 that is below half an ulp of BF16
 unless the weight is three times as large as its average: the teacher stays what it was initialised to, and evaluation
 on averaged weights is evaluation of the first step. Tensors whose elements differ in size move in their smallest
-elements only, and are not even found here: one tensor that stands still speaks for the others.
+elements only, and are not even found here: one tensor that stands still speaks for the others. Sums beside a count
+that has stopped go on for a while, or in some elements: mean and variance, the sums divided by the count, drift away
+from the data.
 """,
     example="""
     teacher = copy.deepcopy(student).bfloat16()
@@ -37,7 +45,7 @@ Keep the average in FP32 and cast it where it is used; it costs two more bytes p
 """,
     confidence="""
 0.9: fingerprints tell bit for bit that nothing changed, and that somebody wrote to it. 0.75 when the average is of one
-tensor only.
+tensor only; 0.85 for a count, which could also have been told to stop there.
 """,
     references=(
         "Tarvainen and Valpola, Mean teachers are better role models, arXiv:1703.01780",
@@ -66,7 +74,15 @@ class _Weight:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the averages that stand still."""
+    """One finding: the averages that stand still, or else the counts."""
+    averages, counts = _averages(view, options), stalled_counts(view, options["min_writes"])
+    if averages.findings or not counts:
+        return averages
+    seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
+    return Checked([_count_finding(counts, options)], seen, Status.FAILED)
+
+
+def _averages(view: RunView, options: Options) -> Checked:
     weights = _survey(view)
     trained = view.places("weight_grad") | view.places("weight_grad_step")
     averages = {
@@ -182,6 +198,54 @@ def _finding(
     )
 
 
+def _count_finding(counts: Mapping[tuple[str, str, str], Buffer], options: Options) -> Finding:
+    place, count = max(counts.items(), key=lambda item: item[1].idle)
+    label, extra = _label(place), 2 * sum(b.numel for b in counts.values())
+    fmt = known_format(count.dtype)
+    ulp = 2.0 ** (math.floor(math.log2(count.value)) - fmt.mantissa_bits) if fmt is not None else 0.0
+    message = (
+        f"`{label}` is {count.dtype}, rose from write to write up to {count.value:,g} at step {count.last_change}, and "
+        f"has been written to on {plural(count.idle, 'recorded step')} since (limit {options['min_writes']:g}) without "
+        f"a bit of it changing: neighbours in {count.dtype} are {ulp:g} apart there, and half of that is rounded away. "
+        f"What is divided by it is wrong from step {count.last_change} on, and sums kept beside it stall later."
+    )
+    return Finding(
+        code="PD507",
+        name="stalled-average",
+        severity=Severity.WARNING,
+        confidence=0.85,
+        title=f"the count `{label}` stops at {count.value:,g}, where adding one is lost in {count.dtype}",
+        message=message,
+        location=Location(
+            *(place[0], place[1], count.module_class or None, "buffer"),
+            phase=Phase.FORWARD,
+            rank=count.process.rank,
+            step=count.last_change,
+        ),
+        evidence={
+            "writes": count.idle,
+            "limit": options["min_writes"],
+            "stalls_at": count.value,
+            "ulp": ulp,
+            "last_bad_step": max(count.seen),
+            "counts": [_label(p) for p in counts][:16],
+            "confidence_reason": "it stays, bit for bit, where a sum of ones stalls; it could have been told to stop",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"counts and sums in FP32: stalls at {count.value:,g} -> {2**24:,}, +{extra / 2**10:,.2g} KiB",
+                change={"buffer_dtype": {"from": count.dtype, "to": "float32"}},
+                predicted={"stalls_at": {"from": count.value, "to": 2.0**24}, "extra_bytes": extra},
+                snippet=(
+                    f"statistics = {module_expression(place[1])}\n"
+                    "for name, buffer in statistics.named_buffers(recurse=False):\n"
+                    "    setattr(statistics, name, buffer.float())  # once, before training\n"
+                ),
+            ),
+        ),
+    )
+
+
 def _first(stalled: Mapping[_Place, _Place]) -> Sequence[tuple[_Place, _Place]]:
     return list(stalled.items())[:16]
 
@@ -202,7 +266,7 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=("weight",),
+    kinds=("weight", "buffer"),
     columns=("fingerprint", "dtype", "shape"),
     check=check,
 )

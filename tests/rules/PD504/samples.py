@@ -26,6 +26,28 @@ def large_at_first_without_harm() -> Training:
     return thrown_off(loss=2.5)
 
 
+def never_fell(grown: float = 12.0, loss: float = 1.37) -> Training:
+    """Replaced at first, twelve times as large in the end, and the loss is where it was."""
+    run = thrown_off(loss=1.4)
+    for step, row in run.step_rows.items():
+        row.update(loss=1.4 if step % 2 else loss)
+        if step > 2:
+            run.change(lambda r: r.update(normal(grown)), kind="weight", module="head", step=step)
+    return run
+
+
+def still_what_it_was() -> Training:
+    """A game whose losses stay where they are, and weights that have found their size."""
+    return never_fell(grown=1.5)
+
+
+def learnt_nevertheless() -> Training:
+    run = never_fell()
+    for step, row in run.step_rows.items():
+        row.update(loss=1.4 * 0.9**step)
+    return run
+
+
 def without_warm_up() -> Training:
     """After the first step the weight is as large as its updates: it is the initial weight that they outweigh."""
     run = thrown_off(first=0.4)
@@ -57,8 +79,20 @@ def a_bias() -> Training:
 FIRING = {
     "thrown_off": Sample(thrown_off, module="head", kind="update", severity="warning",
                          says=("the first 3 steps", "limit 0.5", "more than doubled")),
+    "never_fell": Sample(never_fell, module="head", severity="warning", says=("never fell", "12 times its initial")),
     "without_warm_up": Sample(without_warm_up, module="head", severity="warning", says=("initialised to",)),
     "replaced": Sample(lambda: updates(0.9), module="head", kind="update", severity="warning",
                        says=("limit 0.3", "0.001")),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (brisk, large_at_first, a_bias, large_at_first_without_harm, from_zero)}
+HEALTHY = {
+    f.__name__: f
+    for f in (
+        brisk,
+        large_at_first,
+        a_bias,
+        large_at_first_without_harm,
+        from_zero,
+        still_what_it_was,
+        learnt_nevertheless,
+    )
+}

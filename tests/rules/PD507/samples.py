@@ -1,7 +1,11 @@
-"""Averages of weights that move, and one that does not."""
+"""Averages of weights that move, and one that does not; counts that go on, and such that stop."""
+
+from collections.abc import Callable
+
+import numpy as np
 
 from tests.support.samples import Sample
-from tests.support.training import Training, tensor
+from tests.support.training import Training, histogram, tensor
 
 
 def average(
@@ -37,10 +41,58 @@ def copied_now_and_then() -> Training:
     return average(changes=False, every=4)
 
 
+def count(of_step: Callable[[int], float], dtype: str = "float16", steps: int = 24) -> Training:
+    """What a running norm counts its samples in."""
+    run = Training(steps=steps)
+    for step, rows in run.tensors.items():
+        value = of_step(step)
+        more = histogram(np.array([value])) | {"shape": [], "dtype": dtype, "fingerprint": int(8 * value)}
+        rows.append(tensor(step, "buffer", "norm", len(rows), name="count", **more))
+    return run
+
+
+def ramp_that_ends() -> Training:
+    """A weight of a loss term, warmed up and then held."""
+    return count(lambda s: min(1.0, (1 + s) / 8))
+
+
+def held_elsewhere() -> Training:
+    """Told to stop at a number at which one more would still count."""
+    return count(lambda s: min(1000.0, 200.0 * (1 + s)))
+
+
+def counts_in_fp32() -> Training:
+    return count(lambda s: min(2048.0, 256.0 * (1 + s)), dtype="float32")
+
+
+def still_counting() -> Training:
+    return count(lambda s: 64.0 * (1 + s))
+
+
 FIRING = {
+    "count": Sample(
+        lambda: count(lambda s: min(2048.0, 320.0 * (1 + s))), 6, module="norm", kind="buffer", severity="warning",
+        bare=True, says=("`norm.count`", "2,048", "17 recorded steps", "limit 6"),
+    ),
+    "count_of_batches": Sample(
+        lambda: count(lambda s: min(1024.0, 4.0 * (1 + s)), dtype="bfloat16", steps=280),
+        *(255, "norm", "buffer"), severity="warning", bare=True,
+    ),
     "teacher": Sample(
         lambda: average(changes=False), module="teacher.attn.proj", kind="weight", severity="warning", bare=True,
         says=("`blocks.0.attn.proj.weight`", "limit 6", "11 times"),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (moves, in_fp32, nothing_to_follow, copied_now_and_then)}
+HEALTHY = {
+    f.__name__: f
+    for f in (
+        moves,
+        in_fp32,
+        nothing_to_follow,
+        copied_now_and_then,
+        ramp_that_ends,
+        held_elsewhere,
+        counts_in_fp32,
+        still_counting,
+    )
+}

@@ -21,6 +21,22 @@ def explodes() -> Training:
     return training
 
 
+def one_fatal_step(after: float = 0.0, blow: float = 1e6) -> Training:
+    """Thrown to where everything is flat; the loss looks no worse for it."""
+    training = run(lambda s: 0.5 if s < 20 else blow if s == 20 else after, lambda s: 0.02 + 0.001 * (s % 3))
+    find(training.tensors[20], "weight_grad", "head").update(normal(blow))
+    return training
+
+
+def recovers() -> Training:
+    """A batch that clipping or luck was kind to."""
+    return one_fatal_step(after=0.4)
+
+
+def all_learnt() -> Training:
+    return one_fatal_step(blow=0.6)
+
+
 def term_switched_on() -> Training:
     """Norm and loss jump in one step, behind an ordinary update."""
     return run(lambda s: 0.5 if s < 20 else 80.0, lambda s: 3.0 - 0.1 * s if s < 20 else 15.0 - 0.1 * s)
@@ -89,6 +105,7 @@ FIRING = {
     ),
     "diverges": Sample(diverges, module="blocks.0.attn.qkv", says=("diverges", "limit 1000")),
     "thrown_off_at_once": Sample(thrown_off_at_once, 1, says=("diverges from step 1",)),
+    "one_fatal_step": Sample(one_fatal_step, 20, module="head", says=("ends the training", "limit 1000", "9 steps")),
     "explodes": Sample(
         explodes, 20, module="blocks.0.attn.qkv", kind="weight_grad", last_finite=19,
         says=("limit 30", "Gradients are not clipped", "a factor of 300"),
@@ -106,5 +123,7 @@ HEALTHY = {
         adversary,
         likelihood,
         returns_grow,
+        recovers,
+        all_learnt,
     )
 }

@@ -38,6 +38,7 @@ NAMES = {
     "PD306": "clip-before-unscale",
     "PD307": "frozen-loss-scale",
     "PD308": "unscaled-into-half",
+    "PD309": "double-unscale",
     "PD401": "fp8-saturation",
     "PD402": "fp8-underflow",
     "PD403": "e4m3-gradients",
