@@ -110,6 +110,7 @@ def test_a_module(folder):
     assert run.out.endswith(b"pkg ['--lr', '1']\n")
 
 
+@pytest.mark.slow  # test_distributed.py has two ranks under torchrun, too
 def test_torchrun_with_two_ranks(folder):
     script(folder, "ddp.py", ON_TWO_RANKS)
     run = record(folder, "--", "torchrun", "--standalone", "--nproc-per-node", "2", "ddp.py", run=folder / "ddp")
