@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op
@@ -78,13 +77,13 @@ def _computes_with(op: Op) -> bool:
 def _turning_point(examined: Examined, after: int) -> Op | None:
     """The first op behind a mask whose result is worse than a mask, or sums up a row that holds nothing else."""
     later = [examined.ops[i] for i in examined.path if i > after]
-    return (
-        next((op for op in later if op.bad_out & (NAN | POS_INF) or _empties(op)), None) if _ends_worse(later) else None
-    )
+    if not any(map(_is_worse, later)):
+        return None
+    return next(op for op in later if _is_worse(op) or _empties(op))
 
 
-def _ends_worse(ops: Sequence[Op]) -> bool:
-    return any(op.bad_out & (NAN | POS_INF) for op in ops)
+def _is_worse(op: Op) -> bool:
+    return bool(op.bad_out & (NAN | POS_INF))
 
 
 def _empties(op: Op) -> bool:

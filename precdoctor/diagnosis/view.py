@@ -30,16 +30,8 @@ BAD_COUNTS = ("nan", "pos_inf", "neg_inf")
 
 _STEP_COLUMNS = (
     *("step", "rank", "optimizer", "complete", "micro_steps", "loss", "lr", "lrs", "grad_norm", "clip_norm"),
-    *(
-        "loss_scale",
-        "clipped_before_unscale",
-        "growth_tracker",
-        "found_inf",
-        "skipped",
-        "autocast_dtype",
-        "lost_update_fraction",
-    ),
-    *("non_finite", "sampled", "recorder_ns", "device_ns", "step_ns"),
+    *("loss_scale", "clipped_before_unscale", "growth_tracker", "found_inf", "skipped", "autocast_dtype"),
+    *("lost_update_fraction", "non_finite", "sampled", "recorder_ns", "device_ns", "step_ns"),
 )
 _T = TypeVar("_T")
 

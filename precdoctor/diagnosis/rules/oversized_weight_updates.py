@@ -88,7 +88,8 @@ def check(view: RunView, options: Options) -> Checked:
         worst = max(w.ratio for w in weights.values())
         return Checked((), f"{seen}, too few to tell" if few else f"{seen}: at most {worst:.2g} of the weight")
     finding = _finding(view, guilty or early, len(weights), options, early=bool(early))
-    return Checked([finding], f"{plural(len(guilty), 'weight')} of {seen} above {options['ratio']:g}", Status.FAILED)
+    limit = options["early_ratio" if early else "ratio"]
+    return Checked([finding], f"{plural(len(guilty or early), 'weight')} of {seen} above {limit:g}", Status.FAILED)
 
 
 def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:

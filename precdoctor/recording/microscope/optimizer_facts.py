@@ -50,11 +50,13 @@ def bad_settings(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor])
         if not any(id(p) in wanted for p in group["params"]):
             continue
         for key, value in group.items():
+            if key == "params":
+                continue
             parts = [(f"[{i}]", v) for i, v in enumerate(value)] if isinstance(value, tuple) else [("", value)]
-            for index, part in parts if key != "params" else ():
-                number_of = _number(part)
-                if math.isnan(number_of) or (math.isinf(number_of) and key in _FACTORS):
-                    found.append({"group": number, "name": f"{key}{index}", "value": number_of})
+            for index, part in parts:
+                setting = _number(part)
+                if math.isnan(setting) or (math.isinf(setting) and key in _FACTORS):
+                    found.append({"group": number, "name": f"{key}{index}", "value": setting})
     return found
 
 
