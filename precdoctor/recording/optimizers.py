@@ -367,4 +367,4 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 def _on_device(value: object) -> bool:
     """Whether reading this setting would wait for a device."""
-    return isinstance(value, Tensor) and value.device.type != "cpu"
+    return isinstance(value, Tensor) and not value.is_cpu

@@ -33,7 +33,7 @@ def _adam(before: Tensor, _grad: Tensor, state: State, group: Group) -> Tensor |
     beta1, beta2 = group["betas"]
     second = state.get("max_exp_avg_sq", state["exp_avg_sq"]) if group.get("amsgrad") else state["exp_avg_sq"]
     t = state["step"]
-    if isinstance(t, Tensor) and t.device.type == "cpu":
+    if isinstance(t, Tensor) and t.is_cpu:
         t = float(t)  # exact; on a device it would be waited for
     correction1, correction2 = 1 - beta1**t, 1 - beta2**t
     # In place wherever the tensor is our own: on a CPU a new one costs more, in page faults, than the arithmetic on it.

@@ -193,22 +193,22 @@ def _gather(blocks: Sequence[Tensor], slots: npt.NDArray[np.int64], first: int, 
 
 def _rows_of(fresh: Tensor) -> Tensor:
     """A block of fresh rows."""
-    if fresh.device.type == "cpu":
+    if fresh.is_cpu:
         return torch.from_numpy(np.tile(fresh.numpy(), (_SLOTS_PER_BLOCK, 1)))
     return fresh.repeat(_SLOTS_PER_BLOCK, 1)
 
 
 def _fill(rows: Tensor, fresh: Tensor) -> None:
-    if rows.device.type == "cpu":
+    if rows.is_cpu:
         rows.numpy()[:] = fresh.numpy()
     else:
         rows.copy_(fresh)
 
 
 def _to_host(rows: Tensor) -> Tensor:
-    if rows.device.type == "cpu":
+    if rows.is_cpu:
         return torch.from_numpy(rows.numpy().copy())
-    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.device.type == "cuda")
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
     return host.copy_(rows, non_blocking=True)
 
 
