@@ -190,6 +190,16 @@ void precdoctor_update(const void *before, const void *after, const void *intend
     measure(&subject, ints, floats, counter, threads);
 }
 
+/* The same where Adam meant it, which saves making it in memory.
+ *   first, second   its FP32 moments, laid out as the weight is
+ *   terms           factor, root, eps, decay of adam_t */
+void precdoctor_adam(const void *before, const void *after, const float *first, const float *second, const float *terms,
+                     const plan_t *plan, int64_t *ints, double *floats, int64_t *counter, int32_t threads) {
+    adam_t adam = {first, second, terms[0], terms[1], terms[2], terms[3]};
+    subject_t subject = {.plan = plan, .data = before, .after = after, .adam = &adam};
+    measure(&subject, ints, floats, counter, threads);
+}
+
 typedef struct {
     const char *data;
     dtype_t dtype;
