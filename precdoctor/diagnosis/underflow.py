@@ -10,6 +10,7 @@ from statistics import median
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.finding import Prescription
+from precdoctor.diagnosis.records import records
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format
 from precdoctor.diagnosis.rule import RuleOption
 from precdoctor.diagnosis.telling import percent
@@ -171,7 +172,7 @@ def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> Sur
     dying: dict[tuple[Process, int, str], bool] = {}
     dtypes = _HALF if kind == "grad_output" else (*_HALF, "float32")
     for frame in view.scan(_COLUMNS, (kind,), steps=steps, where=[("dtype", "in", dtypes)]):
-        for record in frame.sort_values(["rank", "attempt", "step", "order"], kind="stable").to_dict("records"):
+        for record in records(frame.sort_values(["rank", "attempt", "step", "order"], kind="stable")):
             row = TensorRow.of(record)
             fmt = computed_in(view, row)
             if fmt is not None and row.numel and not row.bad and row.phase != "recompute":

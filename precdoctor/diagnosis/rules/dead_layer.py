@@ -11,7 +11,7 @@ from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_t
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
 from precdoctor.diagnosis.telling import plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(
@@ -109,19 +109,18 @@ def _judged_steps(view: RunView) -> list[int]:
 
 def _gradients(view: RunView, steps: Sequence[int]) -> Mapping[_Place, _Gradient]:
     found: dict[_Place, _Gradient] = {}
-    for frame in view.scan(_COLUMNS, ("weight_grad",), steps=steps):
-        for r in records(frame):
-            shape = r["shape"]
-            if shape is None or len(shape) < 2:
-                continue
-            place = (str(r["root"]), str(r["module"]), str(r["name"]))
-            gradient = found.setdefault(place, _Gradient(text(r["module_class"]), int(r["numel"])))
-            gradient.steps += 1
-            if int(r["zero"]) == int(r["numel"]):
-                gradient.zero.append(int(r["step"]))
-            else:
-                gradient.alive = max(gradient.alive, int(r["step"]))
-            gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+    for r in view.scan_records(_COLUMNS, ("weight_grad",), steps=steps):
+        shape = r["shape"]
+        if shape is None or len(shape) < 2:
+            continue
+        place = (str(r["root"]), str(r["module"]), str(r["name"]))
+        gradient = found.setdefault(place, _Gradient(text(r["module_class"]), int(r["numel"])))
+        gradient.steps += 1
+        if int(r["zero"]) == int(r["numel"]):
+            gradient.zero.append(int(r["step"]))
+        else:
+            gradient.alive = max(gradient.alive, int(r["step"]))
+        gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
     return found
 
 
