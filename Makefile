@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
+# The tests start hundreds of interpreters; where this is set, as containers do, each would compile precdoctor again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit slow gpu bench faults docs samples clean predictions prescriptions gating reliability site
 

@@ -41,11 +41,10 @@ def _run(args: list[str]) -> int:
             stream.reconfigure(errors="backslashreplace")  # a name the terminal cannot encode must not end the program
     import typer
 
-    from precdoctor.cli.app import app
+    from precdoctor.cli.app import app, command
 
     if "_PRECDOCTOR_COMPLETE" in os.environ:  # the shell asks for completions
         app()
-    command = typer.main.get_command(app)
     # typer has its own copy of click from 0.20 on; both call this base class ClickException
     click_exception: type[Exception] = typer.BadParameter.__mro__[2]
     try:

@@ -11,7 +11,7 @@ import numpy as np
 
 from precdoctor.comparison.renames import Module, translate
 from precdoctor.diagnosis.rows import Key, TensorRow
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 
 _COLUMNS = (
@@ -126,13 +126,12 @@ def drifts(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, 
 
 
 def _rows(view: RunView, steps: Sequence[int]) -> Iterator[TensorRow]:
-    for frame in view.scan(_COLUMNS, _KINDS, steps=steps):
-        for record in records(frame):
-            row = TensorRow.of(record)
-            facts = view.step_facts(Process(row.rank, row.attempt), row.step)
-            skipped = facts is not None and facts.skipped and "grad" in row.kind
-            if row.phase != "recompute" and not skipped:
-                yield row
+    for record in view.scan_records(_COLUMNS, _KINDS, steps=steps):
+        row = TensorRow.of(record)
+        facts = view.step_facts(Process(row.rank, row.attempt), row.step)
+        skipped = facts is not None and facts.skipped and "grad" in row.kind
+        if row.phase != "recompute" and not skipped:
+            yield row
 
 
 def _add(drift: Drift, a: TensorRow, b: TensorRow) -> None:

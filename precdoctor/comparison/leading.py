@@ -17,7 +17,7 @@ from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.rows import Key, integer, number
 from precdoctor.diagnosis.telling import plural
-from precdoctor.diagnosis.view import RunView, records
+from precdoctor.diagnosis.view import RunView
 
 #: Newest common steps that are looked at, and the fewest of them that say anything.
 WINDOW, FEWEST = 32, 16
@@ -185,16 +185,15 @@ def _gradients(view: RunView, steps: Sequence[int]) -> Course:
     """As the optimizer is given them; the largest over ranks."""
     course: Course = {}
     columns = ("root", "module", "kind", "name", "call", "numel", "amax", "sum_sq", "scale", "nan")
-    for frame in view.scan(columns, ("weight_grad_step",), steps=steps):
-        for r in records(frame):
-            amax, squares, scale = number(r["amax"]), number(r["sum_sq"]), number(r["scale"]) or 1.0
-            if not amax or not squares or r["nan"]:
-                continue
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), integer(r["call"]) or 0)
-            mine = course.setdefault(key, {})
-            before = mine.get(int(r["step"]), (0.0, 0.0))
-            value = (amax / scale, squares / scale**2 / int(r["numel"]))
-            mine[int(r["step"])] = (max(before[0], value[0]), max(before[1], value[1]))
+    for r in view.scan_records(columns, ("weight_grad_step",), steps=steps):
+        amax, squares, scale = number(r["amax"]), number(r["sum_sq"]), number(r["scale"]) or 1.0
+        if not amax or not squares or r["nan"]:
+            continue
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), integer(r["call"]) or 0)
+        mine = course.setdefault(key, {})
+        before = mine.get(int(r["step"]), (0.0, 0.0))
+        value = (amax / scale, squares / scale**2 / int(r["numel"]))
+        mine[int(r["step"])] = (max(before[0], value[0]), max(before[1], value[1]))
     return course
 
 

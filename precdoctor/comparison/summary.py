@@ -9,7 +9,7 @@ from statistics import median
 
 from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format
 from precdoctor.diagnosis.telling import percent
-from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView, records
+from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView
 from precdoctor.numerics.tail import flushed_tail
 
 _COLUMNS = (
@@ -167,17 +167,16 @@ def metrics_of(summary: Summary, kind: str) -> dict[str, float]:
 def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
     """Every tensor of a run over ``steps``. Gradients of steps that a loss scaler skipped are left out."""
     found: dict[Key, Summary] = {}
-    for frame in view.scan(_COLUMNS, _KINDS, steps=steps):
-        for record in records(frame):
-            row = TensorRow.of(record)
-            facts = view.step_facts(Process(row.rank, row.attempt), row.step)
-            if row.phase == "recompute" or (facts is not None and facts.skipped and "grad" in row.kind):
-                continue  # an overflow the scaler took care of says nothing about the next clean step
-            summary = found.setdefault(row.key, Summary(row.dtype, row.shape, row.module_class))
-            _add(summary, row, integer(record["unchanged"]))
-            if row.step == steps[0] and summary.start is None:
-                summary.order = row.order
-                summary.start = _start(row)
+    for record in view.scan_records(_COLUMNS, _KINDS, steps=steps):
+        row = TensorRow.of(record)
+        facts = view.step_facts(Process(row.rank, row.attempt), row.step)
+        if row.phase == "recompute" or (facts is not None and facts.skipped and "grad" in row.kind):
+            continue  # an overflow the scaler took care of says nothing about the next clean step
+        summary = found.setdefault(row.key, Summary(row.dtype, row.shape, row.module_class))
+        _add(summary, row, integer(record["unchanged"]))
+        if row.step == steps[0] and summary.start is None:
+            summary.order = row.order
+            summary.start = _start(row)
     return found
 
 

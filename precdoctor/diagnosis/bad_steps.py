@@ -10,6 +10,7 @@ import pandas as pd
 from precdoctor.diagnosis.examination import culprit_at
 from precdoctor.diagnosis.examined import poisoned_steps, traced_steps
 from precdoctor.diagnosis.origin import Reference, Sighting, suspicious
+from precdoctor.diagnosis.records import records
 from precdoctor.diagnosis.rows import (
     BACKWARD_KINDS,
     FORWARD_KINDS,
@@ -142,7 +143,7 @@ def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[
 
 def _sightings(frame: pd.DataFrame) -> list[tuple[Key, Sighting]]:
     result = []
-    for r in frame.to_dict("records"):
+    for r in records(frame):
         key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
         badness = frozenset(c for c in BAD_COUNTS if r[c] > 0)
         amax, fmt = number(r["amax"]), known_format(str(r["dtype"]))

@@ -14,7 +14,7 @@ import numpy as np
 
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import number, text
-from precdoctor.diagnosis.view import RunView, records
+from precdoctor.diagnosis.view import RunView
 
 #: A part of a name that is a number (``blocks.3``) or, where there is none, ends in one (``body.conv3``).
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
@@ -104,12 +104,11 @@ def _norms(view: RunView, kind: str) -> Iterator[tuple[Mapping[str, Any], float]
     """The finite tensors of some steps, with their L2 norm without the loss scale."""
     steps = watched_steps(view)
     steps = steps[:: max(1, math.ceil(len(steps) / _STEPS))]
-    for frame in view.scan(_COLUMNS, (kind,), steps=steps):
-        for r in records(frame):
-            energy = number(r["sum_sq"])
-            bad = r["nan"] or r["pos_inf"] or r["neg_inf"] or text(r["phase"]) == "recompute"
-            if energy is not None and not bad and int(r["numel"]):
-                yield r, math.sqrt(energy) / (number(r["scale"]) or 1.0)
+    for r in view.scan_records(_COLUMNS, (kind,), steps=steps):
+        energy = number(r["sum_sq"])
+        bad = r["nan"] or r["pos_inf"] or r["neg_inf"] or text(r["phase"]) == "recompute"
+        if energy is not None and not bad and int(r["numel"]):
+            yield r, math.sqrt(energy) / (number(r["scale"]) or 1.0)
 
 
 def _place(r: Mapping[str, Any]) -> tuple[ChainKey, tuple[int, str, str]] | None:

@@ -28,7 +28,7 @@ from precdoctor.diagnosis.rows import (
     range_evidence,
     text,
 )
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.fp8_scaling import AmaxSeries, Recipe, scale_series
@@ -317,16 +317,17 @@ def _steps(view: RunView) -> list[int]:
 def _read(view: RunView) -> dict[Key, Operand]:
     casts: dict[Key, dict[int, Cast]] = {}
     facts: dict[Key, tuple[str, Format, str]] = {}
-    for frame in view.scan(_READ, (KIND,), steps=_steps(view)):
-        for r in records(frame[frame["phase"] != "recompute"]):
-            fmt = known_format(text(r["format"]))
-            cast = _cast(r)
-            if fmt is None or cast is None:
-                continue
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            mine = casts.setdefault(key, {})
-            mine[cast.step] = _together(mine[cast.step], cast) if cast.step in mine else cast
-            facts[key] = text(r["module_class"]), fmt, text(r["dtype"])
+    for r in view.scan_records(_READ, (KIND,), steps=_steps(view)):
+        if r["phase"] == "recompute":
+            continue
+        fmt = known_format(text(r["format"]))
+        cast = _cast(r)
+        if fmt is None or cast is None:
+            continue
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        mine = casts.setdefault(key, {})
+        mine[cast.step] = _together(mine[cast.step], cast) if cast.step in mine else cast
+        facts[key] = text(r["module_class"]), fmt, text(r["dtype"])
     return {k: Operand(k, *facts[k], tuple(c for _, c in sorted(mine.items()))) for k, mine in casts.items()}
 
 

@@ -13,7 +13,7 @@ from precdoctor.diagnosis.fp8_casts import KIND, Cast, Damage, Operand, rounding
 from precdoctor.diagnosis.rows import Key, number
 from precdoctor.diagnosis.rule import RuleOption
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import RunView, records
+from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, BlockFormat, BlockHistogram
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
@@ -175,13 +175,12 @@ def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
     chosen = steps[:: -max(1, -(-len(steps) // _BLOCK_STEPS))]
     columns = [f"block{size}{part}" for size in _SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
     found: dict[Key, list[Mapping[str, Any]]] = {}
-    for frame in view.scan(
+    for r in view.scan_records(
         ["root", "module", "kind", "name", "call", "phase", "amax", *columns], (KIND,), steps=chosen
     ):
-        for r in records(frame[frame["phase"] != "recompute"]):
-            if number(r["amax"]):
-                key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-                found.setdefault(key, []).append(r)
+        if r["phase"] != "recompute" and number(r["amax"]):
+            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+            found.setdefault(key, []).append(r)
     return found
 
 

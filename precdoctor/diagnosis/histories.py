@@ -10,7 +10,7 @@ from typing import Any
 
 from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.rows import Key, known_format, number, text
-from precdoctor.diagnosis.view import Process, RunView, StepFacts, records
+from precdoctor.diagnosis.view import Process, RunView, StepFacts
 
 #: Steps a history holds at most: these many of the newest, and as many spread over the rest.
 _NEWEST, _SPREAD = 128, 256
@@ -54,17 +54,17 @@ def forward_histories(view: RunView) -> Mapping[Key, History]:
 
 def _histories(view: RunView, kinds: Sequence[str]) -> dict[Key, History]:
     found: dict[Key, History] = {}
-    for frame in view.scan(_COLUMNS, kinds, steps=watched_steps(view)):
-        wide = frame[~frame["dtype"].astype(str).str.startswith("float8") & (frame["phase"] != "recompute")]
-        for r in records(wide):
-            amax = number(r["amax"])
-            if not amax or r["nan"] or r["pos_inf"] or known_format(str(r["dtype"])) is None:
-                continue
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            history = found.setdefault(key, History(str(r["dtype"]), text(r["module_class"])))
-            step = int(r["step"])
-            history.amax[step] = max(history.amax.get(step, 0.0), amax)
-            history.at_max |= bool(r["at_max"])
+    for r in view.scan_records(_COLUMNS, kinds, steps=watched_steps(view)):
+        if str(r["dtype"]).startswith("float8") or r["phase"] == "recompute":
+            continue
+        amax = number(r["amax"])
+        if not amax or r["nan"] or r["pos_inf"] or known_format(str(r["dtype"])) is None:
+            continue
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        history = found.setdefault(key, History(str(r["dtype"]), text(r["module_class"])))
+        step = int(r["step"])
+        history.amax[step] = max(history.amax.get(step, 0.0), amax)
+        history.at_max |= bool(r["at_max"])
     return found
 
 

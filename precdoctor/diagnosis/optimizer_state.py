@@ -12,7 +12,7 @@ import numpy as np
 
 from precdoctor.diagnosis.parameters import ADAM, beta2_of
 from precdoctor.diagnosis.rows import integer, number, text
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 
 #: Names of the mean or sum of squared gradients: as torch's optimizers have it (``sum`` is Adagrad's), and others.
@@ -75,20 +75,18 @@ def second_moments(view: RunView) -> Mapping[Owner, list[Moment]]:
 
 def _second_moments(view: RunView) -> dict[Owner, list[Moment]]:
     held: dict[tuple[Owner, Process, int], tuple[str, Held]] = {}
-    for frame in view.scan(_COLUMNS, ("opt_state",)):
-        for r in records(frame):
-            name, _, key = str(r["name"]).rpartition(".")
-            known = key in SECOND_MOMENTS or _OTHERS_CALL_IT.search(key.lower())
-            if name and known and not r["nan"] and not r["pos_inf"]:
-                moment = _held(r)
-                if moment.without_sign:
-                    held[_key(r, name)] = (str(r["name"]), moment)
+    for r in view.scan_records(_COLUMNS, ("opt_state",)):
+        name, _, key = str(r["name"]).rpartition(".")
+        known = key in SECOND_MOMENTS or _OTHERS_CALL_IT.search(key.lower())
+        if name and known and not r["nan"] and not r["pos_inf"]:
+            moment = _held(r)
+            if moment.without_sign:
+                held[_key(r, name)] = (str(r["name"]), moment)
     gradients: dict[tuple[Owner, Process, int], Held] = {}
-    for frame in view.scan(_COLUMNS, ("weight_grad_step",), steps=sorted({step for *_, step in held})):
-        for r in records(frame):
-            of = _key(r, str(r["name"]))
-            if of in held and not r["nan"] and not r["pos_inf"]:
-                gradients[of] = _held(r)
+    for r in view.scan_records(_COLUMNS, ("weight_grad_step",), steps=sorted({step for *_, step in held})):
+        of = _key(r, str(r["name"]))
+        if of in held and not r["nan"] and not r["pos_inf"]:
+            gradients[of] = _held(r)
     found: dict[Owner, list[Moment]] = {}
     for owner, process, step in sorted(held.keys() & gradients.keys()):
         at = owner, process, step

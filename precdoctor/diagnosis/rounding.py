@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.rows import integer, known_format, text
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
 
@@ -173,16 +173,15 @@ def _pairs(
     """Every update with the bins of its weight as it was before."""
     weights: dict[tuple[Any, ...], _Weights] = {}
     updates: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for frame in view.scan(_COLUMNS, ("weight", "update"), where=[("dtype", "in", dtypes)]):
-        for r in records(frame):
-            at = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
-            fmt = known_format(str(r["dtype"]))
-            if at not in steps or fmt is None:
-                continue
-            key = (at, text(r["root"]), text(r["module"]), text(r["name"]))
-            if r["kind"] == "update":
-                updates[key] = r
-            else:
-                weights[key] = _Weights(ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"]), fmt)
-            if key in updates and key in weights:
-                yield at, weights.pop(key), updates.pop(key)
+    for r in view.scan_records(_COLUMNS, ("weight", "update"), where=[("dtype", "in", dtypes)]):
+        at = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+        fmt = known_format(str(r["dtype"]))
+        if at not in steps or fmt is None:
+            continue
+        key = (at, text(r["root"]), text(r["module"]), text(r["name"]))
+        if r["kind"] == "update":
+            updates[key] = r
+        else:
+            weights[key] = _Weights(ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"]), fmt)
+        if key in updates and key in weights:
+            yield at, weights.pop(key), updates.pop(key)

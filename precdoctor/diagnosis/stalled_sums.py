@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import known_format, number, text
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 
 _COLUMNS = ("root", "module", "module_class", "name", "dtype", "numel", "nan", "pos_inf", "neg_inf", "amax", "sum",
             "amin_nonzero", "fingerprint")  # fmt: skip
@@ -67,16 +67,15 @@ def stalled_counts(view: RunView, min_writes: float) -> Mapping[Place, Buffer]:
 def _survey(view: RunView) -> dict[Place, Buffer]:
     """All 16-bit buffers of the first process that has them."""
     found: dict[Place, Buffer] = {}
-    for frame in view.scan(_COLUMNS, ("buffer",), where=[("dtype", "in", HALF)]):
-        for r in records(frame):
-            stamp, total, amax, least = (number(r[c]) for c in ("fingerprint", "sum", "amax", "amin_nonzero"))
-            if stamp is None or total is None or amax is None or r["nan"] or r["pos_inf"] or r["neg_inf"]:
-                continue
-            place = (text(r["root"]), text(r["module"]), text(r["name"]))
-            process = Process(int(r["rank"]), int(r["attempt"]))
-            new = Buffer(str(r["dtype"]), text(r["module_class"]), max(1, int(r["numel"])), process)
-            buffer = found.setdefault(place, new)
-            if buffer.process == process:
-                counts = (not amax or least == amax) and amax == int(amax)
-                buffer.seen[int(r["step"])] = (stamp, total, amax, counts)
+    for r in view.scan_records(_COLUMNS, ("buffer",), where=[("dtype", "in", HALF)]):
+        stamp, total, amax, least = (number(r[c]) for c in ("fingerprint", "sum", "amax", "amin_nonzero"))
+        if stamp is None or total is None or amax is None or r["nan"] or r["pos_inf"] or r["neg_inf"]:
+            continue
+        place = (text(r["root"]), text(r["module"]), text(r["name"]))
+        process = Process(int(r["rank"]), int(r["attempt"]))
+        new = Buffer(str(r["dtype"]), text(r["module_class"]), max(1, int(r["numel"])), process)
+        buffer = found.setdefault(place, new)
+        if buffer.process == process:
+            counts = (not amax or least == amax) and amax == int(amax)
+            buffer.seen[int(r["step"])] = (stamp, total, amax, counts)
     return found

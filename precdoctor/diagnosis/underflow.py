@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.finding import Prescription
-from precdoctor.diagnosis.rows import Key, TensorRow, known_format
+from precdoctor.diagnosis.rows import Key, TensorRow, known_format, number
 from precdoctor.diagnosis.rule import RuleOption
 from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import Process, RunView
@@ -170,13 +171,20 @@ def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> Sur
         return found
     dying: dict[tuple[Process, int, str], bool] = {}
     dtypes = _HALF if kind == "grad_output" else (*_HALF, "float32")
-    for frame in view.scan(_COLUMNS, (kind,), steps=steps, where=[("dtype", "in", dtypes)]):
-        for record in frame.sort_values(["rank", "attempt", "step", "order"], kind="stable").to_dict("records"):
-            row = TensorRow.of(record)
-            fmt = computed_in(view, row)
-            if fmt is not None and row.numel and not row.bad and row.phase != "recompute":
-                _take(found, row, fmt, dying, dying_share)
+    for record in sorted(
+        view.scan_records(_COLUMNS, (kind,), steps=steps, where=[("dtype", "in", dtypes)]), key=_place
+    ):
+        row = TensorRow.of(record)
+        fmt = computed_in(view, row)
+        if fmt is not None and row.numel and not row.bad and row.phase != "recompute":
+            _take(found, row, fmt, dying, dying_share)
     return found
+
+
+def _place(record: Mapping[str, Any]) -> tuple[int, int, int, float]:
+    """Execution order; what has none comes last."""
+    order = number(record["order"])
+    return record["rank"], record["attempt"], record["step"], math.inf if order is None else order
 
 
 def computed_in(view: RunView, row: TensorRow) -> Format | None:

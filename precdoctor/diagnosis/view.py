@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.finding import Source
+from precdoctor.diagnosis.records import batch_records, records
 from precdoctor.diagnosis.rows import ROW_COLUMNS, TensorRow, integer, number, text
 from precdoctor.runlog.schema import TABLES
 
@@ -205,13 +206,35 @@ class RunView:
             steps: only these steps; None: all.
             where: further terms that must hold, as the reader takes them.
         """
+        for batch in self._batches(columns, kinds, bad, steps, where):
+            yield batch.to_pandas()
+
+    def scan_records(
+        self,
+        columns: Sequence[str],
+        kinds: Sequence[str],
+        *,
+        steps: Sequence[int] | None = None,
+        where: Sequence[tuple[str, str, Any]] = (),
+    ) -> Iterator[dict[str, Any]]:
+        """The same row by row: what is missing is NaN, or None for a list."""
+        for batch in self._batches(columns, kinds, False, steps, where):
+            yield from batch_records(batch)
+
+    def _batches(
+        self,
+        columns: Sequence[str],
+        kinds: Sequence[str],
+        bad: bool,
+        steps: Sequence[int] | None,
+        where: Sequence[tuple[str, str, Any]],
+    ) -> Iterator[pa.RecordBatch]:
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *columns]))
         base: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
         if steps is not None:
             base.append(("step", "in", [int(s) for s in steps]))
         filters = [[*base, (count, ">", 0)] for count in BAD_COUNTS] if bad else [base]
-        for batch in self._run.batches("tensors", columns=wanted, filters=filters):
-            yield batch.to_pandas()
+        return self._run.batches("tensors", columns=wanted, filters=filters)
 
     def _load_step(self, process: Process, step: int) -> tuple[TensorRow, ...]:
         # Straight from Arrow: a frame of thirty columns takes thrice as long as the rows of one step.
@@ -308,11 +331,6 @@ class RunView:
 def _projected(table: str, columns: Sequence[str]) -> pa.Schema:
     schema = TABLES[table]
     return pa.schema([*(schema.field(c) for c in columns), pa.field("attempt", pa.int32(), nullable=False)])
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame as dictionaries."""
-    return [{str(k): v for k, v in r.items()} for r in frame.to_dict("records")]
 
 
 def _decoded(data: Any) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, cached_property, reduce
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -22,19 +22,22 @@ Filters: TypeAlias = Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[st
 #: Which process of its rank wrote the row, from 0; not stored, taken from the directory's name.
 ATTEMPT: Final = pa.field("attempt", pa.int32(), nullable=False)
 
-_OPERATORS: Final[dict[str, Callable[[pc.Expression, Any], pc.Expression]]] = {
-    "=": lambda column, value: column == value,
-    "==": lambda column, value: column == value,
-    "!=": lambda column, value: column != value,
-    "<": lambda column, value: column < value,
-    "<=": lambda column, value: column <= value,
-    ">": lambda column, value: column > value,
-    ">=": lambda column, value: column >= value,
-    "in": lambda column, value: column.isin(value),
-    "not in": lambda column, value: ~column.isin(value),
+_OPERATORS: Final[dict[str, Callable[[pa.Array, Any], pa.Array]]] = {
+    "=": pc.equal,
+    "==": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+    "in": lambda column, values: pc.is_in(column, value_set=values),
+    "not in": lambda column, values: pc.invert(pc.is_in(column, value_set=values)),
 }
+#: What must hold of a row: (column, operator, value); the values of "in" are an Arrow array.
+_Term: TypeAlias = tuple[str, str, Any]
 
 
+@cache
 def table_schema(table: str) -> pa.Schema:
     """The columns a reader gives for ``table``: those of the schema, then ``attempt``.
 
@@ -52,13 +55,14 @@ class Query:
 
     table: str
     columns: tuple[str, ...]
-    predicate: pc.Expression | None
+    #: Any of some conjunctions, or an expression; None: every row.
+    predicate: tuple[tuple[_Term, ...], ...] | pc.Expression | None
     #: Columns the predicate looks at.
     looks_at: frozenset[str]
     #: Conjunctions of (operator, value) on ``step``, one per alternative; empty: nothing known.
     steps: tuple[tuple[tuple[str, Any], ...], ...]
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """Of the batches that answer it."""
         full = table_schema(self.table)
@@ -76,9 +80,11 @@ class Query:
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows and columns asked for, of a batch that holds ``needed`` and ``attempt``."""
-        if self.predicate is not None:
+        if isinstance(self.predicate, pc.Expression):
             found = pa.Table.from_batches([batch]).filter(self.predicate).combine_chunks().to_batches()
             batch = found[0] if found else batch.slice(0, 0)
+        elif self.predicate is not None:
+            batch = batch.filter(_matches(batch, self.predicate))
         return pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns], schema=self.schema)
 
 
@@ -96,45 +102,73 @@ def query(table: str, columns: Sequence[str] | None = None, filters: Filters | N
         _check_column(table, name)
     if filters is None or (isinstance(filters, (list, tuple)) and not filters):
         return Query(table, names, None, frozenset(), ())
-    empty = schema.empty_table()
     try:
         if isinstance(filters, pc.Expression):
-            predicate = filters
-            empty.filter(predicate)
-            looks_at = frozenset(name for name in schema.names if _refers_to(predicate, empty, name))
-            return Query(table, names, predicate, looks_at, ())
-        predicate, terms = _compile(table, filters)
-        empty.filter(predicate)
-    except (pa.ArrowException, TypeError) as error:
+            empty = schema.empty_table()
+            empty.filter(filters)
+            looks_at = frozenset(name for name in schema.names if _refers_to(filters, empty, name))
+            return Query(table, names, filters, looks_at, ())
+        alternatives = _compile(table, filters)
+        _matches(_no_rows(table), alternatives)
+    except (pa.ArrowException, TypeError, OverflowError) as error:
         raise UsageError(f"a filter on {table} cannot be evaluated: {str(error).splitlines()[0]}") from error
     return Query(
         table,
         names,
-        predicate,
-        frozenset(name for alternative in terms for name, _, _ in alternative),
-        tuple(tuple((op, v) for name, op, v in alternative if name == "step") for alternative in terms),
+        alternatives,
+        frozenset(name for terms in alternatives for name, _, _ in terms),
+        tuple(
+            tuple((op, v.to_pylist() if isinstance(v, pa.Array) else v) for name, op, v in terms if name == "step")
+            for terms in alternatives
+        ),
     )
 
 
-def _compile(table: str, filters: Any) -> tuple[pc.Expression, list[list[tuple[str, str, Any]]]]:
+def _compile(table: str, filters: Any) -> tuple[tuple[_Term, ...], ...]:
     if not isinstance(filters, Sequence) or isinstance(filters, str):
         raise UsageError(f"filters takes a list of (column, operator, value), got {filters!r}")
-    alternatives = [list(filters)] if isinstance(filters[0], tuple) else [list(f) for f in filters]
-    whole = []
-    for alternative in alternatives:
-        terms = []
-        for term in alternative:
-            if not isinstance(term, tuple) or len(term) != 3:
-                raise UsageError(f"a filter is a tuple (column, operator, value), got {term!r}")
-            name, operator, value = term
-            _check_column(table, name)
-            if operator not in _OPERATORS:
-                raise UsageError(f"no filter operator {operator!r}; there are {', '.join(_OPERATORS)}")
-            if operator in {"in", "not in"}:  # an empty list has no type of its own
-                value = pa.array(list(value), stored_type(table_schema(table).field(name).type))
-            terms.append(_OPERATORS[operator](pc.field(name), value))
-        whole.append(reduce(lambda a, b: a & b, terms, pc.scalar(True)))
-    return reduce(lambda a, b: a | b, whole), alternatives
+    alternatives = [filters] if isinstance(filters[0], tuple) else filters
+    return tuple(tuple(_term(table, term) for term in alternative) for alternative in alternatives)
+
+
+def _term(table: str, term: Any) -> _Term:
+    if not isinstance(term, tuple) or len(term) != 3:
+        raise UsageError(f"a filter is a tuple (column, operator, value), got {term!r}")
+    name, operator, value = term
+    _check_column(table, name)
+    if operator not in _OPERATORS:
+        raise UsageError(f"no filter operator {operator!r}; there are {', '.join(_OPERATORS)}")
+    if operator in {"in", "not in"}:  # an empty list has no type of its own
+        value = pa.array(list(value), stored_type(table_schema(table).field(name).type))
+    return name, operator, value
+
+
+def _matches(batch: pa.RecordBatch, alternatives: Iterable[Iterable[_Term]]) -> pa.Array:
+    """Which rows satisfy all terms of any alternative: true, false or null.
+
+    As an expression would say it, and without the thread pool and the plan that Arrow makes to evaluate one.
+    """
+    every = pa.repeat(pa.scalar(True), batch.num_rows)
+    found = [
+        reduce(pc.and_kleene, (_holds(batch.column(name), operator, value) for name, operator, value in terms), every)
+        for terms in alternatives
+    ]
+    return reduce(pc.or_kleene, found)
+
+
+def _holds(column: pa.Array, operator: str, value: Any) -> pa.Array:
+    holds = _OPERATORS[operator]
+    if not pa.types.is_dictionary(column.type):
+        return holds(column, value)
+    if column.null_count:  # "not in" holds of a null too
+        return holds(column.dictionary_decode(), value)
+    return pc.take(holds(column.dictionary, value), column.indices)  # a name is compared once, not once a row
+
+
+@cache
+def _no_rows(table: str) -> pa.RecordBatch:
+    schema = table_schema(table)
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def _reaches(operator: str, value: Any, first: int, last: int) -> bool:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from precdoctor.runlog.filters import Query, query
+from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import RankDirectory, rank_directories
-from precdoctor.runlog.parts import PartFile, Sound, Survey, read_manifest, read_open, read_sealed, readable, survey
+from precdoctor.runlog.parts import PartFile, Survey, read_manifest, read_open, read_sealed, readable, survey
 
 _Part = tuple[str, str, int]
 
@@ -30,7 +31,7 @@ class Follower:
         self._taken: dict[_Part, int] = {}
         self._sizes: dict[_Part, int] = {}
         self._done: set[_Part] = set()
-        self._sound: Sound = {}
+        self._kept = Kept(max_bytes=0)  # rows are read once
 
     def new(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of ``table`` since the last call, some thousands at a time, with ``columns`` in this order.
@@ -80,7 +81,7 @@ class Follower:
         sealed = part.as_sealed()
         line = listed.get(sealed.path.name)
         if line is None or line.rows > self._taken.get(key, 0):
-            yield from self._unread(key, read_sealed(sealed, line, asked, rank, self._sound))
+            yield from self._unread(key, read_sealed(sealed, line, asked, rank, self._kept))
         self._done.add(key)
 
     def _unread(self, key: _Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

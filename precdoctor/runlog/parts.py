@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from precdoctor.errors import CorruptRunError, RunUnreadableError
 from precdoctor.runlog.filters import ATTEMPT, Query
+from precdoctor.runlog.kept import Kept, Stamp, stamp_of
 from precdoctor.runlog.layout import MAX_JSON_BYTES, RankDirectory, files_matching, parse_json, read_regular
 from precdoctor.runlog.pages import RowGroup, check_pages, read_footer
 from precdoctor.runlog.schema import OPEN_PART, PARTS_FILE, SEALED_PART, TABLES
@@ -152,14 +153,8 @@ def _survey(directory: Path, listed: dict[str, Part]) -> Survey:
     return Survey([found[key] for key in sorted(found)], listed)
 
 
-#: By path, time of change and size, the parts whose checksum was found right; of the first ones with their footers,
-#: which cost more to read than a few columns.
-Sound = dict[tuple[str, float, int], list[RowGroup] | None]
-_MAX_FOOTERS = 256
-
-
 def read_sealed(
-    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, sound: Sound
+    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, kept: Kept
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a sealed part that ``query`` asks for.
 
@@ -168,7 +163,7 @@ def read_sealed(
         listed: its line in parts.jsonl; a part without one is refused.
         query: columns and rows.
         rank: the directory.
-        sound: the parts whose checksum was found right, remembered for the next query.
+        kept: what earlier queries found in this part and the others of the run.
 
     Raises:
         CorruptRunError: the part is not what was written, or nothing precdoctor would write.
@@ -177,29 +172,56 @@ def read_sealed(
     with readable(part.name):
         if listed is None:
             raise damaged(part.name, "parts.jsonl does not list it")
-        changed = part.path.lstat().st_mtime
-        content = read_regular(part.path, MAX_PART_BYTES)
-        key = (str(part.path), changed, len(content))
-        if key not in sound:
-            if digest_of(content) != listed.blake2b:
-                raise damaged(part.name, "its checksum is not the one in parts.jsonl")
-            sound[key] = read_footer(content) if len(sound) < _MAX_FOOTERS else None
-        groups = sound[key] or read_footer(content)
-        if sum(group.rows for group in groups) != listed.rows:
-            raise damaged(part.name, f"parts.jsonl lists {listed.rows} rows, and it holds another number")
-        wanted = [n for n, group in enumerate(groups) if _may_match(group, query)]
-        if not wanted:
-            return
-        for n in wanted:
-            check_pages(content, groups[n], query.needed)
-        seen = 0
-        with _open_parquet(content) as file:
-            columns = _columns_present(part.name, file.schema_arrow, query)
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=wanted, columns=columns):
-                seen += batch.num_rows
-                yield _conform(part.name, batch, query, rank)
-        if seen != sum(groups[n].rows for n in wanted):
-            raise damaged(part.name, f"it holds {seen} rows and claims another number")
+        stamp = stamp_of(part.path)
+        columns = kept.columns(stamp)
+        missing = [name for name in query.needed if name not in columns]
+        if missing:
+            asked_again = kept.is_sound(stamp)
+            content, groups = _sound_content(part, listed, stamp, kept)
+            wanted = [n for n, group in enumerate(groups) if _may_match(group, query)]
+            if not wanted:
+                return
+            if not (asked_again and kept.has_room and 0 < listed.rows <= BATCH_ROWS):
+                for batch in _decode(part.name, content, groups, wanted, query.table, query.needed):
+                    yield query.select(_from_process(_checked(part.name, batch, query.table, query.needed, rank), rank))
+                return
+            every = _decode(part.name, content, groups, range(len(groups)), query.table, missing)
+            batch = _one([_checked(part.name, batch, query.table, missing, rank) for batch in every])
+            columns = kept.keep(stamp, dict(zip(missing, batch.columns, strict=True)))
+        whole = pa.RecordBatch.from_arrays(
+            [columns[name] for name in query.needed],
+            schema=pa.schema([TABLES[query.table].field(name) for name in query.needed]),
+        )
+        yield query.select(_from_process(whole, rank))
+
+
+def _sound_content(part: PartFile, listed: Part, stamp: Stamp, kept: Kept) -> tuple[bytes, list[RowGroup]]:
+    """The bytes of a part and its row groups, after they were held against its line in parts.jsonl."""
+    content = read_regular(part.path, MAX_PART_BYTES)
+    if not kept.is_sound(stamp) or len(content) != stamp[-1]:
+        if digest_of(content) != listed.blake2b:
+            raise damaged(part.name, "its checksum is not the one in parts.jsonl")
+        kept.found_sound(stamp, read_footer(content))
+    groups = kept.footer(stamp) or read_footer(content)
+    if sum(group.rows for group in groups) != listed.rows:
+        raise damaged(part.name, f"parts.jsonl lists {listed.rows} rows, and it holds another number")
+    return content, groups
+
+
+def _decode(
+    name: str, content: bytes, groups: Sequence[RowGroup], wanted: Sequence[int], table: str, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """These columns of these row groups, as the file has them, some thousand rows at a time."""
+    for n in wanted:
+        check_pages(content, groups[n], names)
+    seen = 0
+    with _open_parquet(content) as file:
+        columns = _columns_present(name, file.schema_arrow, table, names)
+        for batch in file.iter_batches(BATCH_ROWS, row_groups=list(wanted), columns=columns):
+            seen += batch.num_rows
+            yield batch
+    if seen != sum(groups[n].rows for n in wanted):
+        raise damaged(name, f"it holds {seen} rows and claims another number")
 
 
 def read_open(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
@@ -219,8 +241,9 @@ def read_open(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.
     with readable(part.name):
         found = scan(content, part.name)
         for batch in _joined(read_batches(content, found, part.name)):
-            columns = _columns_present(part.name, batch.schema, query)
-            yield _conform(part.name, batch.select(columns), query, rank)
+            columns = _columns_present(part.name, batch.schema, query.table, query.needed)
+            sound = _checked(part.name, batch.select(columns), query.table, query.needed, rank)
+            yield query.select(_from_process(sound, rank))
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -231,10 +254,18 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held.append(batch)
         rows += batch.num_rows
         if rows >= BATCH_ROWS:
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            yield _one(held)
             held, rows = [], 0
-    if held:
-        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+    if rows:
+        yield _one(held)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """At least one row, in one batch."""
+    if len(batches) == 1:
+        return batches[0]
+    (batch,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
+    return batch
 
 
 def _open_parquet(content: bytes) -> pq.ParquetFile:
@@ -254,11 +285,11 @@ def _open_parquet(content: bytes) -> pq.ParquetFile:
     )
 
 
-def _columns_present(name: str, schema: pa.Schema, query: Query) -> list[str]:
-    """The needed columns this part has, each of the one type it may have."""
+def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[str]) -> list[str]:
+    """Those of the named columns that this part has, each of the one type it may have."""
     present = []
-    for column in query.needed:
-        field = TABLES[query.table].field(column)
+    for column in names:
+        field = TABLES[table].field(column)
         places = schema.get_all_field_indices(column)
         if len(places) > 1:
             raise damaged(name, f"two columns are named {column!r}")
@@ -276,23 +307,27 @@ def _may_match(group: RowGroup, query: Query) -> bool:
     return bounds is None or query.may_match(*bounds)
 
 
-def _conform(name: str, batch: pa.RecordBatch, query: Query, rank: RankDirectory) -> pa.RecordBatch:
-    """What ``query`` selects of a decoded batch, after every needed column was checked and brought to its type."""
+def _checked(name: str, batch: pa.RecordBatch, table: str, names: Sequence[str], rank: RankDirectory) -> pa.RecordBatch:
+    """The named columns of a decoded batch, each checked and brought to its type; absent ones are null."""
     batch.validate(full=True)
-    arrays, wanted = [], []
-    for column in query.needed:
-        field = TABLES[query.table].field(column)
+    arrays, fields_ = [], []
+    for column in names:
+        field = TABLES[table].field(column)
         place = batch.schema.get_field_index(column)
         array = pa.nulls(batch.num_rows, field.type) if place < 0 else _as_type(batch.column(place), field.type)
         if not field.nullable and array.null_count:
             raise damaged(name, f"column {column!r} holds nulls")
         _check_lengths(name, column, array)
         arrays.append(array)
-        wanted.append(field)
+        fields_.append(field)
         if column == "rank" and not pc.all(pc.equal(array, rank.rank), min_count=0).as_py():
             raise damaged(name, f"it holds rows of another rank than {rank.rank}")
-    arrays.append(pa.repeat(pa.scalar(rank.attempt, ATTEMPT.type), batch.num_rows))
-    return query.select(pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*wanted, ATTEMPT])))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields_))
+
+
+def _from_process(batch: pa.RecordBatch, rank: RankDirectory) -> pa.RecordBatch:
+    """The batch with a column for the attempt, which no file states."""
+    return batch.append_column(ATTEMPT, pa.repeat(pa.scalar(rank.attempt, ATTEMPT.type), batch.num_rows))
 
 
 def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from precdoctor.errors import CorruptRunError
 from precdoctor.runlog.filters import Filters, Query, query
+from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import (
     MAX_JSON_BYTES,
     RankDirectory,
@@ -25,7 +26,7 @@ from precdoctor.runlog.layout import (
     read_regular,
     read_run_info,
 )
-from precdoctor.runlog.parts import Sound, json_lines, read_manifest, read_open, read_sealed, readable, survey
+from precdoctor.runlog.parts import json_lines, read_manifest, read_open, read_sealed, readable, survey
 from precdoctor.runlog.schema import ATTACH_FILE, END_FILE, RANK_FILE
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Run:
         self.path = path
         #: run.json: the command, host facts, recorder options, ``schema_version``.
         self.info = info
-        self._sound: Sound = {}
+        self._kept = Kept()
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -172,7 +173,7 @@ class Run:
     def _read(self, asked: Query) -> Iterator[pa.RecordBatch]:
         with _advice(self.path):
             for rank in self._directories():
-                for batch in _rank_batches(rank, asked, self._sound):
+                for batch in _rank_batches(rank, asked, self._kept):
                     if batch.num_rows:
                         yield batch
 
@@ -201,7 +202,7 @@ def _advice(run: Path) -> Iterator[None]:
         raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {run}") from error
 
 
-def _rank_batches(rank: RankDirectory, asked: Query, sound: Sound) -> Iterator[pa.RecordBatch]:
+def _rank_batches(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.RecordBatch]:
     name = rank.path.name
     with readable(name):
         found = survey(rank.path)
@@ -220,7 +221,7 @@ def _rank_batches(rank: RankDirectory, asked: Query, sound: Sound) -> Iterator[p
                 with readable(name):
                     listed = read_manifest(rank.path)
         sealed = part.as_sealed()
-        yield from read_sealed(sealed, listed.get(sealed.path.name), asked, rank, sound)
+        yield from read_sealed(sealed, listed.get(sealed.path.name), asked, rank, kept)
 
 
 def _rank_log(rank: RankDirectory) -> RankLog:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from precdoctor.errors import RunUnreadableError
 from precdoctor.runlog.filters import query
+from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import RankDirectory, rank_directories, read_json_if_there, read_regular, read_run_info
 from precdoctor.runlog.lock import is_locked
 from precdoctor.runlog.parts import PartFile, Survey, read_open, read_sealed, readable, survey
@@ -170,7 +171,7 @@ def _sealed(file: PartFile, listed: Part | None, rank: RankDirectory, dropped: C
     if listed is None:
         return PartReport(name, "unlisted", problem=f"{file.name} is not listed in parts.jsonl: nothing vouches for it")
     try:
-        rows, first, last = _count(read_sealed(file, listed, query(file.table), rank, {}), file.table, dropped)
+        rows, first, last = _count(read_sealed(file, listed, query(file.table), rank, Kept(0)), file.table, dropped)
     except RunUnreadableError as error:
         return PartReport(name, "damaged", problem=str(error))
     if (listed.first_step, listed.last_step) != (first, last):

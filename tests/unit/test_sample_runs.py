@@ -7,17 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from precdoctor.cli import main
 from precdoctor.runlog import open_run
+from precdoctor.runlog.schema import TABLES
 from tests.support.samples import RULES_DIRECTORY
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(p.parent for p in (ROOT / "sample_runs").glob("*/train.py"))
 RUNS = [f / "run" for f in (*FOLDERS, *(p.parent for p in sorted(RULES_DIRECTORY.glob("PD*/*/*/train.py"))))]
 LARGEST_RUN = 300_000
-TEXT_DTYPES = ("object", "category", "str", "string")
 #: In POSIX or Windows style. A lone "/" is legal: events write `root/module:kind:name`.
 ABSOLUTE_PATH = re.compile(r"""(?:^|[\s"'=:(])(?:/[\w.~-]+){2,}|\b[A-Za-z]:\\\\|/home/|/Users/|/tmp/""")
 #: How the run was found, and what read it: not what was found out.
@@ -32,10 +33,10 @@ def _texts(run: Path) -> list[str]:
     """Everything in a log that is text."""
     opened = open_run(run)
     texts = [p.read_text() for p in (*run.rglob("*.json"), *run.rglob("*.jsonl"))]
-    for frame in (opened.events(), opened.tensors(), opened.steps()):
-        for name in frame.columns:
-            if frame[name].dtype.name in TEXT_DTYPES:
-                texts += {v if isinstance(v, str) else repr(v) for v in frame[name].dropna()}
+    for table in TABLES:
+        for column in opened.dataset(table).read_all().unify_dictionaries().columns:
+            if pa.types.is_string(column.type) or pa.types.is_dictionary(column.type):
+                texts += [v for v in column.unique().to_pylist() if v is not None]
     return texts
 
 

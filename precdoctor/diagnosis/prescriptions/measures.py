@@ -16,7 +16,7 @@ from precdoctor.diagnosis.replay.loss_scale import recorded_flushed
 from precdoctor.diagnosis.replay.updates import updates_of
 from precdoctor.diagnosis.rows import Key, integer, known_format, number
 from precdoctor.diagnosis.underflow import GradientSeries, survey
-from precdoctor.diagnosis.view import RunView, records
+from precdoctor.diagnosis.view import RunView
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import FP32
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -113,11 +113,10 @@ def _is_wide(view: RunView, scope: Scope) -> bool:
 def _headroom(view: RunView, scope: Scope) -> float | None:
     least = math.inf
     terms = [("root", "==", scope.root), ("module", "==", scope.module), ("name", "==", scope.name)]
-    for frame in view.scan(["amax", "dtype", "call"], (scope.kind,), where=terms):
-        for r in records(frame):
-            fmt, amax = known_format(str(r["dtype"])), number(r["amax"])
-            if fmt is not None and amax and integer(r["call"]) == scope.call:
-                least = min(least, fmt.headroom(amax))
+    for r in view.scan_records(["amax", "dtype", "call"], (scope.kind,), where=terms):
+        fmt, amax = known_format(str(r["dtype"])), number(r["amax"])
+        if fmt is not None and amax and integer(r["call"]) == scope.call:
+            least = min(least, fmt.headroom(amax))
     return least if least < math.inf else None
 
 
@@ -130,12 +129,11 @@ def given_gradients(view: RunView, scope: Scope) -> list[tuple[ExponentHistogram
     """Per sampled step exponents and RMS of a gradient as the optimizer was given it, the loss scale taken out."""
     terms = [("root", "==", scope.root), ("module", "==", scope.module), ("name", "==", scope.name)]
     found = []
-    for frame in view.scan(["exp_lo", "exp_hist", "numel", "sum_sq", "scale", "nan"], (scope.kind,), where=terms):
-        for r in records(frame):
-            histogram, squares = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"]), number(r["sum_sq"])
-            scale = number(r["scale"]) or 1.0
-            if histogram.total and squares is not None and not r["nan"] and scale == 1.0:
-                found.append((histogram, math.sqrt(squares / int(r["numel"]))))
+    for r in view.scan_records(["exp_lo", "exp_hist", "numel", "sum_sq", "scale", "nan"], (scope.kind,), where=terms):
+        histogram, squares = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"]), number(r["sum_sq"])
+        scale = number(r["scale"]) or 1.0
+        if histogram.total and squares is not None and not r["nan"] and scale == 1.0:
+            found.append((histogram, math.sqrt(squares / int(r["numel"]))))
     return found
 
 
@@ -173,17 +171,16 @@ class Updates:
 def updates(view: RunView) -> Updates:
     """Counted over all ``update`` rows; what is :data:`FP32_BINADES` below its weight is trivial."""
     found = Updates(ExponentHistogram.of(None, None))
-    for frame in view.scan(["unchanged", "zero", "numel", "rel_lo", "rel_hist"], ("update",)):
-        for r in records(frame):
-            unchanged = integer(r["unchanged"])
-            if unchanged is None:
-                continue
-            relative = ExponentHistogram.of(integer(r["rel_lo"]), r["rel_hist"])
-            kept = relative[FP32_BINADES:]
-            trivial = relative.total - kept.total
-            found.relative = found.relative.merge(kept)
-            found.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
-            found.lost += max(0.0, unchanged - trivial)
+    for r in view.scan_records(["unchanged", "zero", "numel", "rel_lo", "rel_hist"], ("update",)):
+        unchanged = integer(r["unchanged"])
+        if unchanged is None:
+            continue
+        relative = ExponentHistogram.of(integer(r["rel_lo"]), r["rel_hist"])
+        kept = relative[FP32_BINADES:]
+        trivial = relative.total - kept.total
+        found.relative = found.relative.merge(kept)
+        found.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
+        found.lost += max(0.0, unchanged - trivial)
     return found
 
 

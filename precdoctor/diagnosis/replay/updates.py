@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.records import records
 from precdoctor.diagnosis.rows import integer, number, text
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.loss_scaling import ScalerPolicy
 
 

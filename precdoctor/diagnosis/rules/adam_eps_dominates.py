@@ -14,7 +14,7 @@ from precdoctor.diagnosis.parameters import adam_groups
 from precdoctor.diagnosis.rows import Key, integer, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
@@ -96,18 +96,17 @@ def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]
     moving = {s.step for steps in view.timeline.values() for s in steps if not s.skipped}
     steps = [s for s in watched_steps(view) if s in moving]
     found: dict[Key, _Gradient] = {}
-    for frame in view.scan(_COLUMNS, ("weight_grad_step",), steps=steps):
-        for r in records(frame):
-            histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
-            matrix = r["shape"] is not None and len(r["shape"]) >= 2
-            if not matrix or int(r["numel"]) < options["min_elements"] or not histogram.total or r["nan"]:
-                continue
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            gradient = found.setdefault(key, _Gradient(text(r["module_class"])))
-            small = histogram.at_most(eps / options["damping"] * (number(r["scale"]) or 1.0)).low
-            gradient.shares[int(r["step"])] = small / histogram.total
-            gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
-            gradient.histogram = gradient.histogram.merge(histogram)
+    for r in view.scan_records(_COLUMNS, ("weight_grad_step",), steps=steps):
+        histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
+        matrix = r["shape"] is not None and len(r["shape"]) >= 2
+        if not matrix or int(r["numel"]) < options["min_elements"] or not histogram.total or r["nan"]:
+            continue
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        gradient = found.setdefault(key, _Gradient(text(r["module_class"])))
+        small = histogram.at_most(eps / options["damping"] * (number(r["scale"]) or 1.0)).low
+        gradient.shares[int(r["step"])] = small / histogram.total
+        gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+        gradient.histogram = gradient.histogram.merge(histogram)
     return found
 
 

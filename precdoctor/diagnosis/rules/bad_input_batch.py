@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.bad_steps import incident_steps
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.records import records
 from precdoctor.diagnosis.rows import Key, TensorRow, number, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import (
@@ -127,7 +128,7 @@ def _harmless(view: RunView, options: Options) -> list[Finding]:
     example: dict[Key, tuple[Process, int]] = {}
     columns = ["root", "module", "kind", "name", "call", *BAD_COUNTS]
     for frame in view.scan(columns, ("batch",), bad=True):
-        for r in frame[(frame["nan"] > 0) | (frame["pos_inf"] > 0)].to_dict("records"):
+        for r in records(frame[(frame["nan"] > 0) | (frame["pos_inf"] > 0)]):
             process = Process(int(r["rank"]), int(r["attempt"]))
             if int(r["step"]) in incident_steps(view).get(process, {}):
                 continue
@@ -188,7 +189,7 @@ def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
     needed, factor = options["history_steps"], 2.0 ** options["extreme_binades"]
     columns = ["root", "module", "kind", "name", "call", "amax", "numel", "order"]
     for frame in view.scan(columns, ("batch",)):
-        for r in frame.sort_values(["step", "call"], kind="stable").to_dict("records"):
+        for r in records(frame.sort_values(["step", "call"], kind="stable")):
             amax = number(r["amax"])
             if not amax or int(r["numel"]) < options["min_elements"]:
                 continue

@@ -11,7 +11,7 @@ from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_t
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
 from precdoctor.diagnosis.telling import plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(
@@ -108,17 +108,16 @@ def _judged_steps(view: RunView) -> list[int]:
 
 def _gradients(view: RunView, steps: Sequence[int]) -> Mapping[_Place, _Gradient]:
     found: dict[_Place, _Gradient] = {}
-    for frame in view.scan(_COLUMNS, ("weight_grad",), steps=steps):
-        for r in records(frame):
-            shape = r["shape"]
-            if shape is None or len(shape) < 2:
-                continue
-            place = (str(r["root"]), str(r["module"]), str(r["name"]))
-            gradient = found.setdefault(place, _Gradient(text(r["module_class"]), int(r["numel"])))
-            gradient.steps.add(int(r["step"]))
-            if int(r["zero"]) != int(r["numel"]):
-                gradient.alive = max(gradient.alive, int(r["step"]))
-            gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+    for r in view.scan_records(_COLUMNS, ("weight_grad",), steps=steps):
+        shape = r["shape"]
+        if shape is None or len(shape) < 2:
+            continue
+        place = (str(r["root"]), str(r["module"]), str(r["name"]))
+        gradient = found.setdefault(place, _Gradient(text(r["module_class"]), int(r["numel"])))
+        gradient.steps.add(int(r["step"]))
+        if int(r["zero"]) != int(r["numel"]):
+            gradient.alive = max(gradient.alive, int(r["step"]))
+        gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
     return found
 
 
@@ -128,11 +127,11 @@ def _unreached(
     """Trainable matrices of modules that ran in training, in a root that was trained, without any gradient; class."""
     trained = {root for root, _, _ in gradients}
     touched = {(root, module) for root, module, _ in gradients}
-    ran: dict[tuple[str, str], int] = {}
+    ran: dict[tuple[str, str], set[int]] = {}
     for frame in view.scan(("root", "module", "kind", "phase"), ("output",), steps=steps):
         chosen = frame.loc[frame["phase"] == "train", ["root", "module", "step"]].drop_duplicates()
-        for root, module in zip(chosen["root"], chosen["module"], strict=True):
-            ran[str(root), str(module)] = ran.get((str(root), str(module)), 0) + 1
+        for root, module, step in zip(chosen["root"], chosen["module"], chosen["step"], strict=True):
+            ran.setdefault((str(root), str(module)), set()).add(int(step))
     found: dict[_Place, str] = {}
     for process in view.processes:
         for root in view.facts(process).get("roots") or ():
@@ -144,7 +143,7 @@ def _unreached(
                     and len(p.get("shape") or ()) >= 2
                     and name in trained
                     and place[:2] not in touched
-                    and ran.get(place[:2], 0) >= options["min_steps"]
+                    and len(ran.get(place[:2], ())) >= options["min_steps"]
                 ):
                     found[place] = view.module_classes.get(place[:2], "")
     return found

@@ -12,7 +12,7 @@ from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import number
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -90,17 +90,16 @@ def _survey(view: RunView) -> Mapping[_At, _Step]:
     }
     before: dict[tuple[_At, tuple[str, str, str]], tuple[float, float, int]] = {}
     after: dict[tuple[_At, tuple[str, str, str]], tuple[float, int]] = {}
-    for frame in view.scan(_COLUMNS, ("weight_grad", "weight_grad_step"), steps=watched_steps(view)):
-        for r in records(frame):
-            at = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
-            energy, scale = number(r["sum_sq"]), number(r["scale"])
-            if at not in taken or not energy or r["nan"] or r["pos_inf"] or r["neg_inf"]:
-                continue
-            key = (at, (str(r["root"]), str(r["module"]), str(r["name"])))
-            if r["kind"] == "weight_grad" and scale is not None and scale > 0.0:
-                before[key] = (math.sqrt(energy) / scale, scale, int(r["numel"]))
-            elif r["kind"] == "weight_grad_step" and scale in (None, 1.0):
-                after[key] = (math.sqrt(energy), int(r["numel"]))
+    for r in view.scan_records(_COLUMNS, ("weight_grad", "weight_grad_step"), steps=watched_steps(view)):
+        at = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+        energy, scale = number(r["sum_sq"]), number(r["scale"])
+        if at not in taken or not energy or r["nan"] or r["pos_inf"] or r["neg_inf"]:
+            continue
+        key = (at, (str(r["root"]), str(r["module"]), str(r["name"])))
+        if r["kind"] == "weight_grad" and scale is not None and scale > 0.0:
+            before[key] = (math.sqrt(energy) / scale, scale, int(r["numel"]))
+        elif r["kind"] == "weight_grad_step" and scale in (None, 1.0):
+            after[key] = (math.sqrt(energy), int(r["numel"]))
     found: dict[_At, _Step] = {}
     for key, (meant, scale, numel) in before.items():
         given = after.get(key)

@@ -13,7 +13,7 @@ from precdoctor.diagnosis.fp8_casts import KIND, operands
 from precdoctor.diagnosis.rows import integer, known_format, number, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.accumulation import Accumulator, Factor, SumError, sum_error
 
 PAGE = RulePage(
@@ -172,17 +172,18 @@ def _products(view: RunView, noted: Sequence[Mapping[str, Any]]) -> list[_Produc
 def _sides(view: RunView) -> dict[tuple[str, str, str], _Side]:
     means: dict[tuple[str, str, str], list[float]] = {}
     last: dict[tuple[str, str, str], _Side] = {}
-    for frame in view.scan(_COLUMNS, (KIND,), steps=view.sampled_steps[-_STEPS:]):
-        for r in records(frame[frame["phase"] != "recompute"]):
-            total, squares, fmt = number(r["sum"]), number(r["sum_sq"]), known_format(text(r["format"]))
-            if fmt is None or total is None or not squares or not math.isfinite(squares):
-                continue
-            key = str(r["root"]), str(r["module"]), str(r["name"])
-            mean = min(1.0, abs(total) / math.sqrt(squares * int(r["numel"])))
-            means.setdefault(key, []).append(mean)
-            factor = Factor(median(means[key]), fmt)
-            process = Process(int(r["rank"]), int(r["attempt"]))
-            last[key] = _Side(text(r["module_class"]), factor, process, int(r["step"]))
+    for r in view.scan_records(_COLUMNS, (KIND,), steps=view.sampled_steps[-_STEPS:]):
+        if r["phase"] == "recompute":
+            continue
+        total, squares, fmt = number(r["sum"]), number(r["sum_sq"]), known_format(text(r["format"]))
+        if fmt is None or total is None or not squares or not math.isfinite(squares):
+            continue
+        key = str(r["root"]), str(r["module"]), str(r["name"])
+        mean = min(1.0, abs(total) / math.sqrt(squares * int(r["numel"])))
+        means.setdefault(key, []).append(mean)
+        factor = Factor(median(means[key]), fmt)
+        process = Process(int(r["rank"]), int(r["attempt"]))
+        last[key] = _Side(text(r["module_class"]), factor, process, int(r["step"]))
     return last
 
 

@@ -13,7 +13,7 @@ from precdoctor.diagnosis.fp8_cures import LOST_DB, confidence, listed, location
 from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS
 from precdoctor.numerics.histogram import ExponentHistogram
 
@@ -103,22 +103,21 @@ def check(view: RunView, options: Options) -> Checked:
 def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[int]]:
     tensors: dict[Key, _Tensor] = {}
     steps: set[int] = set()
-    for frame in view.scan(_COLUMNS, _KINDS[:-1], where=[("dtype", "in", _FLOAT8)]):
-        for r in records(frame):
-            numel = int(r["numel"])
-            if numel < options["min_elements"]:
-                continue
-            clipped = integer(r.get("saturated"))
-            share = (int(r["at_max"]) if clipped is None else clipped) / numel
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            tensor = tensors.setdefault(key, _Tensor(str(r["dtype"]), clipped is not None, numel))
-            tensor.shares.append(share)
-            steps.add(int(r["step"]))
-            if share > tensor.worst_share:
-                tensor.worst = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
-                tensor.worst_share = share
-                histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
-                tensor.binades = _binades_down(histogram, int(r["at_max"]), options["at_max_share"] * numel)
+    for r in view.scan_records(_COLUMNS, _KINDS[:-1], where=[("dtype", "in", _FLOAT8)]):
+        numel = int(r["numel"])
+        if numel < options["min_elements"]:
+            continue
+        clipped = integer(r.get("saturated"))
+        share = (int(r["at_max"]) if clipped is None else clipped) / numel
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        tensor = tensors.setdefault(key, _Tensor(str(r["dtype"]), clipped is not None, numel))
+        tensor.shares.append(share)
+        steps.add(int(r["step"]))
+        if share > tensor.worst_share:
+            tensor.worst = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+            tensor.worst_share = share
+            histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
+            tensor.binades = _binades_down(histogram, int(r["at_max"]), options["at_max_share"] * numel)
     return tensors, steps
 
 

@@ -12,7 +12,7 @@ from precdoctor.diagnosis.rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.rows import Key, integer, known_format, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS, FP32
 from precdoctor.numerics.histogram import ExponentHistogram
 
@@ -150,24 +150,23 @@ def _survey(view: RunView, options: Options) -> dict[Key, _Parameter]:
     found: dict[Key, _Parameter] = {}
     beyond = -int(options["fp32_binades"])
     guessed = _guessed(view)
-    for frame in view.scan(_COLUMNS, ("update",), where=[("dtype", "in", _NARROW)]):
-        for r in records(frame):
-            process = Process(int(r["rank"]), int(r["attempt"]))
-            unchanged = integer(r["unchanged"])
-            if unchanged is None or (process, int(r["step"])) not in usable:
-                continue
-            # a gradient that stands for the update says nothing of the update's size
-            relative = ExponentHistogram.of(*((None, None) if guessed else (integer(r["rel_lo"]), r["rel_hist"])))
-            below = max(0, min(relative.counts.size, beyond - relative.lo))
-            trivial = float(relative.counts[:below].sum())
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            parameter = found.setdefault(key, _Parameter(str(r["dtype"]), text(r["module_class"])))
-            parameter.numel = int(r["numel"])
-            parameter.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
-            parameter.lost += max(0.0, unchanged - trivial)
-            parameter.steps += 1
-            parameter.worst = (process, int(r["step"]))
-            parameter.relative = parameter.relative.merge(relative)
+    for r in view.scan_records(_COLUMNS, ("update",), where=[("dtype", "in", _NARROW)]):
+        process = Process(int(r["rank"]), int(r["attempt"]))
+        unchanged = integer(r["unchanged"])
+        if unchanged is None or (process, int(r["step"])) not in usable:
+            continue
+        # a gradient that stands for the update says nothing of the update's size
+        relative = ExponentHistogram.of(*((None, None) if guessed else (integer(r["rel_lo"]), r["rel_hist"])))
+        below = max(0, min(relative.counts.size, beyond - relative.lo))
+        trivial = float(relative.counts[:below].sum())
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        parameter = found.setdefault(key, _Parameter(str(r["dtype"]), text(r["module_class"])))
+        parameter.numel = int(r["numel"])
+        parameter.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
+        parameter.lost += max(0.0, unchanged - trivial)
+        parameter.steps += 1
+        parameter.worst = (process, int(r["step"]))
+        parameter.relative = parameter.relative.merge(relative)
     return found
 
 

@@ -10,7 +10,7 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.rows import known_format, number, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -85,15 +85,14 @@ def check(view: RunView, options: Options) -> Checked:
 def _survey(view: RunView) -> dict[_Place, _Pair]:
     masters = view.places("master_weight")
     sums: dict[tuple[_Place, Process, int], dict[str, _Sums]] = {}
-    for frame in view.scan(_COLUMNS, ("weight", "master_weight")) if masters else ():
-        for r in records(frame):
-            place = (text(r["root"]), text(r["module"]), text(r["name"]))
-            total, squares = number(r["sum"]), number(r["sum_sq"])
-            if place not in masters or total is None or squares is None or r["nan"] or r["pos_inf"] or r["neg_inf"]:
-                continue
-            key = (place, Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
-            found = _Sums(total, squares, int(r["numel"]), str(r["dtype"]), text(r["module_class"]))
-            sums.setdefault(key, {})[str(r["kind"])] = found
+    for r in view.scan_records(_COLUMNS, ("weight", "master_weight")) if masters else ():
+        place = (text(r["root"]), text(r["module"]), text(r["name"]))
+        total, squares = number(r["sum"]), number(r["sum_sq"])
+        if place not in masters or total is None or squares is None or r["nan"] or r["pos_inf"] or r["neg_inf"]:
+            continue
+        key = (place, Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+        found = _Sums(total, squares, int(r["numel"]), str(r["dtype"]), text(r["module_class"]))
+        sums.setdefault(key, {})[str(r["kind"])] = found
     pairs: dict[_Place, _Pair] = {}
     for (place, process, step), both in sums.items():
         if len(both) < 2:

@@ -10,7 +10,7 @@ from precdoctor.diagnosis.parameters import HALF, states_per_parameter, stepped
 from precdoctor.diagnosis.rows import integer, known_format, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import RunView, records
+from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
@@ -78,18 +78,17 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _survey(view: RunView, dtype: str) -> _Updates:
     found = _Updates()
-    for frame in view.scan(_COLUMNS, ("update",), where=[("dtype", "in", (dtype,))]):
-        for r in records(frame):
-            unchanged = integer(r["unchanged"])
-            if unchanged is None:
-                continue
-            relative = ExponentHistogram.of(integer(r["rel_lo"]), r["rel_hist"])
-            kept = relative[_FP32_BINADES:]
-            trivial = relative.total - kept.total
-            found.relative = found.relative.merge(kept)
-            found.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
-            found.lost += max(0.0, unchanged - trivial)
-            found.steps.add(int(r["step"]))
+    for r in view.scan_records(_COLUMNS, ("update",), where=[("dtype", "in", (dtype,))]):
+        unchanged = integer(r["unchanged"])
+        if unchanged is None:
+            continue
+        relative = ExponentHistogram.of(integer(r["rel_lo"]), r["rel_hist"])
+        kept = relative[_FP32_BINADES:]
+        trivial = relative.total - kept.total
+        found.relative = found.relative.merge(kept)
+        found.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
+        found.lost += max(0.0, unchanged - trivial)
+        found.steps.add(int(r["step"]))
     return found
 
 

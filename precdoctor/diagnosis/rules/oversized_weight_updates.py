@@ -14,7 +14,7 @@ from precdoctor.diagnosis.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.rows import TensorRow, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -135,16 +135,15 @@ def _survey(view: RunView, first: int | None = None) -> Mapping[_Place, _Weight]
     looked_at = steps[len(steps) // 2 :] if first is None else [*steps[:first], *steps[first:][-1:]]
     rms: dict[tuple[_Place, Process, int], dict[str, float]] = {}
     found: dict[_Place, _Weight] = {}
-    for frame in view.scan(_COLUMNS, ("weight", "update"), steps=looked_at):
-        for r in records(frame):
-            energy, shape = number(r["sum_sq"]), r["shape"]
-            if energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or shape is None or len(shape) < 2:
-                continue
-            place = (str(r["root"]), str(r["module"]), str(r["name"]))
-            numel = max(1, int(r["numel"]))
-            found.setdefault(place, _Weight(text(r["module_class"]), numel / max(1, int(shape[0]))))
-            key = (place, Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
-            rms.setdefault(key, {})[str(r["kind"])] = math.sqrt(energy / numel)
+    for r in view.scan_records(_COLUMNS, ("weight", "update"), steps=looked_at):
+        energy, shape = number(r["sum_sq"]), r["shape"]
+        if energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or shape is None or len(shape) < 2:
+            continue
+        place = (str(r["root"]), str(r["module"]), str(r["name"]))
+        numel = max(1, int(r["numel"]))
+        found.setdefault(place, _Weight(text(r["module_class"]), numel / max(1, int(shape[0]))))
+        key = (place, Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+        rms.setdefault(key, {})[str(r["kind"])] = math.sqrt(energy / numel)
     for (place, process, step), sizes in sorted(rms.items(), key=lambda item: item[0][2]):
         weight, size = found[place], sizes.get("weight", 0.0)
         weight.first = weight.first or size

@@ -10,7 +10,7 @@ from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_t
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
 from precdoctor.diagnosis.telling import plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -67,7 +67,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _histories(view: RunView) -> Mapping[tuple[Process, _Place], _Buffer]:
     """Of every buffer, rows by step; it is written again whenever it changes."""
-    rows = [r for frame in view.scan(_COLUMNS, ("buffer",)) for r in records(frame)]
+    rows = view.scan_records(_COLUMNS, ("buffer",))
     found: dict[tuple[Process, _Place], _Buffer] = {}
     for r in sorted(rows, key=lambda r: int(r["step"])):
         place = (str(r["root"]), str(r["module"]), str(r["name"]))

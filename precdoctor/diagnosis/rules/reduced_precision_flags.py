@@ -11,7 +11,7 @@ from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import integer, number, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
-from precdoctor.diagnosis.view import RunView, records
+from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import FP16
 
 PAGE = RulePage(
@@ -108,17 +108,16 @@ def check(view: RunView, options: Options) -> Checked:
 def _layers(view: RunView) -> list[_Layer]:
     found: dict[tuple[str, str], _Layer] = {}
     names = ("Linear", *_CONVOLUTIONS)
-    for frame in view.scan(
+    for r in view.scan_records(
         _COLUMNS,
         ("output",),
         steps=watched_steps(view),
         where=[("module_class", "in", names), ("phase", "==", "train")],
     ):
-        for r in records(frame):
-            amax, key = number(r["amax"]), (str(r["root"]), str(r["module"]))
-            if amax and (key not in found or amax > found[key].amax):
-                kind, dtype = text(r["module_class"]), str(r["dtype"])
-                found[key] = _Layer(*key, kind, dtype, amax, int(r["step"]), int(r["rank"]))
+        amax, key = number(r["amax"]), (str(r["root"]), str(r["module"]))
+        if amax and (key not in found or amax > found[key].amax):
+            kind, dtype = text(r["module_class"]), str(r["dtype"])
+            found[key] = _Layer(*key, kind, dtype, amax, int(r["step"]), int(r["rank"]))
     return list(found.values())
 
 

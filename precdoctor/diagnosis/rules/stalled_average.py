@@ -14,7 +14,7 @@ from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePa
 from precdoctor.diagnosis.snippets import module_expression
 from precdoctor.diagnosis.stalled_sums import Buffer, stalled_counts
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -104,18 +104,17 @@ def _averages(view: RunView, options: Options) -> Checked:
 def _survey(view: RunView) -> dict[_Place, _Weight]:
     """All weights, with their fingerprints by step, of the first process that has them."""
     found: dict[_Place, _Weight] = {}
-    for frame in view.scan(_COLUMNS, ("weight",)):
-        for r in records(frame):
-            seen = number(r["fingerprint"])  # as a float, which a column with nulls is
-            if r["shape"] is None or seen is None:
-                continue
-            place = (text(r["root"]), text(r["module"]), text(r["name"]))
-            process = Process(int(r["rank"]), int(r["attempt"]))
-            shape = tuple(int(n) for n in r["shape"])
-            new = _Weight(str(r["dtype"]), text(r["module_class"]), shape, int(r["numel"]), process)
-            weight = found.setdefault(place, new)
-            if weight.process == process:
-                weight.prints[int(r["step"])] = seen
+    for r in view.scan_records(_COLUMNS, ("weight",)):
+        seen = number(r["fingerprint"])  # as a float, which a column with nulls is
+        if r["shape"] is None or seen is None:
+            continue
+        place = (text(r["root"]), text(r["module"]), text(r["name"]))
+        process = Process(int(r["rank"]), int(r["attempt"]))
+        shape = tuple(int(n) for n in r["shape"])
+        new = _Weight(str(r["dtype"]), text(r["module_class"]), shape, int(r["numel"]), process)
+        weight = found.setdefault(place, new)
+        if weight.process == process:
+            weight.prints[int(r["step"])] = seen
     return found
 
 

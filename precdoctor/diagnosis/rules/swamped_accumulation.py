@@ -11,7 +11,7 @@ from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format, location, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -80,14 +80,13 @@ def _sums(view: RunView, counts: dict[tuple[Process, int], int]) -> dict[Key, _S
     """Of each narrow weight gradient the recorded step with most micro-steps."""
     found: dict[Key, _Sum] = {}
     terms = [("dtype", "in", HALF)]
-    for frame in view.scan(_COLUMNS, ("weight_grad",), steps=watched_steps(view), where=terms):
-        for r in records(frame):
-            process, step = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
-            fmt, count = known_format(str(r["dtype"])), counts.get((process, step), 0)
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            if fmt is not None and (key not in found or count > found[key].terms):
-                stalls = 2 ** (fmt.mantissa_bits + 1)
-                found[key] = _Sum(key, str(r["dtype"]), int(r["numel"]), process, step, count, stalls)
+    for r in view.scan_records(_COLUMNS, ("weight_grad",), steps=watched_steps(view), where=terms):
+        process, step = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+        fmt, count = known_format(str(r["dtype"])), counts.get((process, step), 0)
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        if fmt is not None and (key not in found or count > found[key].terms):
+            stalls = 2 ** (fmt.mantissa_bits + 1)
+            found[key] = _Sum(key, str(r["dtype"]), int(r["numel"]), process, step, count, stalls)
     return found
 
 

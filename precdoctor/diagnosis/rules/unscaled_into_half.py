@@ -13,7 +13,7 @@ from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import TensorRow, known_format, location, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView, records
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(
@@ -79,15 +79,14 @@ def _survey(view: RunView) -> dict[_Place, _Gradient]:
     plain = {(p, s.step) for p, steps in view.timeline.items() for s in steps if not s.skipped and s.clip_norm is None}
     zeros: dict[tuple[_Place, Process, int], dict[str, tuple[int, int]]] = {}
     terms = [("dtype", "in", ("float16",))]
-    for frame in view.scan(_COLUMNS, ("weight_grad", "weight_grad_step"), steps=watched_steps(view), where=terms):
-        for r in records(frame):
-            process, step = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
-            scaled = r["scale"] is not None and float(r["scale"]) > 1.0
-            bad = r["nan"] or r["pos_inf"] or r["neg_inf"]
-            if (process, step) not in plain or bad or scaled != (r["kind"] == "weight_grad"):
-                continue
-            place = (str(r["root"]), str(r["module"]), str(r["name"]))
-            zeros.setdefault((place, process, step), {})[str(r["kind"])] = (int(r["zero"]), int(r["numel"]))
+    for r in view.scan_records(_COLUMNS, ("weight_grad", "weight_grad_step"), steps=watched_steps(view), where=terms):
+        process, step = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+        scaled = r["scale"] is not None and float(r["scale"]) > 1.0
+        bad = r["nan"] or r["pos_inf"] or r["neg_inf"]
+        if (process, step) not in plain or bad or scaled != (r["kind"] == "weight_grad"):
+            continue
+        place = (str(r["root"]), str(r["module"]), str(r["name"]))
+        zeros.setdefault((place, process, step), {})[str(r["kind"])] = (int(r["zero"]), int(r["numel"]))
     found: dict[_Place, _Gradient] = {}
     for (place, process, step), pair in zeros.items():
         if len(pair) == 2:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from precdoctor.diagnosis.records import batch_records
 from precdoctor.diagnosis.rows import TensorRow, known_format
-from precdoctor.diagnosis.view import RunView, records
+from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, Format
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -141,7 +142,7 @@ class RangeMap:
         """The rows of the chosen steps, ranks merged."""
         merged: dict[tuple[int, int], TensorRow] = {}
         for batch in view.run.batches("tensors", list(_COLUMNS), [("step", "in", list(steps))]):
-            for record in records(batch.to_pandas()):
+            for record in batch_records(batch):
                 row = TensorRow.of(record)
                 tensor = TensorId(row.root, row.module, row.kind, row.name, row.dtype, row.call)
                 number = self._number.get(self._key(tensor))
