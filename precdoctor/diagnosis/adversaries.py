@@ -21,8 +21,8 @@ _FEWEST = 24
 
 
 @dataclass(frozen=True)
-class Starved:
-    """An optimizer that the other one's model hands no gradient any more; medians over a quarter of its steps.
+class Player:
+    """An optimizer whose gradients come through the other one's model; medians over a quarter of its steps.
 
     Attributes:
         root, through: the model it trains, and the one its gradients come through.
@@ -35,6 +35,8 @@ class Starved:
     through: str
     norms: tuple[float, float]
     losses: tuple[float, float]
+    #: Every loss of the newest quarter is above the median of the oldest.
+    rose: bool
     steps: Sequence[StepFacts]
 
     @property
@@ -43,8 +45,8 @@ class Starved:
         return self.norms[0] / self.norms[1]
 
 
-def starved_players(view: RunView, fallen: float) -> list[Starved]:
-    """Those whose gradient has fallen ``fallen`` times or more while their own loss went up; the worst first."""
+def players(view: RunView) -> list[Player]:
+    """Those that have taken steps enough and still get a gradient; the one whose gradient fell most first."""
     if len({o for _, o in by_optimizer(view)}) < 2:
         return []
     trained = _roots_by_optimizer(view, "weight_grad_step")
@@ -61,9 +63,9 @@ def starved_players(view: RunView, fallen: float) -> list[Starved]:
             old, new = known[: len(known) // 4], known[-(len(known) // 4) :]
             norms = median(n for _, n in old), median(n for _, n in new)
             losses = median(x for x, _ in old), median(x for x, _ in new)
-            rose = min(x for x, _ in new) > losses[0]
-            if rose and norms[1] > 0.0 and norms[0] / norms[1] >= fallen:
-                found.append(Starved(process, next(iter(own)), through[0], norms, losses, steps))
+            if norms[1] > 0.0:
+                rose = min(x for x, _ in new) > losses[0]
+                found.append(Player(process, next(iter(own)), through[0], norms, losses, rose, steps))
     return sorted(found, key=lambda s: -s.fallen)
 
 

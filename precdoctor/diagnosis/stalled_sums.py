@@ -72,16 +72,16 @@ def stalled_counts(view: RunView, min_writes: float) -> Mapping[Place, Buffer]:
     return {p: b for p, b in _survey(view).items() if b.idle >= min_writes and b.is_swamped_count()}
 
 
-def stalled_statistics(view: RunView, min_writes: float) -> Mapping[Place, Buffer]:
-    """Running means and variances without a change in ``min_writes`` writes or more, from the first to the last.
+def running_statistics(view: RunView, min_writes: float) -> Mapping[Place, Buffer]:
+    """Running means and variances that were written to ``min_writes`` times or more, beside a partner that changes.
 
-    Only beside a partner in the same module that did change: with a momentum of 0, or in evaluation, neither would.
+    With a momentum of 0, or in evaluation, neither of the two would.
     """
     buffers = _survey(view)
     found = {}
     for (root, module, name), buffer in buffers.items():
         partner = buffers.get((root, module, _PARTNER.get(name, "")))
-        if partner is not None and len(buffer.seen) > min_writes and buffer.changes == 0 < partner.changes:
+        if partner is not None and partner.changes and len(buffer.seen) > min_writes:
             found[root, module, name] = buffer
     return found
 

@@ -12,7 +12,7 @@ from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import known_format, number, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
-from precdoctor.diagnosis.stalled_sums import Buffer, stalled_counts, stalled_statistics
+from precdoctor.diagnosis.stalled_sums import Buffer, running_statistics, stalled_counts
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, records
 
@@ -80,14 +80,19 @@ class _Weight:
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the averages that stand still, or else the counts."""
     averages, counts = _averages(view, options), stalled_counts(view, options["min_writes"])
-    statistics = stalled_statistics(view, options["min_writes"])
-    if not averages.findings and statistics:
-        seen = f"{plural(len(statistics), '16-bit running statistic')} without a change"
-        return Checked([_statistics_finding(statistics, options)], seen, Status.FAILED)
-    if averages.findings or not counts:
+    statistics = running_statistics(view, options["min_writes"])
+    still = {p: b for p, b in statistics.items() if not b.changes}
+    if averages.findings:
         return averages
-    seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
-    return Checked([_count_finding(counts, options)], seen, Status.FAILED)
+    if still:
+        seen = f"{len(still):,} of {plural(len(statistics), '16-bit running statistic')} never change"
+        return Checked([_statistics_finding(still, options)], seen, Status.FAILED)
+    if counts:
+        seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
+        return Checked([_count_finding(counts, options)], seen, Status.FAILED)
+    if statistics and averages.status is Status.NOT_APPLICABLE:
+        return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, all of which move")
+    return averages
 
 
 def _averages(view: RunView, options: Options) -> Checked:

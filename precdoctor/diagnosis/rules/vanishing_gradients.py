@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from precdoctor.diagnosis.adversaries import Starved, starved_players
+from precdoctor.diagnosis.adversaries import Player, players
 from precdoctor.diagnosis.depth import Chain, chains, consistent_share, slope
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import watched_steps
@@ -57,11 +57,15 @@ through another one: games end like that, too.
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the chain with the largest decay, or else the model that gets nothing back from its adversary."""
-    depth, starved = _along_depth(view, options), starved_players(view, options["starved"])
-    if depth.findings or not starved:
+    depth, game = _along_depth(view, options), players(view)
+    if depth.findings or not game:
         return depth
-    return Checked([_starved_finding(starved[0], options)], f"the gradient of {starved[0].root} fell "
-                   f"{starved[0].fallen:.2g} times while its loss rose", Status.FAILED)  # fmt: skip
+    starved = [p for p in game if p.rose and p.fallen >= options["starved"]]
+    if starved:
+        words = f"the gradient of {starved[0].root} fell {starved[0].fallen:.2g} times while its loss rose"
+        return Checked([_starved_finding(starved[0], options)], words, Status.FAILED)
+    words = f"the gradient of {game[0].root}, which learns through {game[0].through}, fell {game[0].fallen:.2g} times"
+    return Checked((), words if depth.status is Status.NOT_APPLICABLE else f"{depth.reason}; {words}")
 
 
 def _along_depth(view: RunView, options: Options) -> Checked:
@@ -141,7 +145,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     )
 
 
-def _starved_finding(player: Starved, options: Options) -> Finding:
+def _starved_finding(player: Player, options: Options) -> Finding:
     before, after = player.norms
     step = player.steps[-1].step
     message = (
