@@ -74,7 +74,7 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
         look_at: where it is: ``outputs`` (of the forward passes), ``gradients``, or ``buffers`` written in a forward.
         values: let facts hold single values.
     """
-    if scene.refused is not None or not (scene.calls or scene.losses):
+    if scene.refused is not None or not (scene.calls or scene.losses or scene.taken):
         inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if scene.transformed else None
         return Examination("refused", why=scene.refused or inside or "no module was called in the step")
     modules = list({id(m): m for c in scene.calls for m in unwrap(c.module).modules()}.values())
@@ -108,6 +108,8 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
             why = f"output {done.missing[0] or 'of the call'} was not finite in the run and is when run again"
             return Examination("not-reproduced", "forward", why=why, found=done)
     done_loss = _loss_code(scene, "forward", "every top-level module's outputs are finite", values=values)
+    if done_loss.origin is None or done_loss.origin.line is None:  # of a node that autograd made of another one
+        done_loss = _taken_gradients(scene, names, values=values) or done_loss
     if masked is None or _made_worse(done_loss):
         return done_loss
     return _closer("forward", *masked)
@@ -145,6 +147,8 @@ def _given_bad_argument(done: Replay) -> bool:
 
 def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
     """In each micro-step the last call comes first in the backward pass."""
+    if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.taken):
+        return _forward(scene, names, values=values)  # no ``backward`` has told of a loss
     reason = "the backward pass of every top-level module is finite"
     for micro_step in sorted({c.micro_step for c in scene.calls}):
         for call in reversed([c for c in scene.calls if c.micro_step == micro_step]):
@@ -155,12 +159,36 @@ def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
             done = again()
             if done.bad_gradients:
                 return _closer("backward", done, again)
-    return _loss_code(scene, "backward", reason, values=values)
+    found = _loss_code(scene, "backward", reason, values=values)
+    return found if found.origin is not None else _taken_gradients(scene, names, values=values) or found
+
+
+def _taken_gradients(scene: Scene, names: Names, *, values: bool) -> Examination | None:
+    """The first call of ``torch.autograd.grad`` that made something bad of what was finite."""
+    for taken in scene.taken:
+        if taken.graph is not None and badness(taken.graph.value):
+            continue
+        if not taken.gone and not any(x is not None and badness(x.detach()) for r in taken.results for x in [r()]):
+            continue
+        again: Callable[..., Replay]
+        for call in reversed([c for c in scene.calls if taken.number in c.taken]):
+            if not any(badness(g) for g in call.taken[taken.number].values()):
+                again = functools.partial(replay, call, names, taken=taken, values=values)
+                done = again()
+                if done.bad_gradients:
+                    return _closer("backward", done, again)
+        if taken.graph is not None:
+            again = functools.partial(replay_loss, taken.graph, backward=True, values=values)
+            done = again()
+            if done.bad_gradients and not done.bad_outputs:
+                return _closer("backward", done, again)
+    return None
 
 
 def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examination:
     """No module did it: look into the code around them, as far as autograd's graph tells of it."""
-    for graph in scene.losses:
+    graphs = scene.losses or [t.graph for t in scene.taken if t.graph is not None]
+    for graph in graphs if phase == "forward" else scene.losses:
         again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
         done = again()
         if phase == "forward" and (unseen := _unseen(done, graph, values=values)) is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from precdoctor.recording import attach
 from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
-from precdoctor.recording.microscope.ops import storage_key
+from precdoctor.recording.microscope.ops import storage_key, take_gradients
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
 
@@ -109,7 +109,7 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[s
     inputs = [x for _, x in leaves]
     with done.tracer:
         gradients: list[Tensor | None] = list(  # None where unused
-            torch.autograd.grad([loss], inputs, [gradient.clone()], allow_unused=True)
+            take_gradients([loss], inputs, [gradient.clone()], allow_unused=True)
         )
     for (name, _), grad in zip(leaves, gradients, strict=True):
         if grad is not None and (bad := badness(grad)):
