@@ -23,6 +23,8 @@ from precdoctor.recording.microscope.frames import is_foreign
 #: Functions noted outwards from the one that runs, and elements of a list.
 _MAX_DEPTH, _MAX_ELEMENTS = 4, 32
 _MAX_NEST = 2
+#: The same for a look that is over before the next statement runs.
+_WHOLE_DEPTH, _WHOLE_ELEMENTS, _WHOLE_NEST = 8, 1024, 4
 _PLAIN = frozenset(
     (
         *(int, float, complex, bool, str, type(None), slice, torch.dtype, torch.device, torch.Size, type),
@@ -72,10 +74,14 @@ class Notebook:
 
     Args:
         affords: whether there is room to keep a tensor.
+        whole: nothing is kept for long, so everything may be: tensors with their graphs, objects themselves.
     """
 
-    def __init__(self, affords: Callable[[Tensor], bool]) -> None:
+    def __init__(self, affords: Callable[[Tensor], bool], *, whole: bool = False) -> None:
         self._affords = affords
+        self._whole = whole
+        self._max_elements = _WHOLE_ELEMENTS if whole else _MAX_ELEMENTS
+        self._max_nest = _WHOLE_NEST if whole else _MAX_NEST
         self._latest: dict[int, Variables] = {}
         #: Code objects and lines noted: a loop is noted on its first round.
         self._seen: set[tuple[types.CodeType, int]] = set()
@@ -87,7 +93,7 @@ class Notebook:
 
     def note(self) -> Variables | None:
         """The functions of the user's that are running, innermost first; null when the line has been noted."""
-        running = _user_frames()
+        running = _user_frames(_WHOLE_DEPTH if self._whole else _MAX_DEPTH)
         first = next(running, None)
         if first is None or (first.f_code, first.f_lineno) in self._seen or sys.gettrace() is not None:
             return None  # a debugger writes variables back from the dictionary that would be read here
@@ -138,14 +144,14 @@ class Notebook:
         if issubclass(kind, Tensor):
             return self._held(value)
         if kind is list or kind is tuple or kind is dict:
-            if depth == _MAX_NEST or len(value) > _MAX_ELEMENTS:
+            if depth == self._max_nest or len(value) > self._max_elements:
                 return DROPPED
             if kind is dict:
                 plain = all(type(k) in _KEYS for k in value)
                 return {k: self._keep(v, depth=depth + 1) for k, v in value.items()} if plain else DROPPED
             return kind(self._keep(v, depth=depth + 1) for v in value)
         try:
-            return weakref.ref(value)
+            return value if self._whole else weakref.ref(value)
         except TypeError:
             return DROPPED
 
@@ -153,7 +159,7 @@ class Notebook:
         try:
             if leaves.is_transformed(x) or leaves.is_wrapped(x) or x.layout is not torch.strided:
                 return DROPPED  # its values are elsewhere
-            if leaves.has_graph(x):
+            if leaves.has_graph(x) and not self._whole:
                 return DROPPED  # it would be kept with it
             return Held(x, leaves.version(x)) if self._affords(x) else DROPPED
         except (RuntimeError, NotImplementedError) as error:  # a kind of tensor without memory
@@ -161,11 +167,11 @@ class Notebook:
             return DROPPED
 
 
-def _user_frames() -> Iterator[types.FrameType]:
+def _user_frames(depth: int) -> Iterator[types.FrameType]:
     """Frames of the user's code from the innermost outwards; those of torch and ours are passed over."""
     frame: types.FrameType | None = sys._getframe(1)
     found = 0
-    while frame is not None and found < _MAX_DEPTH:
+    while frame is not None and found < depth:
         if not is_foreign(frame.f_code.co_filename):
             found += 1
             yield frame

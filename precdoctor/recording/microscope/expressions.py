@@ -14,7 +14,7 @@ import operator
 import types
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from precdoctor.recording.microscope.pure import (
     BUILTINS,
     ITERATORS,
     MAX_ELEMENTS,
+    OPERATORS,
     UnknownValueError,
     copied,
     guarded,
@@ -38,37 +39,11 @@ from precdoctor.recording.microscope.pure import (
 )
 from precdoctor.recording.microscope.teachers import called_again
 from precdoctor.recording.microscope.tracer import External, Tracer
+from precdoctor.recording.microscope.weights import Gradients, Weight, listed
 from precdoctor.recording.variables import DROPPED, Held
 
 #: Expressions and statements evaluated at most: a loop of the user's may be long.
 _BUDGET = 20_000
-_OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.MatMult: operator.matmul,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Not: operator.not_,
-    ast.Invert: operator.invert,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-}
 
 
 @dataclass(frozen=True)
@@ -87,6 +62,7 @@ class Evaluator:
         values: variables as they were noted.
         follow: follows a call of a function of the user's.
         above: the evaluator of the calling function.
+        gradients: what ``.grad`` of weights is; without, nothing that has to do with gradients can be evaluated.
     """
 
     def __init__(
@@ -96,7 +72,9 @@ class Evaluator:
         values: MutableMapping[str, Any] | Mapping[str, Any],
         follow: Callable[[Any, list[Any], dict[str, Any]], Any],
         above: Evaluator | None = None,
+        gradients: Gradients | None = None,
     ) -> None:
+        self.gradients: Gradients | None = above.gradients if above is not None else gradients
         self.tracer = tracer
         self.file = file
         #: What has been assigned since, before what was noted.
@@ -143,10 +121,15 @@ class Evaluator:
                     found.append(self.value(node))
             except UnknownValueError as unknown:  # noqa: PERF203 - each by itself
                 error = unknown
+        found = [self._computable(x) for x in found]
         if error is not None:
             self.loose += [x for x in found if issubclass(type(x), Tensor)]
             raise error
         return found
+
+    def _computable(self, value: Any) -> Any:
+        """A weight that is computed with is a copy of it."""
+        return self._copy("weight", value.parameter) if type(value) is Weight else value
 
     # --- leaves ------------------------------------------------------------------------------------------------------
 
@@ -168,9 +151,12 @@ class Evaluator:
         if not old or any(value is x for x in self._copies.values()):
             return value
         if issubclass(kind, Tensor):
-            if not is_data(value) or leaves.has_graph(value):
+            if kind is nn.Parameter and self.gradients is not None:
+                return Weight(value)
+            if not is_data(value) or (leaves.has_graph(value) and self.gradients is None):
                 raise UnknownValueError(f"{name} has a graph, or computes by itself")  # a graph says where it came from
-            return self._copy(name, value)
+            alias = self.gradients.aliased(self.tracer, value) if self.gradients is not None else None
+            return self._copy(name, value) if alias is None else alias
         if kind in ITERATORS:
             raise UnknownValueError(f"{name} would be used up")
         if is_distribution(value):
@@ -214,6 +200,8 @@ class Evaluator:
             return self.noted(name, there[name])
         if type(owner) is Bound:
             raise UnknownValueError(name)
+        if type(owner) is Weight and self.gradients is not None:
+            return self.gradients.attribute(self.tracer, owner, name, lambda: self._computable(owner))
         if is_data(owner) and (type(owner) in {Tensor, nn.Parameter} or is_distribution(owner)):
             if name in {"grad", "data_ptr"} or name.startswith("_"):
                 raise UnknownValueError(name)
@@ -251,7 +239,7 @@ class Evaluator:
         if not all(map(is_data, operands)) and not isinstance(kind, (ast.Is, ast.IsNot)):
             raise UnknownValueError("an object of the user's")
         self.at(node)
-        return guarded(_OPERATORS[type(kind)], *operands)
+        return guarded(OPERATORS[type(kind)], *operands)
 
     def _binop(self, node: ast.BinOp) -> Any:
         return self._apply(node, node.op, self.all_of([node.left, node.right]))
@@ -304,15 +292,22 @@ class Evaluator:
         return guarded(operator.getitem, owner, index)
 
     def _listcomp(self, node: ast.ListComp | ast.GeneratorExp) -> Any:
-        if len(node.generators) != 1:
-            raise UnknownValueError("nested loops")
-        loop = node.generators[0]
-        found = []
-        for item in items(self.value(loop.iter)):
-            self.assign(loop.target, item)
-            if all(truth(self.value(test)) for test in loop.ifs):
-                found.append(self.value(node.elt))
-        return found
+        return [self.value(node.elt) for _ in self._rounds(node.generators)]
+
+    def _dictcomp(self, node: ast.DictComp) -> Any:
+        pairs = [self.all_of([node.key, node.value]) for _ in self._rounds(node.generators)]
+        if not is_data([key for key, _ in pairs]):
+            raise UnknownValueError("an object of the user's")
+        return dict(pairs)
+
+    def _rounds(self, loops: list[ast.comprehension]) -> Iterator[None]:
+        if not loops:
+            yield
+            return
+        for item in items(self.value(loops[0].iter)):
+            self.assign(loops[0].target, item)
+            if all(truth(self.value(test)) for test in loops[0].ifs):
+                yield from self._rounds(loops[1:])
 
     _generatorexp = _listcomp
 
@@ -332,6 +327,11 @@ class Evaluator:
                 raise UnknownValueError("an object of the user's")
             self.at(target)
             guarded(operator.setitem, owner, index, value)
+        elif isinstance(target, ast.Attribute) and target.attr == "grad" and self.gradients is not None:
+            weight = self.value(target.value)
+            if type(weight) is not Weight:
+                raise UnknownValueError("the gradient of something else")
+            self.gradients.put(weight, value)
         else:
             raise UnknownValueError("an attribute is written to")
 
@@ -356,6 +356,10 @@ class Evaluator:
             return guarded(function, *args, **kwargs)
         if type(function) is types.MethodType and type(function.__func__) is types.FunctionType:
             function = Bound(function.__func__, function.__self__)
+        if type(function) is Bound and self.gradients is not None:
+            weights = listed(function.function, function.owner, args, kwargs)
+            if weights is not None:
+                return weights
         try:
             return self._follow(function, args, kwargs)
         except UnknownValueError:

@@ -82,7 +82,7 @@ def replay_loss(
             done.bad_outputs.clear()  # made behind a loss module, whose result was saved
             _judge_parts(done, [x for node in nodes for x in [made[id(node)]] if isinstance(x, Tensor)])
     if backward and loss.requires_grad:
-        _backward(done, loss, graph, [(leaf.name, x) for leaf, x in leaves if x.requires_grad])
+        _backward(done, loss, graph, [(leaf, x) for leaf, x in leaves if x.requires_grad])
     return done
 
 
@@ -102,7 +102,7 @@ def _judge_parts(done: Replay, values: list[Tensor]) -> None:
             return
 
 
-def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[str, Tensor]]) -> None:
+def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[Leaf, Tensor]]) -> None:
     gradient = graph.gradient if graph.gradient is not None else torch.ones_like(loss)
     if not leaves:
         return
@@ -111,9 +111,11 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[s
         gradients: list[Tensor | None] = list(  # None where unused
             take_gradients([loss], inputs, [gradient.clone()], allow_unused=True)
         )
-    for (name, _), grad in zip(leaves, gradients, strict=True):
+    for (leaf, _), grad in zip(leaves, gradients, strict=True):
+        if grad is not None and leaf.name == "weight" and leaf.value is not None:
+            done.weight_gradients.append((leaf.value, grad))
         if grad is not None and (bad := badness(grad)):
-            done.bad_gradients.append((name, bad, done.tracer.source(grad)))
+            done.bad_gradients.append((leaf.name, bad, done.tracer.source(grad)))
 
 
 # --- values ----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ Types are asked for, never objects: ``__class__``, ``__bool__``, ``__len__``, ``
 
 from __future__ import annotations
 
+import ast
 import copy
 import math
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +36,8 @@ _PLAIN = frozenset(
         *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo),
     )
 )
+#: Stand for data; whoever computes with one gets what it stands for.
+PLACEHOLDERS: set[type] = set()
 _TENSORS = frozenset((Tensor, nn.Parameter))
 _VIEWS: frozenset[type] = frozenset((type({0: 0}.items()), type({0: 0}.keys()), type({0: 0}.values())))
 #: Whoever runs through one of these uses it up.
@@ -56,10 +60,42 @@ _PURE_MODULES = (
 )
 
 
+#: What the operators of the language do.
+OPERATORS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.MatMult: operator.matmul,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+
+
 def is_data(value: Any, depth: int = 0) -> bool:
     """Whether it is numbers, strings, torch's tensors and distributions, or a nest of such."""
     kind = type(value)
-    if kind in _PLAIN or kind in _TENSORS or kind in ITERATORS or is_distribution(value):
+    if kind in _PLAIN or kind in _TENSORS or kind in ITERATORS or kind in PLACEHOLDERS:
+        return True
+    if is_distribution(value):
         return True
     if kind is dict:
         return is_data(tuple(value), depth) and is_data(tuple(value.values()), depth)

@@ -34,6 +34,8 @@ class Replay:
     bad_outputs: list[tuple[str, int, Source]] = field(default_factory=list)
     #: The same of gradients of parameters and arguments.
     bad_gradients: list[tuple[str, int, Source]] = field(default_factory=list)
+    #: Every gradient of a parameter.
+    weight_gradients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     #: The same of buffers it wrote to.
     bad_buffers: list[tuple[str, int, Source]] = field(default_factory=list)
     #: Outputs computed again that are still at hand in the run, and how many of them are equal bit for bit.
@@ -203,8 +205,10 @@ def _backward(
         return
     with gradients_aside(leaves_in):
         gradients = _gradients(done.tracer, pairs, leaves_in, alone=alone)
-        for name, grad in zip(inputs, gradients, strict=True):
+        for name, x, grad in zip(inputs, leaves_in, gradients, strict=True):
             bad = badness(grad) if grad is not None else 0
+            if grad is not None and name.startswith("weight "):
+                done.weight_gradients.append((x, grad))
             if grad is not None and bad:
                 done.bad_gradients.append((name, bad, done.tracer.source(grad)))
 

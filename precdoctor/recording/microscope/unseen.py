@@ -10,12 +10,14 @@ from __future__ import annotations
 import ast
 import weakref
 from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording.microscope.by_hand import run_writers
 from precdoctor.recording.microscope.facts import NEG_INF, badness
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.functions import Follower, FunctionNode, function_of, names_in, statements_in
@@ -23,6 +25,7 @@ from precdoctor.recording.microscope.pure import UnknownValueError
 from precdoctor.recording.microscope.replay import Replay, same_bits
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
+from precdoctor.recording.microscope.weights import Gradients
 from precdoctor.recording.variables import Held, Variables
 
 #: Assignments followed back from one to the next.
@@ -35,14 +38,24 @@ class _Found:
 
     value: Tensor
     source: Source
+    #: What the run has in its place.
+    kept: Tensor | None = None
 
 
 def replay_statements(
-    place: Variables, line: Line, *, micro_step: int, wanted: frozenset[int] = frozenset(), values: bool = True
+    place: Variables,
+    line: Line,
+    *,
+    micro_step: int,
+    before: Mapping[Tensor, Tensor] | None = None,
+    wanted: frozenset[int] = frozenset(),
+    values: bool = True,
 ) -> Replay:
     """Evaluate the statement at ``line`` of a function again, and those that made what it read.
 
     Args:
+        before: not that statement, but those above it that make gradients by hand; these are the gradients as the
+            backward pass left them, as far as they are known.
         wanted: ops of which full facts are wanted, by their index in an earlier replay of the same place.
         values: let facts hold single values.
     """
@@ -50,33 +63,50 @@ def replay_statements(
     done = Replay(None, tracer, micro_step=micro_step)
     at: Variables | None = place
     number: int | None = line.number
-    before: Tensor | None = None
+    noted: Tensor | None = None
     variable: str | None = None
+    by_hand = before is not None
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         for _ in range(_MAX_STEPS):
             body = function_of(at.code.co_filename, at.code) if at is not None else None
             statement = _statement(body, number) if body is not None and number is not None else None
-            found = _bad_value(tracer, at, statement) if at is not None and statement is not None else None
+            gradients = Gradients(before) if before is not None else None
+            found = None
+            if at is not None and statement is not None:
+                found = (_bad_gradient if by_hand else _bad_value)(tracer, at, statement, gradients)
+            by_hand = False
             if found is None and variable is not None:
                 done.named = External(_role(at, statement), variable)
             if at is None or body is None or statement is None or found is None:
                 break
-            if before is not None and before.shape == found.value.shape:
-                done.compared, done.equal = 1, int(same_bits(before, found.value))
+            noted = noted if noted is not None else found.kept
+            if noted is not None and noted.shape == found.value.shape:
+                done.compared, done.equal = 1, int(same_bits(noted, found.value))
             done.bad_outputs = [("", badness(found.value), found.source)]
             variable = _bad_variable(tracer, found.source)
             if variable is None:
                 break
-            noted = at.values.get(variable)
-            before = noted.value if isinstance(noted, Held) else noted if isinstance(noted, Tensor) else None
+            known = at.values.get(variable)
+            noted = known.value if isinstance(known, Held) else known if isinstance(known, Tensor) else None
             at, number = _maker(at, body, statement, variable)
     tracer.line = None
     return done
 
 
-def _bad_value(tracer: Tracer, at: Variables, statement: ast.stmt) -> _Found | None:
+def _bad_gradient(tracer: Tracer, at: Variables, _statement: ast.stmt, gradients: Gradients | None) -> _Found | None:
+    """The first bad gradient that the statements above come to; else the first bad value, where they are not known."""
+    assert gradients is not None, "it is about these"
+    follower = Follower(tracer, at.code.co_filename, ChainMap(dict(at.values), dict(at.globals)), gradients=gradients)
+    with tracer:
+        for _ in run_writers(follower, at):
+            for p, x in gradients.bad():
+                return _Found(x, tracer.source(x), p.grad)
+    return _first_bad(tracer, follower.evaluator.loose)
+
+
+def _bad_value(tracer: Tracer, at: Variables, statement: ast.stmt, gradients: Gradients | None) -> _Found | None:
     """The first bad value the statement comes to; values it throws away by itself do not count."""
-    follower = Follower(tracer, at.code.co_filename, ChainMap(dict(at.values), dict(at.globals)))
+    follower = Follower(tracer, at.code.co_filename, ChainMap(dict(at.values), dict(at.globals)), gradients=gradients)
     whole: list[Tensor] = []
     with tracer:
         for expression in _expressions(statement):
@@ -85,7 +115,10 @@ def _bad_value(tracer: Tracer, at: Variables, statement: ast.stmt) -> _Found | N
             except UnknownValueError:
                 continue
             whole += _tensors(result)
-    known = [*follower.evaluator.loose, *whole]
+    return _first_bad(tracer, [*follower.evaluator.loose, *whole])
+
+
+def _first_bad(tracer: Tracer, known: list[Tensor]) -> _Found | None:
     bad = [x for x in known if badness(x)]
     worst = [x for x in bad if badness(x) != NEG_INF] or bad
     return _Found(worst[0], tracer.source(worst[0])) if worst else None
@@ -94,7 +127,8 @@ def _bad_value(tracer: Tracer, at: Variables, statement: ast.stmt) -> _Found | N
 def _tensors(value: Any) -> list[Tensor]:
     if issubclass(type(value), Tensor):
         return [value]
-    return [x for v in value for x in _tensors(v)] if type(value) in (list, tuple) else []
+    several = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return [x for v in several for x in _tensors(v)]
 
 
 def _role(at: Variables | None, statement: ast.stmt | None) -> str:
