@@ -15,6 +15,7 @@ from typing import Any
 
 from precdoctor.recording.microscope.frames import is_foreign
 from precdoctor.recording.microscope.functions import Follower, FunctionNode, function_of, names_in
+from precdoctor.recording.microscope.makers import preceding
 from precdoctor.recording.variables import Variables
 
 #: Functions of the user's looked into for whether they write to gradients.
@@ -29,18 +30,7 @@ def writers(body: FunctionNode, line: int, names: Mapping[str, Any]) -> list[ast
         line: where it is.
         names: its variables, and those of its module.
     """
-    before: list[ast.stmt] = []
-    block: list[ast.stmt] = body.body
-    while True:
-        here = next((s for s in block if s.lineno <= line <= (s.end_lineno or s.lineno)), None)
-        if here is None:
-            break
-        if isinstance(here, (ast.For, ast.While)):
-            before = []
-        else:
-            before += block[: block.index(here)]
-        inner = [b for b in (getattr(here, name, None) for name in ("body", "orelse", "finalbody")) if b]
-        block = next((b for b in inner if b[0].lineno <= line <= (b[-1].end_lineno or b[-1].lineno)), [])
+    before = preceding(body, line)
     last = max((i for i, s in enumerate(before) if _calls_backward(s)), default=-1)
     return [s for s in before[last + 1 :] if _writes(s, names, _MAX_DEPTH)]
 

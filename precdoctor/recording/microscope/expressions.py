@@ -30,6 +30,7 @@ from precdoctor.recording.microscope.pure import (
     UnknownValueError,
     copied,
     guarded,
+    instead_of,
     is_data,
     is_distribution,
     is_pure,
@@ -349,7 +350,8 @@ class Evaluator:
         function, args, kwargs = self._callee_and_arguments(node)
         if issubclass(type(function), nn.Module):
             return self._module(node, function, args, kwargs)
-        if is_pure(function) and "out" not in kwargs:
+        function = instead_of(function)
+        if is_pure(function):  # ``out``, too, is a copy here
             if not may_be_given(function, args, kwargs):
                 raise UnknownValueError("an object of the user's")
             self.at(node)

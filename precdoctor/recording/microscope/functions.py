@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from precdoctor.recording import attach
 from precdoctor.recording.microscope.expressions import Bound, Evaluator
 from precdoctor.recording.microscope.frames import is_foreign
-from precdoctor.recording.microscope.pure import UnknownValueError, guarded, items, truth
+from precdoctor.recording.microscope.pure import IN_PLACE, OPERATORS, UnknownValueError, guarded, is_data, items, truth
 from precdoctor.recording.microscope.tracer import Tracer
 from precdoctor.recording.microscope.weights import Gradients
 from precdoctor.recording.variables import DROPPED
@@ -142,9 +144,16 @@ class Follower:
                 self.evaluator.assigned[name] = DROPPED
 
     def _augment(self, statement: ast.AugAssign) -> None:
-        load = ast.copy_location(_loaded(statement.target), statement.target)
-        whole = ast.copy_location(ast.BinOp(load, statement.op, statement.value), statement)
-        self._assign([statement.target], whole)
+        try:
+            load = ast.copy_location(_loaded(statement.target), statement.target)
+            first, second = self.evaluator.all_of([load, statement.value])
+            self.evaluator.at(statement)
+            does = IN_PLACE if type(first) is Tensor else OPERATORS  # a set may be the user's own
+            result = guarded(does[type(statement.op)], first, second) if is_data([first, second]) else DROPPED
+            self.evaluator.assign(statement.target, result)
+        except UnknownValueError:
+            for name in names_in(statement.target)[:1]:
+                self.evaluator.assigned[name] = DROPPED
 
     def _for_effect(self, expression: ast.expr) -> None:
         """A call of a tensor's or a list's own method changes it; where that is unknown, so is the object."""

@@ -18,6 +18,7 @@ from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.ops import storage_key, take_gradients
 from precdoctor.recording.microscope.replay import Replay
+from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
 
 _WRAPPED = 1 << 63
@@ -53,7 +54,7 @@ def replay_loss(
     saved = _saved_by_consumers(nodes)
     certain: list[LossNode] = []
     possible: list[LossNode] = []
-    with torch.autocast("cpu", enabled=False), torch.enable_grad(), tracer:
+    with Autocast.off(), torch.enable_grad(), tracer:
         for node in nodes:
             tracer.line, first = node.line, len(tracer.records)
             made[id(node)], as_saved = _run(node, made, saved)

@@ -90,6 +90,20 @@ OPERATORS: dict[type, Callable[..., Any]] = {
 }
 
 
+IN_PLACE: dict[type, Callable[..., Any]] = {
+    kind: getattr(operator, f"i{f.__name__.strip('_')}")
+    for kind, f in OPERATORS.items()
+    if hasattr(operator, f"i{f.__name__.strip('_')}") and issubclass(kind, ast.operator)
+}
+
+
+def instead_of(function: Any) -> Any:
+    """Memory that is only reserved holds anything; here it holds zeros."""
+    if function is torch.empty_like:
+        return torch.zeros_like
+    return torch.zeros if function is torch.empty else function
+
+
 def is_data(value: Any, depth: int = 0) -> bool:
     """Whether it is numbers, strings, torch's tensors and distributions, or a nest of such."""
     kind = type(value)

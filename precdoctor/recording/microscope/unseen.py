@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from precdoctor.recording.microscope.by_hand import run_writers
 from precdoctor.recording.microscope.facts import NEG_INF, badness
 from precdoctor.recording.microscope.frames import Line
-from precdoctor.recording.microscope.functions import Follower, FunctionNode, function_of, names_in, statements_in
+from precdoctor.recording.microscope.functions import Follower, function_of
+from precdoctor.recording.microscope.makers import Making, making_of, statement_at
 from precdoctor.recording.microscope.pure import UnknownValueError
 from precdoctor.recording.microscope.replay import Replay, same_bits
+from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.microscope.weights import Gradients
@@ -61,23 +63,24 @@ def replay_statements(
     """
     tracer = Tracer({}, wanted, values=values)
     done = Replay(None, tracer, micro_step=micro_step)
-    at: Variables | None = place
-    number: int | None = line.number
+    body = function_of(place.code.co_filename, place.code)
+    statement = statement_at(body, line.number) if body is not None else None
+    made = Making(place, statement) if statement is not None else None
     noted: Tensor | None = None
     variable: str | None = None
-    by_hand = before is not None
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        for _ in range(_MAX_STEPS):
-            body = function_of(at.code.co_filename, at.code) if at is not None else None
-            statement = _statement(body, number) if body is not None and number is not None else None
-            gradients = Gradients(before) if before is not None else None
+    with torch.no_grad(), Autocast.off():
+        for step in range(_MAX_STEPS):
             found = None
-            if at is not None and statement is not None:
-                found = (_bad_gradient if by_hand else _bad_value)(tracer, at, statement, gradients)
-            by_hand = False
+            if made is not None:
+                gradients = Gradients(before) if before is not None else None
+                follower = _follower(tracer, made.at, gradients)
+                if gradients is not None and step == 0:
+                    found = _bad_gradient(follower, tracer, made.at, gradients)
+                else:
+                    found = _bad_value(follower, tracer, made, variable)
             if found is None and variable is not None:
-                done.named = External(_role(at, statement), variable)
-            if at is None or body is None or statement is None or found is None:
+                done.named = External(_role(made), variable)
+            if made is None or found is None:
                 break
             noted = noted if noted is not None else found.kept
             if noted is not None and noted.shape == found.value.shape:
@@ -86,17 +89,20 @@ def replay_statements(
             variable = _bad_variable(tracer, found.source)
             if variable is None:
                 break
-            known = at.values.get(variable)
+            known = made.at.values.get(variable)
             noted = known.value if isinstance(known, Held) else known if isinstance(known, Tensor) else None
-            at, number = _maker(at, body, statement, variable)
+            text = function_of(made.at.code.co_filename, made.at.code)
+            made = making_of(made.at, text, made.statement, variable) if text is not None else None
     tracer.line = None
     return done
 
 
-def _bad_gradient(tracer: Tracer, at: Variables, _statement: ast.stmt, gradients: Gradients | None) -> _Found | None:
+def _follower(tracer: Tracer, at: Variables, gradients: Gradients | None) -> Follower:
+    return Follower(tracer, at.code.co_filename, ChainMap(dict(at.values), dict(at.globals)), gradients=gradients)
+
+
+def _bad_gradient(follower: Follower, tracer: Tracer, at: Variables, gradients: Gradients) -> _Found | None:
     """The first bad gradient that the statements above come to; else the first bad value, where they are not known."""
-    assert gradients is not None, "it is about these"
-    follower = Follower(tracer, at.code.co_filename, ChainMap(dict(at.values), dict(at.globals)), gradients=gradients)
     with tracer:
         for _ in run_writers(follower, at):
             for p, x in gradients.bad():
@@ -104,18 +110,22 @@ def _bad_gradient(tracer: Tracer, at: Variables, _statement: ast.stmt, gradients
     return _first_bad(tracer, follower.evaluator.loose)
 
 
-def _bad_value(tracer: Tracer, at: Variables, statement: ast.stmt, gradients: Gradients | None) -> _Found | None:
+def _bad_value(follower: Follower, tracer: Tracer, made: Making, variable: str | None) -> _Found | None:
     """The first bad value the statement comes to; values it throws away by itself do not count."""
-    follower = Follower(tracer, at.code.co_filename, ChainMap(dict(at.values), dict(at.globals)), gradients=gradients)
     whole: list[Tensor] = []
+    evaluator = follower.evaluator
     with tracer:
-        for expression in _expressions(statement):
+        if made.writers and variable is not None:
+            for statement in (made.statement, *made.writers):
+                follower.attempt(statement)
+            return _first_bad(tracer, _tensors(evaluator.assigned.get(variable)))
+        for expression in _expressions(made.statement):
             try:
-                result = follower.evaluator.value(expression)
+                result = evaluator.value(expression)
             except UnknownValueError:
                 continue
             whole += _tensors(result)
-    return _first_bad(tracer, [*follower.evaluator.loose, *whole])
+    return _first_bad(tracer, [*evaluator.loose, *whole])
 
 
 def _first_bad(tracer: Tracer, known: list[Tensor]) -> _Found | None:
@@ -131,11 +141,11 @@ def _tensors(value: Any) -> list[Tensor]:
     return [x for v in several for x in _tensors(v)]
 
 
-def _role(at: Variables | None, statement: ast.stmt | None) -> str:
+def _role(made: Making | None) -> str:
     """What a bad variable is whose making is no arithmetic: data, unless a module made it."""
-    for node in ast.walk(statement) if at is not None and statement is not None else ():
+    for node in ast.walk(made.statement) if made is not None else ():
         name = node.func if isinstance(node, ast.Call) else None
-        value = at.values.get(name.id) if at is not None and isinstance(name, ast.Name) else None
+        value = made.at.values.get(name.id) if made is not None and isinstance(name, ast.Name) else None
         if issubclass(type(value() if type(value) is weakref.ref else value), nn.Module):
             return "variable"
     return "data"
@@ -159,33 +169,4 @@ def _expressions(statement: ast.stmt) -> list[ast.expr]:
             return [statement.test]
         case ast.For():
             return [statement.iter]
-    return []
-
-
-def _statement(body: FunctionNode, line: int) -> ast.stmt | None:
-    """The innermost statement that spans the line."""
-    found = [s for s in statements_in(body) if s.lineno <= line <= (s.end_lineno or s.lineno)]
-    return found[-1] if found else None
-
-
-def _maker(at: Variables, body: FunctionNode, statement: ast.stmt, name: str) -> tuple[Variables | None, int | None]:
-    """Where the variable was assigned: above in the same function, in a loop further down, else by the caller."""
-    all_of = [s for s in statements_in(body) if s is not statement and name in _assigned(s)]
-    above = [s for s in all_of if s.lineno < statement.lineno]
-    chosen = above[-1] if above else all_of[-1] if all_of else None
-    if chosen is not None:
-        return (at, chosen.lineno) if not isinstance(chosen, (ast.For, ast.With)) else (None, None)
-    if isinstance(body, ast.FunctionDef) and name in {a.arg for a in ast.walk(body.args) if isinstance(a, ast.arg)}:
-        return at.caller, at.caller.line if at.caller is not None else None
-    return None, None
-
-
-def _assigned(statement: ast.stmt) -> list[str]:
-    match statement:
-        case ast.Assign():
-            return [n for t in statement.targets for n in names_in(t)]
-        case ast.AugAssign() | ast.AnnAssign() | ast.For():
-            return names_in(statement.target)
-        case ast.With():
-            return [n for i in statement.items if i.optional_vars is not None for n in names_in(i.optional_vars)]
     return []

@@ -411,3 +411,51 @@ def test_what_was_noted_goes_when_the_step_goes():
     assert gone() is not None
     scene.clear()
     assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("body", "op", "line"),
+    [
+        ("y = x.clone()\ny.log_()\n", "aten.log_.default", 3),
+        ("y = x * 2\ny /= x.sum()\n", "aten.div_.Tensor", 3),
+        ("y = torch.ones(3)\ny[x == 0] = 1 / x[0]\n", "aten.reciprocal.default", 3),
+        ("y = torch.ones(3)\ny[0] = torch.log(x[0])\n", "aten.log.default", 3),
+        ("y = torch.empty_like(x)\ntorch.log(x, out=y)\n", "aten.log.out", 3),
+        ("y = x.clone()\nfor _ in range(2):\n    y.sub_(1).sqrt_()\n", "aten.sqrt_.default", 4),
+        ("y = x + 1\nwith torch.no_grad():\n    y.sub_(1)\n    y.reciprocal_()\n", "aten.reciprocal_.default", 5),
+        ("def spoil(z, by):\n    z.div_(by)\ny = x + 1\nspoil(y, x)\n", "aten.div_.Tensor", 3),
+        ("y = x.clone()\ny.add_(1)\ny = y - 1\ny.log_()\n", "aten.log_.default", 5),
+    ],
+)
+def test_statements_that_write_in_place_are_evaluated_on_copies(body, op, line):
+    text = f"x = torch.zeros(3)\n{body}stop()\nloss = unknown - y\n"
+    seen = {}
+    text = text.replace("stop()", "seen.update(x=x, y=y, versions=(x._version, y._version))\nstop()")
+    done = replay(text, text.count("\n"), seen=seen)
+
+    assert origin(done) == (op, line)
+    assert (seen["x"]._version, seen["y"]._version) == seen["versions"]
+    assert torch.equal(seen["x"], torch.zeros(3))
+
+
+def test_a_set_of_the_users_is_left_alone():
+    names = {"a"}
+    text = "def f(z):\n    global names\n    names |= {'b'}\n    return z / z\n"
+    text += "y = torch.zeros(1)\nstop()\nloss = unknown - f(y)\n"
+    replay(text, 7, names=names)
+
+    assert names == {"a"}
+
+
+def test_a_dictionary_that_a_comprehension_made():
+    text = "x = torch.zeros(2)\ny = {k: v / v for k, v in {'a': x}.items() if k}\nstop()\nloss = unknown - y['a']\n"
+
+    assert origin(replay(text, 4)) == ("aten.div.Tensor", 2)
+
+
+def test_a_transform_of_a_function_is_not_that_function():
+    """``torch.func.grad(f)`` and ``vmap(f)`` have it for their ``__wrapped__``, and compute something else."""
+    text = "def f(x):\n    return (x / x).sum()\ng = torch.func.grad(f)\nx = torch.zeros(2)\n"
+    text += "stop()\nloss = unknown - g(x)\n"
+
+    assert not replay(text, 6).tracer.records
