@@ -37,6 +37,7 @@ from precdoctor.recording.microscope.pure import (
     items,
     may_be_given,
     truth,
+    unpacked,
 )
 from precdoctor.recording.microscope.teachers import called_again
 from precdoctor.recording.microscope.tracer import External, Tracer
@@ -318,10 +319,8 @@ class Evaluator:
             self.assigned[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
             values = list(value) if type(value) in (list, tuple) else list(items(value))
-            if len(values) != len(target.elts) or any(isinstance(t, ast.Starred) for t in target.elts):
-                raise UnknownValueError("unpacking")
-            for each, one in zip(target.elts, values, strict=True):
-                self.assign(each, one)
+            for each, one in zip(target.elts, unpacked(target.elts, values), strict=True):
+                self.assign(each.value if isinstance(each, ast.Starred) else each, one)
         elif isinstance(target, ast.Subscript):
             owner, index = self.all_of([target.value, target.slice])
             if type(owner) not in (Tensor, list, dict) or not (is_data(index) and is_data(value)):

@@ -153,6 +153,21 @@ def items(value: Any) -> Any:
     raise UnknownValueError("a loop over an object of the user's")
 
 
+def unpacked(targets: list[ast.expr], values: list[Any]) -> list[Any]:
+    """What each target of ``a, *b = values`` gets.
+
+    Raises:
+        UnknownValueError: there are more or fewer values than targets.
+    """
+    starred = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
+    if starred is not None and len(values) >= len(targets) - 1:
+        after = len(values) - (len(targets) - 1 - starred)
+        return [*values[:starred], values[starred:after], *values[after:]]
+    if len(values) != len(targets):
+        raise UnknownValueError("unpacking")
+    return values
+
+
 def is_pure(function: Any) -> bool:
     """Whether a function only computes: Python's, ``math``'s and torch's, without those that draw or set something."""
     if any(function is known for known in BUILTINS.values()):
