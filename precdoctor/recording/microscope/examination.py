@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,10 +91,11 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: 
     modules = list({id(m): m for c in scene.calls for m in unwrap(c.module).modules()}.values())
     random, attributes = RandomState.now(), Attributes(modules)
     try:
-        if look_at == "gradients":
-            done = _backward(scene, names, values=values, running=running)
+        if look_at == "buffers":
+            done = _buffers(scene, names, values=values)
         else:
-            done = (_forward if look_at == "outputs" else _buffers)(scene, names, values=values)
+            look = _forward if look_at == "outputs" else _backward
+            done = look(scene, names, values=values, running=running)
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
         attach.let_through(error)
         done = Examination("failed", why=_sentence(error))
@@ -109,7 +110,7 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: 
     return done
 
 
-def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
+def _forward(scene: Scene, names: Names, *, values: bool, running: Variables | None) -> Examination:
     masked: tuple[Replay, Callable[..., Replay]] | None = None
     for call in _that_count(scene.calls):
         again = functools.partial(replay, call, names, values=values)
@@ -121,7 +122,8 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
         if done.missing:
             why = f"output {done.missing[0] or 'of the call'} was not finite in the run and is when run again"
             return Examination("not-reproduced", "forward", why=why, found=done)
-    done_loss = _loss_code(scene, "forward", "every top-level module's outputs are finite", values=values)
+    reason = "every top-level module's outputs are finite"
+    done_loss = _loss_code(scene, "forward", reason, values=values, running=running)
     if done_loss.origin is None or done_loss.origin.line is None:  # of a node that autograd made of another one
         done_loss = _taken_gradients(scene, names, values=values) or done_loss
     if masked is None or _made_worse(done_loss):
@@ -162,7 +164,7 @@ def _given_bad_argument(done: Replay) -> bool:
 def _backward(scene: Scene, names: Names, *, values: bool, running: Variables | None) -> Examination:
     """In each micro-step the last call comes first in the backward pass."""
     if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.taken):
-        return _forward(scene, names, values=values)  # no ``backward`` has told of a loss
+        return _forward(scene, names, values=values, running=running)  # no ``backward`` has told of a loss
     reason = "the backward pass of every top-level module is finite"
     before: dict[Tensor, Tensor] = {}
     for micro_step in sorted({c.micro_step for c in scene.calls}):
@@ -242,14 +244,20 @@ def _taken_gradients(scene: Scene, names: Names, *, values: bool) -> Examination
 
 
 def _loss_code(
-    scene: Scene, phase: str, reason: str, *, values: bool, before: dict[Tensor, Tensor] | None = None
+    scene: Scene,
+    phase: str,
+    reason: str,
+    *,
+    values: bool,
+    running: Variables | None = None,
+    before: dict[Tensor, Tensor] | None = None,
 ) -> Examination:
     """No module did it: look into the code around them, as far as autograd's graph tells of it."""
     graphs = scene.losses or [t.graph for t in scene.taken if t.graph is not None]
     for graph in graphs if phase == "forward" else scene.losses:
         again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
         done = again()
-        if phase == "forward" and (unseen := _unseen(done, graph, values=values)) is not None:
+        if phase == "forward" and (unseen := _unseen(done, graph, running, values=values)) is not None:
             return unseen
         if done.bad_outputs if phase == "forward" else done.bad_gradients:
             return _closer(phase, done, again)
@@ -258,7 +266,7 @@ def _loss_code(
     return Examination("outside", phase, why=reason)
 
 
-def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | None:
+def _unseen(first: Replay, graph: LossGraph, running: Variables | None, *, values: bool) -> Examination | None:
     """The loss code read something bad that was made without a gradient: what made it, evaluated again."""
     known = first.slice() if first.unseen else None
     first_origin = min(known.origins, default=None) if known is not None else None
@@ -267,7 +275,7 @@ def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | N
     )
     if first_origin is not None and not reads:
         return None
-    for place, line in first.unseen:
+    for place, line in (*first.unseen, *_as_they_are(first.unseen, running)):
         again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
         try:
             done = again()
@@ -279,6 +287,13 @@ def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | N
         except Exception as error:  # noqa: BLE001 - text can say anything; the answer without it stands
             attach.let_through(error)
     return None
+
+
+def _as_they_are(places: list[tuple[Variables, Line]], running: Variables | None) -> Iterator[tuple[Variables, Line]]:
+    """The same lines in functions that still run: of long loops the last round, where the first ones were noted."""
+    while running is not None:
+        yield from ((running, line) for place, line in places if place.code is running.code)
+        running = running.caller
 
 
 def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
+import time
 import types
 import weakref
 from collections import ChainMap
@@ -104,7 +105,7 @@ class Evaluator:
     def spend(self) -> None:
         """One step of work."""
         self._left[0] -= 1
-        if self._left[0] < 0:
+        if self._left[0] < 0 or time.monotonic() > self.tracer.until:
             raise UnknownValueError("too long")
 
     def at(self, node: ast.expr | ast.stmt) -> None:

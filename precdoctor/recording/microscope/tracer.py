@@ -7,6 +7,7 @@ at once of every op that turns finite operands into a non-finite result, because
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +101,8 @@ class Tracer(TorchDispatchMode):
         self.line: Line | None = None
         #: The line of ops that no line of the user's runs.
         self.fallback: Line | None = None
+        #: Text is evaluated until then, by ``time.monotonic``.
+        self.until = math.inf
         #: The training itself is traced, not a replay of it.
         self.live = False
         #: Live: the top-level module that runs.

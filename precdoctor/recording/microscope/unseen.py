@@ -8,6 +8,7 @@ an op makes something bad of finite operands, or the value came from outside the
 from __future__ import annotations
 
 import ast
+import time
 import weakref
 from collections import ChainMap
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.microscope.weights import Gradients
 from precdoctor.recording.variables import Held, Variables
 
+#: Seconds that evaluating may take: the user's functions may be slow, and training waits.
+_SECONDS = 10.0
 #: Assignments followed back from one to the next.
 _MAX_STEPS = 12
 
@@ -62,6 +65,7 @@ def replay_statements(
         values: let facts hold single values.
     """
     tracer = Tracer({}, wanted, values=values)
+    tracer.until = time.monotonic() + _SECONDS
     done = Replay(None, tracer, micro_step=micro_step)
     body = function_of(place.code.co_filename, place.code)
     statement = statement_at(body, line.number) if body is not None else None

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from precdoctor.recording.microscope.frames import Line
+from precdoctor.recording.microscope.restore import DEVICES, Autocast
 from precdoctor.recording.microscope.tracer import External
 from precdoctor.recording.microscope.unseen import replay_statements
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.scene import Scene
-from precdoctor.recording.variables import Notebook
+from precdoctor.recording.variables import Notebook, Variables, _place
 
 NAMES = itertools.count()
 
@@ -360,7 +361,7 @@ def test_frames_of_all_kinds(kind):
     assert found[0] is not None
 
 
-def test_a_loop_over_one_line_is_noted_once_and_a_debugger_stops_it():
+def test_a_loop_over_one_line_is_noted_now_and_then_and_a_debugger_stops_it():
     notebook = Notebook(lambda _x: True)
     noted_ones = [notebook.note() for _ in range(100)]
     sys.settrace(lambda *_: None)
@@ -369,7 +370,7 @@ def test_a_loop_over_one_line_is_noted_once_and_a_debugger_stops_it():
     finally:
         sys.settrace(None)
 
-    assert [x is None for x in noted_ones] == [False] + [True] * 99
+    assert [i for i, x in enumerate(noted_ones, 1) if x is not None] == [1, 2, 3, 4, 8, 16, 32, 64]
     assert traced is None
 
 
@@ -459,3 +460,66 @@ def test_a_transform_of_a_function_is_not_that_function():
     text += "stop()\nloss = unknown - g(x)\n"
 
     assert not replay(text, 6).tracer.records
+
+
+def test_each_of_the_first_rounds_has_its_own_variables():
+    notebook, found = Notebook(lambda _x: True), []
+    for x in torch.arange(4.0):
+        found.append(inside(notebook, x))
+
+    assert [place.values["x"].value.item() for place in found] == [0.0, 1.0, 2.0, 3.0]
+
+
+def inside(notebook, x):
+    return notebook.note() if x is not None else None
+
+
+def test_a_new_frame_where_an_old_one_was_has_variables_of_its_own():
+    """Both calls of ``middle`` are made from one line, and their frames lie in the same memory."""
+    notebook, found = Notebook(lambda _x: True), []
+
+    def innermost(k):
+        if k:
+            found.append(notebook.note())
+        else:
+            found.append(notebook.note())
+
+    def middle(k, x):
+        innermost(k)
+        return x
+
+    for k in (0, 1):
+        middle(k, torch.full((1,), float(k)))
+
+    assert [place.caller.values["x"].value.item() for place in found] == [0.0, 1.0]
+
+
+def test_evaluating_ends_when_its_time_is_up(monkeypatch):
+    monkeypatch.setattr("precdoctor.recording.microscope.unseen._SECONDS", -1.0)
+    done = replay("y = torch.zeros(2)\nstop()\nloss = unknown - y / y\n", 3)
+
+    assert not done.tracer.records
+
+
+def test_a_frame_between_two_lines():
+    """``f_lineno`` is None at instructions that belong to no line; which those are differs between Pythons."""
+    frame = types.SimpleNamespace(f_code=(lambda: 0).__code__, f_lineno=None)
+    place = Variables(*_place(frame), {}, {}, None)
+    done = replay_statements(place, Line(__file__, place.line), micro_step=0, before={})
+
+    assert done.slice() is None
+
+
+def test_what_is_looked_at_in_a_hurry_may_have_a_graph():
+    y = torch.ones(1, requires_grad=True) * 2
+
+    assert inside(Notebook(lambda _x: True, whole=True), y).values["x"].value is y
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_off_whatever_the_device(dtype):
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("xpu", dtype=dtype), Autocast.off():
+        states = {d: torch.is_autocast_enabled(d) for d in DEVICES}
+
+    assert not any(states.values())
+    assert {"cpu", "cuda", "xpu"} <= set(states)
