@@ -212,8 +212,10 @@ def _by_hand(running: Variables, before: Mapping[Tensor, Tensor], *, values: boo
         try:
             done = again()
             if done.bad_outputs and done.named is None and (found := done.slice()) is not None and found.origins:
-                closer = _closer("backward", done, again)
-                closer.by_hand = True
+                first = done.tracer.records[found.origins[0]]
+                inside = first.index in done.tracer.transformed
+                closer = _closer("forward" if inside and first.phase == "forward" else "backward", done, again)
+                closer.by_hand = not inside
                 return closer
         except Exception as error:  # noqa: BLE001 - text can say anything; the answer without it stands
             attach.let_through(error)

@@ -16,10 +16,11 @@ from typing import Any
 from torch import Tensor
 
 from precdoctor.recording import attach
-from precdoctor.recording.microscope.expressions import Bound, Evaluator
+from precdoctor.recording.microscope.expressions import Evaluator
 from precdoctor.recording.microscope.frames import is_foreign
 from precdoctor.recording.microscope.pure import IN_PLACE, OPERATORS, UnknownValueError, guarded, is_data, items, truth
 from precdoctor.recording.microscope.tracer import Tracer
+from precdoctor.recording.microscope.values import Bound
 from precdoctor.recording.microscope.weights import Gradients
 from precdoctor.recording.variables import DROPPED
 

@@ -101,6 +101,8 @@ class Tracer(TorchDispatchMode):
         self.line: Line | None = None
         #: The line of ops that no line of the user's runs.
         self.fallback: Line | None = None
+        #: Ops of functions that were transformed (``torch.func.grad``).
+        self.transformed: set[int] = set()
         #: Text is evaluated until then, by ``time.monotonic``.
         self.until = math.inf
         #: The training itself is traced, not a replay of it.
@@ -154,7 +156,7 @@ class Tracer(TorchDispatchMode):
             if record.forward is not None:
                 made = self.records[record.forward]
                 record.module, record.root = made.module, made.root
-                record.line = line or made.line
+                record.line = made.line if self.line is not None else line or made.line
         self.records.append(record)
         return record
 
