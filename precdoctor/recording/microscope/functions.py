@@ -141,8 +141,8 @@ class Follower:
             for target in targets:
                 self.evaluator.assign(target, found)
         except UnknownValueError:
-            for name in (n for t in targets for n in names_in(t)):
-                self.evaluator.assigned[name] = DROPPED
+            for target in targets:
+                self._forget(target)
 
     def _augment(self, statement: ast.AugAssign) -> None:
         try:
@@ -153,7 +153,13 @@ class Follower:
             result = guarded(does[type(statement.op)], first, second) if is_data([first, second]) else DROPPED
             self.evaluator.assign(statement.target, result)
         except UnknownValueError:
-            for name in names_in(statement.target)[:1]:
+            self._forget(statement.target)
+
+    def _forget(self, target: ast.expr) -> None:
+        """What is assigned is unknown, and so is a tensor that is written to; other objects stay the same."""
+        written = isinstance(target, (ast.Subscript, ast.Attribute))
+        for name in names_in(target)[:1] if written else names_in(target):
+            if not written or not self.evaluator.is_object(name):
                 self.evaluator.assigned[name] = DROPPED
 
     def _for_effect(self, expression: ast.expr) -> None:

@@ -137,6 +137,12 @@ class Values:
             return BUILTINS[node.id]
         raise UnknownValueError(node.id)
 
+    def is_object(self, name: str) -> bool:
+        """Whether a variable is an object of the user's, of which only the identity counts."""
+        value = self._values.get(name, DROPPED)
+        value = value() if type(value) is weakref.ref else value
+        return not (value is DROPPED or type(value) is Held or is_data(value))
+
     def noted(self, name: str, value: Any) -> Any:
         """A variable's value; tensors from before are copied, and the tracer told of their name."""
         old = name not in self.assigned
