@@ -147,6 +147,9 @@ def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
         own = node.saved.get("result")
         if isinstance(own, Tensor):
             values[id(node)] = own
+            behind = node.edges[0][0] if node.edges else None
+            if _base(node) == "Relu" and isinstance(behind, LossNode):  # of its result it makes, and derives, the same
+                values.setdefault(id(behind), own)
         for (behind, output), name in zip(node.edges, ("self", "other"), strict=False):
             value = node.saved.get(name)
             if isinstance(behind, LossNode) and output == 0 and isinstance(value, Tensor):
@@ -232,9 +235,10 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
     if value is None:
         return None, False
     through = next((x for x in operands if x is not None and x.shape == value.shape), None)
-    constant = node.name.startswith(("Add", "Sub")) and through is not None and through.requires_grad
-    if constant and through is not None and not badness(through.detach()):
-        return through + (value.detach() - through.detach()), False  # a constant was added: the derivative is 1
+    sign = {"Add": 1.0, "Sub": 1.0, "Rsub": -1.0}.get(_base(node))  # a constant was added: that is the derivative
+    if sign is not None and through is not None and through.requires_grad and not badness(through.detach()):
+        slope = sign * through
+        return slope + (value.detach() - slope.detach()), False
     return value, True
 
 
