@@ -7,6 +7,7 @@ a step are kept by reference, as a ``backward`` is, for the case that what they 
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -63,12 +64,15 @@ class TakenGradients:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
         original = torch.autograd.grad
         recorder, begin, end = self._recorder, self._begin, self._end
+        parameters = tuple(inspect.signature(original).parameters)
 
         @functools.wraps(original)
         def grad(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or recorder.state != "armed" or not self._listens():
                 return original(*args, **kwargs)
-            named = dict(zip(("outputs", "inputs", "grad_outputs"), args, strict=False)) | kwargs
+            named = dict(zip(parameters, args, strict=False)) | kwargs
+            if named.get("is_grads_batched"):  # gradients that stand for many have no memory of their own
+                return original(*args, **kwargs)
             taken = begin(named.get("outputs"), named.get("inputs"), named.get("grad_outputs"))
             result: Any = None
             try:
