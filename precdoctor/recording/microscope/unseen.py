@@ -8,7 +8,6 @@ an op makes something bad of finite operands, or the value came from outside the
 from __future__ import annotations
 
 import ast
-import time
 import weakref
 from collections import ChainMap
 from collections.abc import Mapping
@@ -65,7 +64,7 @@ def replay_statements(
         values: let facts hold single values.
     """
     tracer = Tracer({}, wanted, values=values)
-    tracer.until = time.monotonic() + _SECONDS
+    tracer.seconds = _SECONDS
     done = Replay(None, tracer, micro_step=micro_step)
     body = function_of(place.code.co_filename, place.code)
     statement = statement_at(body, line.number) if body is not None else None
