@@ -496,7 +496,7 @@ def test_a_new_frame_where_an_old_one_was_has_variables_of_its_own():
 
 def test_evaluating_ends_when_its_time_is_up(monkeypatch):
     monkeypatch.setattr("precdoctor.recording.microscope.unseen._SECONDS", -1.0)
-    done = replay("y = torch.zeros(2)\nstop()\nloss = unknown - y.exp().sin() / y.cos()\n", 3)
+    done = replay("y = torch.zeros(2)\nstop()\nloss = unknown - y.exp() / y.cos()\n", 3)
 
     assert [r.op for r in done.tracer.records] == ["aten.exp.default"]
 
