@@ -21,6 +21,7 @@ from precdoctor.recording.microscope import transforms
 from precdoctor.recording.microscope.pure import (
     OPERATORS,
     UnknownValueError,
+    draws,
     guarded,
     instead_of,
     is_data,
@@ -153,7 +154,7 @@ class Evaluator(Values):
         if issubclass(type(function), nn.Module):
             return self._module(node, function, args, kwargs)
         function = instead_of(function)
-        if is_pure(function):  # ``out``, too, is a copy here
+        if is_pure(function) or (self.draws and draws(function, kwargs)):  # ``out``, too, is a copy here
             if not may_be_given(function, args, kwargs):
                 raise UnknownValueError("an object of the user's")
             self.at(node)

@@ -54,6 +54,10 @@ _IMPURE = (
     *("rrelu", "empty", "new_empty", "init", "seed", "manual_seed", "set_", "save", "load", "compile", "share_"),
     *("backward", "register", "requires_grad", "retain", "from_file", "use_", "resize_", "apply_", "map_", "_"),
 )
+_DRAWING = (
+    *(torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.randint, torch.randperm),
+    *(torch.normal, torch.bernoulli),
+)
 _PURE_MODULES = (
     *("torch._C", "torch.functional", "torch.nn.functional", "torch._tensor", "torch.special", "torch.linalg"),
     *("torch.fft", "torch.distributions", "torch._jit_internal", "torch._VF", "torch.utils._contextlib"),
@@ -188,6 +192,11 @@ def is_pure(function: Any) -> bool:
     if isinstance(function, type):
         return module.startswith("torch.distributions") or function in {torch.finfo, torch.iinfo, torch.Size}
     return isinstance(function, types.FunctionType) and module.startswith(_PURE_MODULES)
+
+
+def draws(function: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function draws from torch's own generators, and does nothing else."""
+    return kwargs.get("generator") is None and any(function is known for known in _DRAWING)
 
 
 def may_be_given(function: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:

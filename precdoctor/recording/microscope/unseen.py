@@ -24,7 +24,7 @@ from precdoctor.recording.microscope.functions import Follower, function_of
 from precdoctor.recording.microscope.makers import Making, making_of, statement_at
 from precdoctor.recording.microscope.pure import UnknownValueError
 from precdoctor.recording.microscope.replay import Replay, same_bits
-from precdoctor.recording.microscope.restore import Autocast
+from precdoctor.recording.microscope.restore import Autocast, RandomState
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.microscope.weights import Gradients
@@ -119,8 +119,12 @@ def _bad_value(follower: Follower, tracer: Tracer, made: Making, variable: str |
     evaluator = follower.evaluator
     with tracer:
         if made.writers and variable is not None:
-            for statement in (made.statement, *made.writers):
-                follower.attempt(statement)
+            random, evaluator.draws = RandomState.now(), True
+            try:
+                for statement in (made.statement, *made.writers):
+                    follower.attempt(statement)
+            finally:
+                random.restore()
             return _first_bad(tracer, _tensors(evaluator.assigned.get(variable)))
         for expression in _expressions(made.statement):
             try:

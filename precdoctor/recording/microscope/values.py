@@ -65,6 +65,8 @@ class Values:
         gradients: Gradients | None = None,
     ) -> None:
         self.gradients: Gradients | None = above.gradients if above is not None else gradients
+        #: Random numbers may be drawn, as long as whoever allows it puts the generators back.
+        self.draws: bool = above.draws if above is not None else False
         self.tracer = tracer
         self.file = file
         #: What has been assigned since, before what was noted.

@@ -523,3 +523,24 @@ def test_autocast_is_off_whatever_the_device(dtype):
 
     assert not any(states.values())
     assert {"cpu", "cuda", "xpu"} <= set(states)
+
+
+def test_what_was_drawn_and_then_written_to_is_drawn_anew_and_no_generator_moves():
+    text = "y = torch.rand(2, 3)\ny[1] = 0\ny /= y.sum(1, keepdim=True)\nstop()\nloss = unknown - y\n"
+    torch.manual_seed(0)
+    torch.rand(2, 3)
+    after = torch.get_rng_state()
+    torch.manual_seed(0)
+    done = replay(text, 5)
+
+    assert origin(done) == ("aten.div_.Tensor", 3)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_generators_of_the_users_are_left_alone():
+    own = torch.Generator().manual_seed(1)
+    before = own.get_state()
+    text = "y = torch.full((2,), float('nan'))\nstop()\n"
+    replay(f"{text}y = torch.rand(2, generator=own)\ny /= 0 * y\nloss = unknown - y\n", 5, own=own)
+
+    assert torch.equal(own.get_state(), before)
