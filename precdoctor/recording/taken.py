@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from precdoctor.recording.scene import Scene
 
 #: Calls kept per step: samplers make one per step of their chain.
-_MAX_TAKEN = 16
+_MAX_TAKEN = 8
 
 
 @dataclass
