@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording import attach
+
 
 def _known_to_autocast(device: str) -> bool:
     try:
         torch.is_autocast_enabled(device)
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError) as error:
+        attach.let_through(error)
         return False
     return True
 

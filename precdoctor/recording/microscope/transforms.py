@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from precdoctor.recording import attach
 from precdoctor.recording.microscope.pure import UnknownValueError, guarded
 from precdoctor.recording.microscope.teachers import called_again
 from precdoctor.recording.microscope.tracer import Tracer
@@ -56,7 +57,8 @@ def around(function: Any, follow: Callable[[Any, list[Any], dict[str, Any]], Any
 def _holds(cell: types.CellType, value: Any) -> bool:
     try:
         return cell.cell_contents is value
-    except ValueError:  # empty
+    except ValueError as error:  # empty
+        attach.let_through(error)
         return False
 
 
