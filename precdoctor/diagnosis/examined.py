@@ -165,6 +165,8 @@ class Examined:
     skips: int = 1
     #: Seen in the training itself as it was traced, not in a replay.
     live: bool = False
+    #: The origin is in the user's own code between the backward pass and the optimizer.
+    by_hand: bool = False
     #: Hyper-parameters of the groups of the parameters that an optimizer step spoilt, as far as they are not finite.
     bad_settings: tuple[BadSetting, ...] = ()
 
@@ -247,6 +249,7 @@ def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ex
         weight=_weight(text(data.get("weight"))),
         skips=integer(data.get("skips_in_a_row")) or 1,
         live=data.get("live") is True,
+        by_hand=data.get("by_hand") is True,
         poisoned=tuple(_poisoned(p) for p in _list(data.get("poisoned")) if isinstance(p, Mapping)),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
         bad_settings=tuple(_bad_setting(s) for s in _list(data.get("bad_settings")) if isinstance(s, Mapping)),

@@ -56,7 +56,7 @@ def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cau
         return _external_cause(blamed)
     if blamed.mask is not None:
         return _mask_cause(op)
-    if examined.phase == "backward" and op.phase != "backward":
+    if examined.phase == "backward" and op.phase != "backward" and not examined.by_hand:
         why = f"{op.short} is non-finite where the forward pass throws its result away, and its gradient is not"
         return Cause("where-gradient-trap", 0.9, why)
     found = _backward_cause(examined, op, loss_scale) if op.phase == "backward" else None

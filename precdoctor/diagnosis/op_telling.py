@@ -191,6 +191,8 @@ def _told(operand: Operand) -> dict[str, Any]:
 def _place(view: RunView, culprit: Culprit) -> str:
     if culprit.examined.phase == "optimizer":
         return "the optimizer step"
+    if culprit.examined.by_hand:
+        return "the code that makes gradients"
     if not culprit.examined.root:
         return "the loss code"
     root, module = culprit.examined.root, culprit.module or ""

@@ -18,6 +18,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from precdoctor.recording import attach, leaves
+from precdoctor.recording.microscope.ops import take_gradients
 from precdoctor.recording.recorder import MAX_CALLS, Recorder, guarded
 
 CHANGES_ROUNDING = (
@@ -198,7 +199,7 @@ def _supported() -> bool:
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             x = torch.ones(2, requires_grad=True)
-            (gradient,) = torch.autograd.grad(torch.compile(trial, fullgraph=True, backend="aot_eager")(x).sum(), x)
+            (gradient,) = take_gradients(torch.compile(trial, fullgraph=True, backend="aot_eager")(x).sum(), x)
         why = None if heard == [TRAINS, GRADIENT] and gradient is not None else "the compiler drops the probes"
     except Exception as error:  # noqa: BLE001 - a private name, and a compiler: either may be another one
         attach.let_through(error)

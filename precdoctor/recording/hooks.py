@@ -21,6 +21,7 @@ from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordO
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
 from precdoctor.recording.shadowing.shadow import Shadow
+from precdoctor.recording.taken import TakenGradients
 
 if TYPE_CHECKING:
     from precdoctor.recording.applying.applier import Applier
@@ -88,6 +89,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         casts = Casts(recorder)
         Forward(recorder, manual, scene, loss_code, casts).install()
         Backward(recorder, manual, loss_code, casts).install()
+        TakenGradients(recorder, scene, loss_code).install()
         casts.install()
         Optimizers(recorder, manual, Guard(recorder, scene), casts).install()
         recorder.end_open_step = manual.end_step_if_updated

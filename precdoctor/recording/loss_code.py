@@ -56,7 +56,7 @@ class Leaf:
 
 @dataclass
 class LossGraph:
-    """The loss code of one backward pass."""
+    """The loss code of one backward pass, or of what ``torch.autograd.grad`` was given."""
 
     micro_step: int
     top: LossNode
@@ -138,15 +138,20 @@ class LossCode:
             self._notebook.clear()
 
     def _keep(self, tensors: Any, gradients: Any) -> None:
+        if (graph := self.graph_of(tensors, gradients)) is not None:
+            self._scene.losses.append(graph)
+
+    def graph_of(self, tensors: Any, gradients: Any) -> LossGraph | None:
+        """The code that made one tensor, from the graph it left; null for several tensors, or without a graph."""
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
         given = [gradients] if isinstance(gradients, Tensor) else list(gradients or ())
         if len(roots) != 1 or not isinstance(roots[0], Tensor) or roots[0].grad_fn is None:
-            return
+            return None
         top = _Walk(self._scene, self._kinds).node(roots[0].grad_fn)
-        if isinstance(top, LossNode):
-            gradient = given[0] if given and isinstance(given[0], Tensor) else None
-            graph = LossGraph(self._recorder.micro_step, top, roots[0].detach(), gradient)
-            self._scene.losses.append(graph)
+        if not isinstance(top, LossNode):
+            return None
+        gradient = given[0] if given and isinstance(given[0], Tensor) else None
+        return LossGraph(self._recorder.micro_step, top, roots[0].detach(), gradient)
 
 
 class _Walk:

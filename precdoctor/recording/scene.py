@@ -24,6 +24,7 @@ from precdoctor.recording.recorder import Recorder, guarded
 
 if TYPE_CHECKING:
     from precdoctor.recording.loss_code import LossGraph
+    from precdoctor.recording.taken import Taken
     from precdoctor.recording.variables import Variables
 
 #: Root calls kept per step: rollouts and decoding loops make thousands.
@@ -58,6 +59,8 @@ class RootCall:
     #: Output leaves with their version counters, and the gradients the backward pass brought to them.
     outputs: list[tuple[str, Tensor, int]] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    #: The same for each call of ``torch.autograd.grad``, by its number in the step.
+    taken: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     #: Which autograd node made each output: its sequence number, and the number of the output.
     makers: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -75,6 +78,9 @@ class Scene:
         self.calls: list[RootCall] = []
         #: The loss code of each backward pass.
         self.losses: list[LossGraph] = []
+        #: What ``torch.autograd.grad`` was given, call by call, and the number of the call that runs.
+        self.taken: list[Taken] = []
+        self.taking: int | None = None
         #: Functions of the loss code that runs, with their variables.
         self.places: list[Variables] = []
         #: A top-level module was called inside torch.func (grad, vmap, jvp ...): such a call is not kept.
@@ -101,6 +107,8 @@ class Scene:
         self._copying = self._copying or any(call.changed for call in self.calls)
         self.calls = []
         self.losses = []
+        self.taken = []
+        self.taking = None
         self.places = []
         for told in self.when_cleared:
             told()
@@ -112,7 +120,7 @@ class Scene:
 
     def enter(self, module: nn.Module, root: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RootCall | None:
         """A top-level module is called in training; null when the call is not kept."""
-        self._begin_step_if_new()
+        self.begin_step_if_new()
         if self.refused is not None:
             return None
         if torch._C._functorch.maybe_current_level() is not None:
@@ -172,16 +180,22 @@ class Scene:
         return precdoctor_root_grad
 
     def _gradient(self, call: RootCall, name: str, grad: Tensor) -> None:
-        if not self._recorder.in_backward or not any(call is c for c in self.calls):
+        if not any(call is c for c in self.calls):
             return  # of a graph kept from an earlier step
-        if self._afford(grad):
+        if self.taking is not None:
+            if self.affords(grad):
+                call.taken.setdefault(self.taking, {})[name] = grad.detach()
+        elif not self._recorder.in_backward:
+            return
+        elif self._afford(grad):
             call.gradients[name] = grad.detach()
         else:
             self._refuse("the gradients of its outputs exceed --scene-memory")
 
     # --- limits ------------------------------------------------------------------------------------------------------
 
-    def _begin_step_if_new(self) -> None:
+    def begin_step_if_new(self) -> None:
+        """Let go of the step before."""
         if self._recorder.step != self._step:
             self._step = self._recorder.step
             self.clear()

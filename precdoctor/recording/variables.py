@@ -12,7 +12,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,9 +20,13 @@ from torch import Tensor
 from precdoctor.recording import attach, leaves
 from precdoctor.recording.microscope.frames import is_foreign
 
+#: Rounds of a loop whose lines are noted (and after them those numbered by powers of two), and notes of further rounds.
+_MAX_ROUNDS, _MAX_AGAIN = 4, 32
 #: Functions noted outwards from the one that runs, and elements of a list.
 _MAX_DEPTH, _MAX_ELEMENTS = 4, 32
 _MAX_NEST = 2
+#: The same for a look that is over before the next statement runs.
+_WHOLE_DEPTH, _WHOLE_ELEMENTS, _WHOLE_NEST = 8, 1024, 4
 _PLAIN = frozenset(
     (
         *(int, float, complex, bool, str, type(None), slice, torch.dtype, torch.device, torch.Size, type),
@@ -35,6 +39,9 @@ _KEYS = frozenset((str, int, bool, float, type(None)))
 _SHARED = sys.version_info < (3, 13)
 #: References to it where nobody else asked for it: the frame's, a variable's, and the one that asks how many.
 _OURS = 3
+
+
+_T = TypeVar("_T")
 
 
 class _Dropped:
@@ -72,42 +79,51 @@ class Notebook:
 
     Args:
         affords: whether there is room to keep a tensor.
+        whole: nothing is kept for long, so everything may be: tensors with their graphs, objects themselves.
     """
 
-    def __init__(self, affords: Callable[[Tensor], bool]) -> None:
+    def __init__(self, affords: Callable[[Tensor], bool], *, whole: bool = False) -> None:
         self._affords = affords
-        self._latest: dict[int, Variables] = {}
-        #: Code objects and lines noted: a loop is noted on its first round.
-        self._seen: set[tuple[types.CodeType, int]] = set()
+        self._whole = whole
+        self._max_elements = _WHOLE_ELEMENTS if whole else _MAX_ELEMENTS
+        self._max_nest = _WHOLE_NEST if whole else _MAX_NEST
+        self.clear()
 
     def clear(self) -> None:
         """Let go of everything."""
-        self._latest = {}
-        self._seen = set()
+        #: Per frame what its variables were by ``id``, which tell whether it is the same frame still, and its note.
+        self._latest: dict[int, tuple[tuple[int, ...], Variables]] = {}
+        #: How often a line was met: loops would be noted without end.
+        self._rounds: dict[tuple[types.CodeType, int], int] = {}
+        self._again = 0
 
     def note(self) -> Variables | None:
-        """The functions of the user's that are running, innermost first; null when the line has been noted."""
-        running = _user_frames()
+        """The functions of the user's that are running, innermost first; null when the line has been noted enough."""
+        running = _user_frames(_WHOLE_DEPTH if self._whole else _MAX_DEPTH)
         first = next(running, None)
-        if first is None or (first.f_code, first.f_lineno) in self._seen or sys.gettrace() is not None:
+        if first is None or not self._is_due(first) or sys.gettrace() is not None:
             return None  # a debugger writes variables back from the dictionary that would be read here
-        self._seen.add((first.f_code, first.f_lineno))
         frames = [first, *running]
         with torch._C.DisableTorchFunction():  # subclasses and modes of the user's may watch every attribute
             return self._of(frames)
 
+    def _is_due(self, frame: types.FrameType) -> bool:
+        place = _place(frame)
+        rounds = self._rounds[place] = self._rounds.get(place, 0) + 1
+        if rounds > 1 and (self._again == _MAX_AGAIN or (rounds > _MAX_ROUNDS and rounds & (rounds - 1))):
+            return False
+        self._again += rounds > 1
+        return True
+
     def _of(self, frames: list[types.FrameType]) -> Variables | None:
         found: Variables | None = None
         for frame in reversed(frames):
-            known = self._latest.get(id(frame))
-            if (
-                frame is frames[0]
-                or known is None
-                or known.caller is not found
-                or (known.code, known.line) != (frame.f_code, frame.f_lineno)
-            ):
-                known = Variables(frame.f_code, frame.f_lineno, self._values(frame), frame.f_globals, found)
-                self._latest[id(frame)] = known
+            stamp, known = self._latest.get(id(frame), ((), None))
+            now = () if frame is frames[0] else _stamp(frame)
+            same = known is not None and known.caller is found and (known.code, known.line) == _place(frame)
+            if known is None or frame is frames[0] or not same or stamp != now:
+                known = Variables(*_place(frame), self._values(frame), frame.f_globals, found)
+                self._latest[id(frame)] = (now or _stamp(frame), known)
             found = known
         return found
 
@@ -116,15 +132,7 @@ class Notebook:
             own = frame.f_locals
             apart = type(own) is dict and "__builtins__" not in own  # ``exec`` with a dictionary for locals
             return self._all(own) if apart else frame.f_globals
-        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            return {}  # a class body: what is asked for would be its real variables
-        if _SHARED and not {"locals", "vars", "exec", "eval"}.isdisjoint(frame.f_code.co_names):
-            return {}
-        own = frame.f_locals
-        found = self._all(own)
-        if _SHARED and sys.getrefcount(own) <= _OURS:
-            own.clear()  # it would keep the variables alive
-        return found
+        return _read(frame, self._all, {})
 
     def _all(self, values: Mapping[str, Any]) -> dict[str, Any]:
         kept = {name: self._keep(value) for name, value in values.items()}
@@ -138,14 +146,14 @@ class Notebook:
         if issubclass(kind, Tensor):
             return self._held(value)
         if kind is list or kind is tuple or kind is dict:
-            if depth == _MAX_NEST or len(value) > _MAX_ELEMENTS:
+            if depth == self._max_nest or len(value) > self._max_elements:
                 return DROPPED
             if kind is dict:
                 plain = all(type(k) in _KEYS for k in value)
                 return {k: self._keep(v, depth=depth + 1) for k, v in value.items()} if plain else DROPPED
             return kind(self._keep(v, depth=depth + 1) for v in value)
         try:
-            return weakref.ref(value)
+            return value if self._whole else weakref.ref(value)
         except TypeError:
             return DROPPED
 
@@ -153,7 +161,7 @@ class Notebook:
         try:
             if leaves.is_transformed(x) or leaves.is_wrapped(x) or x.layout is not torch.strided:
                 return DROPPED  # its values are elsewhere
-            if leaves.has_graph(x):
+            if leaves.has_graph(x) and not self._whole:
                 return DROPPED  # it would be kept with it
             return Held(x, leaves.version(x)) if self._affords(x) else DROPPED
         except (RuntimeError, NotImplementedError) as error:  # a kind of tensor without memory
@@ -161,11 +169,35 @@ class Notebook:
             return DROPPED
 
 
-def _user_frames() -> Iterator[types.FrameType]:
+def _read(frame: types.FrameType, look: Callable[[Mapping[str, Any]], _T], nothing: _T) -> _T:
+    """``look`` at the variables of a function; ``nothing`` where they cannot be had without a trace of that."""
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return nothing  # a class body: what is asked for would be its real variables
+    if _SHARED and not {"locals", "vars", "exec", "eval"}.isdisjoint(frame.f_code.co_names):
+        return nothing
+    own = frame.f_locals
+    found = look(own)
+    if _SHARED and sys.getrefcount(own) <= _OURS:
+        own.clear()  # it would keep the variables alive
+    return found
+
+
+def _stamp(frame: types.FrameType) -> tuple[int, ...]:
+    """Which objects the variables are: a new frame may lie where one of the same function has been."""
+    if frame.f_code.co_name == "<module>":
+        return (id(frame.f_globals),)
+    return _read(frame, lambda own: tuple(map(id, own.values())), ())
+
+
+def _place(frame: types.FrameType) -> tuple[types.CodeType, int]:
+    return frame.f_code, frame.f_lineno or 0  # there are instructions without a line
+
+
+def _user_frames(depth: int) -> Iterator[types.FrameType]:
     """Frames of the user's code from the innermost outwards; those of torch and ours are passed over."""
     frame: types.FrameType | None = sys._getframe(1)
     found = 0
-    while frame is not None and found < _MAX_DEPTH:
+    while frame is not None and found < depth:
         if not is_foreign(frame.f_code.co_filename):
             found += 1
             yield frame

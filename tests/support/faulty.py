@@ -33,7 +33,8 @@ class Fault:
     @property
     def line(self) -> int:
         """The line marked in the script."""
-        elsewhere = Block if self.module == "block" else Normalised if self.train is optimizer_of_ones_own else None
+        others = {optimizer_of_ones_own: Normalised, gradients_cut_sample_by_sample: shared_out}
+        elsewhere = Block if self.module == "block" else others.get(self.train)
         lines, first = inspect.getsourcelines(elsewhere or self.train)
         return next(first + i for i, text in enumerate(lines) if text.rstrip().endswith("# here"))
 
@@ -515,6 +516,49 @@ def optimizer_of_ones_own():
     clock = Clock()
     net = nn.Linear(4, 4, bias=False)
     return train_on(net, lambda: clock.batch(4, 4) * (not clock.bad), optimizer=Normalised(net.parameters(), 1e-3))
+
+
+def shared_out(gradients, params):
+    """Each sample's gradient cut to length one, as differentially private training does."""
+    lengths = [torch.sqrt(sum(g.square().sum() for g in each)) for each in gradients]
+    for p, *each in zip(params, *gradients, strict=True):
+        p.grad = sum(g * (1.0 / length) for g, length in zip(each, lengths, strict=True))  # here
+
+
+@fault("PD102", "division-by-zero", op="reciprocal")
+def gradients_cut_sample_by_sample():
+    torch.manual_seed(0)
+    clock = Clock()
+    net = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+    losses = []
+    for _ in range(5):
+        x, params = clock.batch(3, 4), list(net.parameters())
+        x[1] *= not clock.bad
+        each = [net(x[i]).square().sum() for i in range(3)]
+        gradients = [torch.autograd.grad(loss, params) for loss in each]
+        shared_out(gradients, params)
+        optimizer.step()
+        losses.append(sum(each).item())
+    return Trained(losses, [net])
+
+
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt")
+def root_of_zero_before_autograd_grad():
+    torch.manual_seed(0)
+    clock = Clock()
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+    losses = []
+    for _ in range(5):
+        out = net(clock.batch(3, 4))
+        target = out.detach() if clock.bad else torch.ones(3, 4)
+        loss = (out - target).square().sum(-1).sqrt().mean()  # here
+        for p, g in zip(net.parameters(), torch.autograd.grad(loss, list(net.parameters())), strict=True):
+            p.grad = g
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, [net])
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from precdoctor.recording import attach
 from precdoctor.recording.loss_code import LossGraph
@@ -20,9 +22,12 @@ from precdoctor.recording.microscope.tracer import External, OpRecord
 from precdoctor.recording.microscope.unseen import replay_statements
 from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall, Scene
+from precdoctor.recording.variables import Variables
 
 #: Arguments of a root call told of.
 _MAX_ARGUMENTS = 8
+#: Bytes of weight gradients kept while the code that changes them is evaluated.
+_MAX_GRADIENTS = 1 << 30
 
 
 @dataclass
@@ -45,6 +50,8 @@ class Examination:
     #: Facts of the floating-point tensors given to the call the incident is about.
     batch: list[dict[str, Any]] = field(default_factory=list)
     changed_attributes: tuple[str, ...] = ()
+    #: The origin is in code between the backward pass and the optimizer, which makes or changes gradients.
+    by_hand: bool = False
     #: The run itself was traced: nothing had to be reproduced.
     live: bool = False
 
@@ -67,20 +74,28 @@ class Examination:
         return self.found.tracer.records[self.slice.origins[0]]
 
 
-def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examination:
+def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: Variables | None = None) -> Examination:
     """Run the step's root calls again until one shows the bad value; everything is left as it was.
 
     Args:
         look_at: where it is: ``outputs`` (of the forward passes), ``gradients``, or ``buffers`` written in a forward.
         values: let facts hold single values.
+        running: the user's functions that run, and their variables.
     """
-    if scene.refused is not None or not (scene.calls or scene.losses):
+    nothing = not (scene.calls or scene.losses or scene.taken)
+    if (scene.refused is not None or nothing) and (by_hand := _by_hand_alone(look_at, running, values=values)):
+        return by_hand
+    if scene.refused is not None or nothing:
         inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if scene.transformed else None
         return Examination("refused", why=scene.refused or inside or "no module was called in the step")
     modules = list({id(m): m for c in scene.calls for m in unwrap(c.module).modules()}.values())
     random, attributes = RandomState.now(), Attributes(modules)
     try:
-        done = {"outputs": _forward, "gradients": _backward, "buffers": _buffers}[look_at](scene, names, values=values)
+        if look_at == "buffers":
+            done = _buffers(scene, names, values=values)
+        else:
+            look = _forward if look_at == "outputs" else _backward
+            done = look(scene, names, values=values, running=running)
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
         attach.let_through(error)
         done = Examination("failed", why=_sentence(error))
@@ -95,7 +110,7 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
     return done
 
 
-def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
+def _forward(scene: Scene, names: Names, *, values: bool, running: Variables | None) -> Examination:
     masked: tuple[Replay, Callable[..., Replay]] | None = None
     for call in _that_count(scene.calls):
         again = functools.partial(replay, call, names, values=values)
@@ -107,7 +122,10 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
         if done.missing:
             why = f"output {done.missing[0] or 'of the call'} was not finite in the run and is when run again"
             return Examination("not-reproduced", "forward", why=why, found=done)
-    done_loss = _loss_code(scene, "forward", "every top-level module's outputs are finite", values=values)
+    reason = "every top-level module's outputs are finite"
+    done_loss = _loss_code(scene, "forward", reason, values=values, running=running)
+    if done_loss.origin is None or done_loss.origin.line is None:  # of a node that autograd made of another one
+        done_loss = _taken_gradients(scene, names, values=values) or done_loss
     if masked is None or _made_worse(done_loss):
         return done_loss
     return _closer("forward", *masked)
@@ -143,9 +161,12 @@ def _given_bad_argument(done: Replay) -> bool:
     return found is not None and any(e.kind == "argument" for e, _ in found.externals)
 
 
-def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
+def _backward(scene: Scene, names: Names, *, values: bool, running: Variables | None) -> Examination:
     """In each micro-step the last call comes first in the backward pass."""
+    if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.taken):
+        return _forward(scene, names, values=values, running=running)  # no ``backward`` has told of a loss
     reason = "the backward pass of every top-level module is finite"
+    before: dict[Tensor, Tensor] = {}
     for micro_step in sorted({c.micro_step for c in scene.calls}):
         for call in reversed([c for c in scene.calls if c.micro_step == micro_step]):
             if any(badness(g) for g in call.gradients.values()):
@@ -155,22 +176,99 @@ def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
             done = again()
             if done.bad_gradients:
                 return _closer("backward", done, again)
-    return _loss_code(scene, "backward", reason, values=values)
+            _add_up(before, done)
+    found = _loss_code(scene, "backward", reason, values=values, before=before)
+    if found.origin is not None:
+        return found
+    by_hand = _by_hand(running, before, values=values) if running is not None else None
+    return by_hand or _taken_gradients(scene, names, values=values) or found
 
 
-def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examination:
+def _add_up(before: dict[Tensor, Tensor], done: Replay) -> None:
+    """Gradients as backward passes accumulate them, by parameter; those of large models are not kept."""
+    if sum(grad.nbytes for _, grad in done.weight_gradients) > _MAX_GRADIENTS:
+        return
+    for p, grad in done.weight_gradients:
+        before[p] = before[p] + grad if p in before else grad
+
+
+def _by_hand_alone(look_at: str, running: Variables | None, *, values: bool) -> Examination | None:
+    """Nothing of the step can be run again but what the user's own code does with gradients."""
+    if look_at != "gradients" or running is None:
+        return None
+    random = RandomState.now()
+    try:
+        return _by_hand(running, {}, values=values)
+    finally:
+        random.restore()
+
+
+def _by_hand(running: Variables, before: Mapping[Tensor, Tensor], *, values: bool) -> Examination | None:
+    """Code between the backward pass and the optimizer, in one of the functions that run."""
+    place: Variables | None = running
+    while place is not None:
+        line = Line(place.code.co_filename, place.line)
+        again = functools.partial(replay_statements, place, line, micro_step=0, before=before, values=values)
+        try:
+            done = again()
+            if done.bad_outputs and done.named is None and (found := done.slice()) is not None and found.origins:
+                first = done.tracer.records[found.origins[0]]
+                inside = first.index in done.tracer.transformed
+                closer = _closer("forward" if inside and first.phase == "forward" else "backward", done, again)
+                closer.by_hand = not inside
+                return closer
+        except Exception as error:  # noqa: BLE001 - text can say anything; the answer without it stands
+            attach.let_through(error)
+        place = place.caller
+    return None
+
+
+def _taken_gradients(scene: Scene, names: Names, *, values: bool) -> Examination | None:
+    """The first call of ``torch.autograd.grad`` that made something bad of what was finite."""
+    for taken in scene.taken:
+        if taken.graph is not None and badness(taken.graph.value):
+            continue
+        if not taken.gone and not any(x is not None and badness(x.detach()) for r in taken.results for x in [r()]):
+            continue
+        again: Callable[..., Replay]
+        for call in reversed([c for c in scene.calls if taken.number in c.taken]):
+            if not any(badness(g) for g in call.taken[taken.number].values()):
+                again = functools.partial(replay, call, names, taken=taken, values=values)
+                done = again()
+                if done.bad_gradients:
+                    return _closer("backward", done, again)
+        if taken.graph is not None:
+            again = functools.partial(replay_loss, taken.graph, backward=True, values=values)
+            done = again()
+            if done.bad_gradients and not done.bad_outputs:
+                return _closer("backward", done, again)
+    return None
+
+
+def _loss_code(
+    scene: Scene,
+    phase: str,
+    reason: str,
+    *,
+    values: bool,
+    running: Variables | None = None,
+    before: dict[Tensor, Tensor] | None = None,
+) -> Examination:
     """No module did it: look into the code around them, as far as autograd's graph tells of it."""
-    for graph in scene.losses:
+    graphs = scene.losses or [t.graph for t in scene.taken if t.graph is not None]
+    for graph in graphs if phase == "forward" else scene.losses:
         again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
         done = again()
-        if phase == "forward" and (unseen := _unseen(done, graph, values=values)) is not None:
+        if phase == "forward" and (unseen := _unseen(done, graph, running, values=values)) is not None:
             return unseen
         if done.bad_outputs if phase == "forward" else done.bad_gradients:
             return _closer(phase, done, again)
+        if before is not None:
+            _add_up(before, done)
     return Examination("outside", phase, why=reason)
 
 
-def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | None:
+def _unseen(first: Replay, graph: LossGraph, running: Variables | None, *, values: bool) -> Examination | None:
     """The loss code read something bad that was made without a gradient: what made it, evaluated again."""
     known = first.slice() if first.unseen else None
     first_origin = min(known.origins, default=None) if known is not None else None
@@ -179,7 +277,7 @@ def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | N
     )
     if first_origin is not None and not reads:
         return None
-    for place, line in first.unseen:
+    for place, line in (*first.unseen, *_as_they_are(first.unseen, running)):
         again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
         try:
             done = again()
@@ -191,6 +289,13 @@ def _unseen(first: Replay, graph: LossGraph, *, values: bool) -> Examination | N
         except Exception as error:  # noqa: BLE001 - text can say anything; the answer without it stands
             attach.let_through(error)
     return None
+
+
+def _as_they_are(places: list[tuple[Variables, Line]], running: Variables | None) -> Iterator[tuple[Variables, Line]]:
+    """The same lines in functions that still run: of long loops the last round, where the first ones were noted."""
+    while running is not None:
+        yield from ((running, line) for place, line in places if place.code is running.code)
+        running = running.caller
 
 
 def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:
@@ -217,6 +322,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         "why": done.why,
         "reproduced": done.reproduced,
         "batch": done.batch,
+        "by_hand": done.by_hand,
         "changed_arguments": done.changed_arguments,
         "changed_attributes": list(done.changed_attributes),
     }

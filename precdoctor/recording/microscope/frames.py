@@ -63,6 +63,6 @@ def innermost_user_line(*, past_own: bool = False) -> Line | None:
             if code.co_name == "_engine_run_backward":
                 return None
             if not is_foreign(file):
-                return Line(file, frame.f_lineno)
+                return Line(file, frame.f_lineno or code.co_firstlineno)
         frame = frame.f_back
     return None

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import linecache
 import types
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from precdoctor.recording import attach
-from precdoctor.recording.microscope.expressions import Bound, Evaluator
+from precdoctor.recording.microscope.expressions import Evaluator
 from precdoctor.recording.microscope.frames import is_foreign
-from precdoctor.recording.microscope.pure import UnknownValueError, guarded, items, truth
+from precdoctor.recording.microscope.pure import IN_PLACE, OPERATORS, UnknownValueError, guarded, is_data, items, truth
 from precdoctor.recording.microscope.tracer import Tracer
+from precdoctor.recording.microscope.values import Bound
+from precdoctor.recording.microscope.weights import Gradients
 from precdoctor.recording.variables import DROPPED
 
 #: Calls followed into one another.
 _MAX_DEPTH = 8
 #: Contexts that change no value.
 _CONTEXTS = frozenset(("no_grad", "enable_grad", "inference_mode", "set_grad_enabled", "record_function"))
+
+#: Files of torch whose wrappers run the function as it is: ``@torch.no_grad()``, ``@torch.compile``.
+_WRAPPERS = (str(Path("torch", "utils", "_contextlib.py")), str(Path("torch", "_dynamo", "eval_frame.py")))
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
@@ -41,9 +50,16 @@ class _LoopSignal(Exception):  # noqa: N818 - no error
 class Follower:
     """Runs statements on noted values; a statement that cannot be evaluated leaves its targets unknown."""
 
-    def __init__(self, tracer: Tracer, file: str, values: Mapping[str, Any], above: Follower | None = None) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        file: str,
+        values: Mapping[str, Any],
+        above: Follower | None = None,
+        gradients: Gradients | None = None,
+    ) -> None:
         self.evaluator: Evaluator = Evaluator(
-            tracer, file, values, self._follow, above.evaluator if above is not None else None
+            tracer, file, values, self._follow, above.evaluator if above is not None else None, gradients
         )
         self._tracer = tracer
         self._depth: int = above._depth + 1 if above is not None else 0
@@ -55,7 +71,7 @@ class Follower:
         function = function.function if type(function) is Bound else function
         if type(function) is not types.FunctionType:
             raise UnknownValueError("a call")
-        while is_foreign(function.__code__.co_filename) and isinstance(
+        while function.__code__.co_filename.endswith(_WRAPPERS) and isinstance(
             inner := getattr(function, "__wrapped__", None), types.FunctionType
         ):
             function = inner  # @torch.no_grad()
@@ -85,6 +101,11 @@ class Follower:
         """
         for statement in statements:
             self.evaluator.spend()
+            self.step(statement)
+
+    def attempt(self, statement: ast.stmt) -> None:
+        """Execute one as far as it can be."""
+        with contextlib.suppress(UnknownValueError, _ReturnSignal, _LoopSignal):
             self.step(statement)
 
     def step(self, statement: ast.stmt) -> None:
@@ -120,13 +141,26 @@ class Follower:
             for target in targets:
                 self.evaluator.assign(target, found)
         except UnknownValueError:
-            for name in (n for t in targets for n in names_in(t)):
-                self.evaluator.assigned[name] = DROPPED
+            for target in targets:
+                self._forget(target)
 
     def _augment(self, statement: ast.AugAssign) -> None:
-        load = ast.copy_location(_loaded(statement.target), statement.target)
-        whole = ast.copy_location(ast.BinOp(load, statement.op, statement.value), statement)
-        self._assign([statement.target], whole)
+        try:
+            load = ast.copy_location(_loaded(statement.target), statement.target)
+            first, second = self.evaluator.all_of([load, statement.value])
+            self.evaluator.at(statement)
+            does = IN_PLACE if type(first) is Tensor else OPERATORS  # a set may be the user's own
+            result = guarded(does[type(statement.op)], first, second) if is_data([first, second]) else DROPPED
+            self.evaluator.assign(statement.target, result)
+        except UnknownValueError:
+            self._forget(statement.target)
+
+    def _forget(self, target: ast.expr) -> None:
+        """What is assigned is unknown, and so is a tensor that is written to; other objects stay the same."""
+        written = isinstance(target, (ast.Subscript, ast.Attribute))
+        for name in names_in(target)[:1] if written else names_in(target):
+            if not written or not self.evaluator.is_object(name):
+                self.evaluator.assigned[name] = DROPPED
 
     def _for_effect(self, expression: ast.expr) -> None:
         """A call of a tensor's or a list's own method changes it; where that is unknown, so is the object."""
@@ -219,4 +253,6 @@ def _loaded(target: ast.expr) -> ast.expr:
             return ast.Name(target.id, ast.Load())
         case ast.Subscript():
             return ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
+        case ast.Attribute():
+            return ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
     raise UnknownValueError("an attribute is written to")

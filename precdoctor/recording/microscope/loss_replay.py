@@ -16,8 +16,9 @@ from torch import Tensor
 from precdoctor.recording import attach
 from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
-from precdoctor.recording.microscope.ops import storage_key
+from precdoctor.recording.microscope.ops import storage_key, take_gradients
 from precdoctor.recording.microscope.replay import Replay
+from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
 
 _WRAPPED = 1 << 63
@@ -53,7 +54,7 @@ def replay_loss(
     saved = _saved_by_consumers(nodes)
     certain: list[LossNode] = []
     possible: list[LossNode] = []
-    with torch.autocast("cpu", enabled=False), torch.enable_grad(), tracer:
+    with Autocast.off(), torch.enable_grad(), tracer:
         for node in nodes:
             tracer.line, first = node.line, len(tracer.records)
             made[id(node)], as_saved = _run(node, made, saved)
@@ -82,7 +83,7 @@ def replay_loss(
             done.bad_outputs.clear()  # made behind a loss module, whose result was saved
             _judge_parts(done, [x for node in nodes for x in [made[id(node)]] if isinstance(x, Tensor)])
     if backward and loss.requires_grad:
-        _backward(done, loss, graph, [(leaf.name, x) for leaf, x in leaves if x.requires_grad])
+        _backward(done, loss, graph, [(leaf, x) for leaf, x in leaves if x.requires_grad])
     return done
 
 
@@ -102,18 +103,20 @@ def _judge_parts(done: Replay, values: list[Tensor]) -> None:
             return
 
 
-def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[str, Tensor]]) -> None:
+def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[Leaf, Tensor]]) -> None:
     gradient = graph.gradient if graph.gradient is not None else torch.ones_like(loss)
     if not leaves:
         return
     inputs = [x for _, x in leaves]
     with done.tracer:
         gradients: list[Tensor | None] = list(  # None where unused
-            torch.autograd.grad([loss], inputs, [gradient.clone()], allow_unused=True)
+            take_gradients([loss], inputs, [gradient.clone()], allow_unused=True)
         )
-    for (name, _), grad in zip(leaves, gradients, strict=True):
+    for (leaf, _), grad in zip(leaves, gradients, strict=True):
+        if grad is not None and leaf.name == "weight" and leaf.value is not None:
+            done.weight_gradients.append((leaf.value, grad))
         if grad is not None and (bad := badness(grad)):
-            done.bad_gradients.append((name, bad, done.tracer.source(grad)))
+            done.bad_gradients.append((leaf.name, bad, done.tracer.source(grad)))
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -144,6 +147,9 @@ def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
         own = node.saved.get("result")
         if isinstance(own, Tensor):
             values[id(node)] = own
+            behind = node.edges[0][0] if node.edges else None
+            if _base(node) == "Relu" and isinstance(behind, LossNode):  # of its result it makes, and derives, the same
+                values.setdefault(id(behind), own)
         for (behind, output), name in zip(node.edges, ("self", "other"), strict=False):
             value = node.saved.get(name)
             if isinstance(behind, LossNode) and output == 0 and isinstance(value, Tensor):
@@ -229,9 +235,10 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
     if value is None:
         return None, False
     through = next((x for x in operands if x is not None and x.shape == value.shape), None)
-    constant = node.name.startswith(("Add", "Sub")) and through is not None and through.requires_grad
-    if constant and through is not None and not badness(through.detach()):
-        return through + (value.detach() - through.detach()), False  # a constant was added: the derivative is 1
+    sign = {"Add": 1.0, "Sub": 1.0, "Rsub": -1.0}.get(_base(node))  # a constant was added: that is the derivative
+    if sign is not None and through is not None and through.requires_grad and not badness(through.detach()):
+        slope = sign * through
+        return slope + (value.detach() - slope.detach()), False
     return value, True
 
 

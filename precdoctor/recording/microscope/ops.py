@@ -13,6 +13,9 @@ from precdoctor.recording import leaves
 #: The number the next autograd node will get; the node of a running forward op has the one before.
 sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # not in __all__
 
+#: torch's own, as it is before the recorder listens to the user's calls of it.
+take_gradients: Callable[..., Any] = getattr(torch.autograd.grad, "__wrapped__", torch.autograd.grad)
+
 #: They leave memory as it was before somebody else used it.
 UNINITIALISED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"))
 #: What they write to is not read by them.

@@ -6,8 +6,10 @@ Types are asked for, never objects: ``__class__``, ``__bool__``, ``__len__``, ``
 
 from __future__ import annotations
 
+import ast
 import copy
 import math
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +36,8 @@ _PLAIN = frozenset(
         *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo),
     )
 )
+#: Stand for data; whoever computes with one gets what it stands for.
+PLACEHOLDERS: set[type] = set()
 _TENSORS = frozenset((Tensor, nn.Parameter))
 _VIEWS: frozenset[type] = frozenset((type({0: 0}.items()), type({0: 0}.keys()), type({0: 0}.values())))
 #: Whoever runs through one of these uses it up.
@@ -50,16 +54,66 @@ _IMPURE = (
     *("rrelu", "empty", "new_empty", "init", "seed", "manual_seed", "set_", "save", "load", "compile", "share_"),
     *("backward", "register", "requires_grad", "retain", "from_file", "use_", "resize_", "apply_", "map_", "_"),
 )
+_DRAWING = (
+    *(torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.randint, torch.randperm),
+    *(torch.normal, torch.bernoulli),
+)
 _PURE_MODULES = (
     *("torch._C", "torch.functional", "torch.nn.functional", "torch._tensor", "torch.special", "torch.linalg"),
     *("torch.fft", "torch.distributions", "torch._jit_internal", "torch._VF", "torch.utils._contextlib"),
 )
 
 
+#: What the operators of the language do.
+OPERATORS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.MatMult: operator.matmul,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+
+
+IN_PLACE: dict[type, Callable[..., Any]] = {
+    kind: getattr(operator, f"i{f.__name__.strip('_')}")
+    for kind, f in OPERATORS.items()
+    if hasattr(operator, f"i{f.__name__.strip('_')}") and issubclass(kind, ast.operator)
+}
+
+
+def instead_of(function: Any) -> Any:
+    """Memory that is only reserved holds anything; here it holds zeros."""
+    if function is torch.empty_like:
+        return torch.zeros_like
+    return torch.zeros if function is torch.empty else function
+
+
 def is_data(value: Any, depth: int = 0) -> bool:
     """Whether it is numbers, strings, torch's tensors and distributions, or a nest of such."""
     kind = type(value)
-    if kind in _PLAIN or kind in _TENSORS or kind in ITERATORS or is_distribution(value):
+    if kind in _PLAIN or kind in _TENSORS or kind in ITERATORS or kind in PLACEHOLDERS:
+        return True
+    if is_distribution(value):
         return True
     if kind is dict:
         return is_data(tuple(value), depth) and is_data(tuple(value.values()), depth)
@@ -103,6 +157,21 @@ def items(value: Any) -> Any:
     raise UnknownValueError("a loop over an object of the user's")
 
 
+def unpacked(targets: list[ast.expr], values: list[Any]) -> list[Any]:
+    """What each target of ``a, *b = values`` gets.
+
+    Raises:
+        UnknownValueError: there are more or fewer values than targets.
+    """
+    starred = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
+    if starred is not None and len(values) >= len(targets) - 1:
+        after = len(values) - (len(targets) - 1 - starred)
+        return [*values[:starred], values[starred:after], *values[after:]]
+    if len(values) != len(targets):
+        raise UnknownValueError("unpacking")
+    return values
+
+
 def is_pure(function: Any) -> bool:
     """Whether a function only computes: Python's, ``math``'s and torch's, without those that draw or set something."""
     if any(function is known for known in BUILTINS.values()):
@@ -123,6 +192,11 @@ def is_pure(function: Any) -> bool:
     if isinstance(function, type):
         return module.startswith("torch.distributions") or function in {torch.finfo, torch.iinfo, torch.Size}
     return isinstance(function, types.FunctionType) and module.startswith(_PURE_MODULES)
+
+
+def draws(function: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function draws from torch's own generators, and does nothing else."""
+    return kwargs.get("generator") is None and any(function is known for known in _DRAWING)
 
 
 def may_be_given(function: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from precdoctor.recording import leaves
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.frames import Line
-from precdoctor.recording.microscope.ops import storage_key
+from precdoctor.recording.microscope.ops import storage_key, take_gradients
 from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
 from precdoctor.recording.microscope.slicing import Slice, slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall
+from precdoctor.recording.taken import Taken
 from precdoctor.recording.variables import Variables
 
 
@@ -33,6 +34,8 @@ class Replay:
     bad_outputs: list[tuple[str, int, Source]] = field(default_factory=list)
     #: The same of gradients of parameters and arguments.
     bad_gradients: list[tuple[str, int, Source]] = field(default_factory=list)
+    #: Every gradient of a parameter.
+    weight_gradients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     #: The same of buffers it wrote to.
     bad_buffers: list[tuple[str, int, Source]] = field(default_factory=list)
     #: Outputs computed again that are still at hand in the run, and how many of them are equal bit for bit.
@@ -63,6 +66,7 @@ def replay(
     names: Names,
     *,
     backward: bool = False,
+    taken: Taken | None = None,
     buffers: bool = False,
     wanted: frozenset[int] = frozenset(),
     values: bool = True,
@@ -71,6 +75,7 @@ def replay(
 
     Args:
         backward: go on into the backward pass, from the gradients the run itself brought to the outputs.
+        taken: go on into the backward pass of this call of ``torch.autograd.grad`` instead.
         buffers: look for buffers that the forward pass makes non-finite.
         wanted: ops of which full facts are wanted, by their index in an earlier replay of the same call.
         values: let facts hold single values.
@@ -85,14 +90,14 @@ def replay(
         tracer = Tracer(_known(module, names), wanted, values=values)
         done = Replay(call, tracer, micro_step=call.micro_step)
         before = {id(b) for b in module.buffers() if badness(b)} if buffers else set()
-        _run(done, call, module, names, backward=backward)
+        _run(done, call, module, names, backward=backward, taken=taken)
         for name, buffer in module.named_buffers() if buffers else ():
             if id(buffer) not in before and (bad := badness(buffer.detach())):
                 done.bad_buffers.append((name, bad, tracer.source(buffer)))
     return done
 
 
-def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backward: bool) -> None:
+def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backward: bool, taken: Taken | None) -> None:
     tracer = done.tracer
     with (
         _module_names(tracer, names, module),
@@ -111,8 +116,14 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
                 else module(*arguments[0], **arguments[1])
             )
         _judge_outputs(done, call, result)
-        if backward:
-            _backward(done, call, bound or dict(module.named_parameters()), result, arguments)
+        if backward or taken is not None:
+            weights = bound or dict(module.named_parameters())
+            brought = call.gradients
+            if taken is not None:
+                brought = call.taken.get(taken.number, {})
+                memory = set(map(storage_key, taken.asked_for()))
+                weights = {n: p for n, p in weights.items() if storage_key(call.bound.get(n, p)) in memory}
+            _backward(done, brought, weights, result, arguments, alone=module is call.module)
 
 
 @contextlib.contextmanager
@@ -171,12 +182,18 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _backward(
-    done: Replay, call: RootCall, weights: Mapping[str, Tensor], result: Any, arguments: tuple[Any, Any]
+    done: Replay,
+    brought: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    result: Any,
+    arguments: tuple[Any, Any],
+    *,
+    alone: bool,
 ) -> None:
     pairs = [
-        (x, call.gradients[name].clone())
+        (x, brought[name].clone())
         for name, x in leaves.floating(result)
-        if name in call.gradients and x.requires_grad and call.gradients[name].shape == x.shape
+        if name in brought and x.requires_grad and brought[name].shape == x.shape
     ]
     if not pairs:
         done.no_backward = "the backward pass brought no gradient to its outputs"
@@ -184,10 +201,14 @@ def _backward(
     inputs: dict[str, Tensor] = {f"weight {n}": p for n, p in weights.items() if p.requires_grad}
     inputs |= {f"argument {n}": x for n, x in leaves.tensors(arguments) if x.requires_grad and x.is_leaf}
     leaves_in = list(inputs.values())
+    if not leaves_in:
+        return
     with gradients_aside(leaves_in):
-        gradients = _gradients(done.tracer, pairs, leaves_in, alone=unwrap(call.module) is call.module)
-        for name, grad in zip(inputs, gradients, strict=True):
+        gradients = _gradients(done.tracer, pairs, leaves_in, alone=alone)
+        for name, x, grad in zip(inputs, leaves_in, gradients, strict=True):
             bad = badness(grad) if grad is not None else 0
+            if grad is not None and name.startswith("weight "):
+                done.weight_gradients.append((x, grad))
             if grad is not None and bad:
                 done.bad_gradients.append((name, bad, done.tracer.source(grad)))
 
@@ -202,7 +223,7 @@ def _gradients(
     outputs, brought = [o for o, _ in pairs], [g for _, g in pairs]
     try:
         with tracer:
-            return list(torch.autograd.grad(outputs, inputs, brought, allow_unused=True, retain_graph=True))
+            return list(take_gradients(outputs, inputs, brought, allow_unused=True, retain_graph=True))
     except RuntimeError as error:
         if "heckpoint" not in str(error) or not alone:
             raise

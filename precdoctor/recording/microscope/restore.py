@@ -13,6 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording import attach
+
+
+def _known_to_autocast(device: str) -> bool:
+    try:
+        torch.is_autocast_enabled(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        attach.let_through(error)
+        return False
+    return True
+
+
+#: Kinds of devices that have an autocast of their own.
+DEVICES = tuple(filter(_known_to_autocast, ("cuda", "cpu", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")))
 #: Attributes of a module that hold its tensors, its children or its hooks.
 _MACHINERY = frozenset(vars(nn.Module()))
 _HOOKS = (
@@ -74,7 +88,18 @@ class Autocast:
     def now(cls) -> tuple[Autocast, ...]:
         """The states of the devices training runs on."""
         cache = torch.is_autocast_cache_enabled()
-        return tuple(cls(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in ("cuda", "cpu"))
+        devices = [d for d in DEVICES if d in {"cuda", "cpu"} or torch.is_autocast_enabled(d)]
+        return tuple(cls(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in devices)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def off() -> Iterator[None]:
+        """Inside, there is none on any kind of device."""
+        with contextlib.ExitStack() as stack:
+            for device in DEVICES:
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            yield
 
     @staticmethod
     @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import torch
 from torch import nn
 
 from precdoctor.recording.microscope.pure import UnknownValueError, guarded
@@ -14,17 +15,20 @@ from precdoctor.recording.microscope.tracer import Tracer
 from precdoctor.recording.scene import why_not_replayable
 
 
-def called_again(tracer: Tracer, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def called_again(
+    tracer: Tracer, module: nn.Module, args: list[Any], kwargs: dict[str, Any], *, bound: bool = False
+) -> Any:
     """What it returns for copies of its arguments; hooks, buffers and attributes stay as they are.
 
     Args:
+        bound: the arguments are those of ``functional_call``; it may be in training then.
         tracer: told by the frames themselves which lines run.
 
     Raises:
         UnknownValueError: it is in training, or cannot be run by itself.
     """
     modules = list(module.modules())
-    if any(m.training for m in modules) or why_not_replayable(module) is not None:
+    if (any(m.training for m in modules) and not bound) or why_not_replayable(module) is not None:
         raise UnknownValueError("a module in training")
     attributes = Attributes(modules)
     tracer.line = None
@@ -32,4 +36,6 @@ def called_again(tracer: Tracer, module: nn.Module, args: list[Any], kwargs: dic
         stack.callback(attributes.restore)
         for context in (without_hooks(modules), buffers_aside(modules, {}), eager()):
             stack.enter_context(context)
-        return guarded(module, *args, **kwargs)
+        return (
+            guarded(torch.func.functional_call, module, *args, **kwargs) if bound else guarded(module, *args, **kwargs)
+        )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import leaves
+from precdoctor.recording.microscope.ops import take_gradients
 from precdoctor.recording.microscope.replay import eager, gradients_aside, is_dense, ready, same_bits
 from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
 from precdoctor.recording.naming import Names, unwrap
@@ -166,7 +167,8 @@ def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weigh
 
 
 def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Gradients:
-    return torch.autograd.grad([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
+    found: Gradients = take_gradients([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
+    return found
 
 
 def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:

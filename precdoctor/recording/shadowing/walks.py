@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import leaves
+from precdoctor.recording.microscope.ops import take_gradients
 from precdoctor.recording.shadowing.differences import Layer, ratio, relative_l2
 
 #: A module (FQN) and which call of it in this root call.
@@ -343,8 +344,8 @@ class PieceByPiece(Walk):
             return
         ends = [x for x, _ in self.ends]
         brought = [g.to(x.dtype) for x, g in self.ends]
-        found: Gradients = torch.autograd.grad(ends, inputs, brought, allow_unused=True, retain_graph=True)
-        flipped: Gradients = torch.autograd.grad(ends, inputs, [_flipped(g) for g in brought], allow_unused=True)
+        found: Gradients = take_gradients(ends, inputs, brought, allow_unused=True, retain_graph=True)
+        flipped: Gradients = take_gradients(ends, inputs, [_flipped(g) for g in brought], allow_unused=True)
         told = [(mine, layer, kind, name) for _, mine, layer, kind, name in self.starts]
         told += [(mine, layer, "weight_grad", name) for _, mine, layer, name in weights.values()]
         for (mine, layer, kind, name), grad, other in zip(told, found, flipped, strict=True):

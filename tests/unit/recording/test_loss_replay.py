@@ -78,3 +78,15 @@ def test_the_tensor_no_graph_knows_is_placed_and_can_be_named():
 
     named = run(top, torch.nan, named=External("data", "y"))
     assert {e for e, _ in named.slice().externals} == {External("data", "y")}
+
+
+def test_gradients_pass_a_constant_that_was_not_saved_and_a_relu_that_saved_its_result_only():
+    """``relu(1 - sqrt(x))``: rsub saves nothing, and relu's result is all that tells of it."""
+    leaf = Leaf("Net#0 output", torch.tensor([0.0, 0.25, 4.0]))
+    root = node("Sqrt", (3,), leaf, result=torch.tensor([0.0, 0.5, 2.0]))
+    less = node("Rsub", (3,), root, alpha=1)
+    top = node("Sum", (), node("Relu", (3,), less, result=torch.tensor([1.0, 0.5, 0.0])))
+    done = replay_loss(LossGraph(0, top, torch.tensor(1.5), None), backward=True)
+
+    assert (done.compared, done.equal) == (1, 1)
+    assert [name for name, *_ in done.bad_gradients] == ["Net#0 output"]
