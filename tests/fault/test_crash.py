@@ -54,7 +54,6 @@ def after_step(step):
     time.sleep(0.01)
 
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
 signal.signal(signal.SIGALRM, doom)
 signal.setitimer(signal.ITIMER_REAL, 0.1)
 training.train(100_000, after_step=after_step)
