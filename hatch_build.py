@@ -64,15 +64,28 @@ def compile_kernel(root: Path) -> bool:
 
 
 def _link(compile_with: list[str], sources: Path, folder: Path, library: Path) -> None:
-    """Compile each variant and the entry points below ``folder`` and link them as ``library``."""
-    x86 = platform.machine() in {"x86_64", "AMD64"}
-    jobs = {"stats": [str(sources / "stats.c"), *(["-DPRECDOCTOR_X86"] if x86 else [])]}
-    for name, flags in _VARIANTS.items():
-        if x86 or not flags:
-            jobs[name] = [str(sources / "variant.c"), f"-DVARIANT=precdoctor_tiles_{name}", *flags]
-    for name, arguments in jobs.items():
-        subprocess.run([*compile_with, "-c", *arguments, "-o", str(folder / f"{name}.o")], check=True)
-    objects = [str(folder / f"{name}.o") for name in jobs]
+    """Compile each variant and the entry points below ``folder`` and link them as ``library``.
+
+    A compiler too old for the instructions of a variant (GCC 8 is the first with all of them) costs that variant only.
+    """
+    objects = []
+
+    def compiled(name: str, *arguments: str) -> None:
+        objects.append(str(folder / f"{name}.o"))
+        subprocess.run([*compile_with, "-c", *arguments, "-o", objects[-1]], check=True)
+
+    levels = 0
+    for name, flags in _VARIANTS.items() if platform.machine() in {"x86_64", "AMD64"} else [("baseline", [])]:
+        try:
+            compiled(name, str(sources / "variant.c"), f"-DVARIANT=precdoctor_tiles_{name}", *flags)
+        except subprocess.CalledProcessError:
+            if not flags:
+                raise
+            objects.pop()
+            print(f"precdoctor: the {name} variant of the C kernel was not built; slower ones were", file=sys.stderr)
+            break
+        levels += 1
+    compiled("stats", str(sources / "stats.c"), f"-DPRECDOCTOR_LEVELS={levels}")
     subprocess.run([*compile_with, "-shared", "-o", str(library), *objects, "-lm"], check=True)
 
 

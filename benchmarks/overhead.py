@@ -25,18 +25,22 @@ import models
 import torch
 
 CORE = ("output", "grad_output", "weight", "weight_grad")
+#: Steps before the measured ones, of recorders that settle down: precdoctor.recording.sampling's, and two.
+_WARM_UP = 66
 PRECISIONS = {"FP32": None, "BF16": torch.bfloat16}
 #: Options of ours, by the name of the row.
 OURS = {
     "every step, core": {"every": 1, "kinds": CORE},
     "every step, all": {"every": 1},
+    "every 8th, core": {"every": 8, "kinds": CORE},
     "every 8th, all": {"every": 8},
     "budget 1%, all": {"budget": 0.01},
 }
 WHAT = {
     "every step, core": "26 statistics: outputs, gradients, weights, weight gradients",
     "every step, all": "... and given gradients, updates, inputs, buffers, loss",
-    "every 8th, all": "the same",
+    "every 8th, core": "as above, behind the first 64 steps",
+    "every 8th, all": "as above, behind the first 64 steps",
     "budget 1%, all": "the same, behind the first 64 steps",
     "plain hook": "isnan, isinf, min, max, mean, std of outputs",
     "detect_anomaly": "NaN in each backward result; stores nothing",
@@ -189,19 +193,15 @@ def measure(name, model_name, dtype, device, pairs):
     plain, recorded = trainer(model_name, dtype, device), trainer(model_name, dtype, device)
     recorder.attach(*recorded[1:])
     clock = time.thread_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
-    warm_up = 2
-    if name.startswith("budget"):
-        from precdoctor.recording.sampling import WARM_UP
-
-        warm_up, pairs = WARM_UP + 2, 8 * pairs
-    elif name.startswith("every 8th"):
-        warm_up, pairs = 8, 8 * max(1, pairs // 4)
+    # Behind the first 64 steps the budget leads, and block histograms are as rare as they stay.
+    long = name.startswith(("budget", "every 8th"))
+    warm_up, pairs = (_WARM_UP, 8 * pairs) if long else (2, pairs)
     times = []
     for number in range(warm_up + pairs):
         if number == warm_up:
             others = time.process_time() - time.thread_time()
         began = clock()
-        if number >= warm_up or not name.startswith("budget"):
+        if number >= warm_up or not long:
             plain[0]()
         middle = clock()
         with recorder.step():

@@ -103,7 +103,7 @@ class Rule:
             f"Severity: {self.severity.value}. Triage: {self.triage.name.lower().replace('_', ' ')}.",
             f"## What it finds\n\n{self.page.finds.strip()}",
             f"## Why it matters\n\n{self.page.matters.strip()}",
-            f"## Example\n\n{self.page.example.strip()}",
+            "## Example\n\n" + self.page.example.strip("\n"),
             f"## What to do\n\n{self.page.remedy.strip()}",
             "## Options\n\n" + ("\n".join(table) if rows else "None."),
             f"## Confidence\n\n{self.page.confidence.strip()}",

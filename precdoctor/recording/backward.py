@@ -166,5 +166,5 @@ def constant_factor(root: Tensor) -> float | None:
     for attribute in ("_saved_other", "_saved_self"):
         operand = getattr(node, attribute, None)
         if isinstance(operand, Tensor) and operand.numel() == 1 and not operand.requires_grad:
-            return float(operand) if operand.device.type == "cpu" else None
+            return float(operand) if operand.is_cpu else None
     return None

@@ -24,11 +24,11 @@ def defer(value: torch.Tensor | float | None) -> Deferred:
     """A scalar to be read later without a synchronisation now."""
     if not isinstance(value, torch.Tensor):
         return None if value is None else float(value)
-    if value.device.type == "cpu":
+    if value.is_cpu:
         return float(value.detach())
-    host = torch.empty((), dtype=value.dtype, pin_memory=value.device.type == "cuda")
+    host = torch.empty((), dtype=value.dtype, pin_memory=value.is_cuda)
     host.copy_(value.detach().reshape(()), non_blocking=True)
-    if value.device.type != "cuda":
+    if not value.is_cuda:
         return lambda: float(host)
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(value.device))

@@ -146,7 +146,7 @@ def _tied(module: torch.nn.Module, names: Names) -> dict[int, list[str]]:
 def _plain(value: Any) -> Any:
     """A setting as JSON can hold it; tensors on a device are not waited for."""
     if isinstance(value, torch.Tensor):
-        return float(value.detach()) if value.numel() == 1 and value.device.type == "cpu" else "tensor"
+        return float(value.detach()) if value.numel() == 1 and value.is_cpu else "tensor"
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
     return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)

@@ -152,7 +152,7 @@ class Guard:
             return
         gradient, self._gradient = self._gradient, None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if any(p.device.type != "cpu" for p in parameters):
+        if not all(p.is_cpu for p in parameters):
             return
         if not recorder.live or math.isfinite(_value(amax(parameters))):
             if self._state.due(optimizer, gradient) and (poisoned := self._state.look(optimizer)):

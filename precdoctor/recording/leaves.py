@@ -116,7 +116,7 @@ def plain(x: Tensor) -> Tensor | None:
         if x.layout is not torch.sparse_coo:
             return None
         x = x.detach().coalesce().values()
-    if x.device.type == "meta" or x.is_nested or x.numel() == 0 or x.untyped_storage().nbytes() == 0:
+    if x.is_meta or x.is_nested or x.numel() == 0 or x.untyped_storage().nbytes() == 0:
         return None
     if x.dtype.is_complex:
         x = torch.view_as_real(x.detach().resolve_conj())

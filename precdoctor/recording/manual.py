@@ -51,7 +51,7 @@ class ManualSteps:
             if values is None:  # a gathered parameter of FSDP, its memory given back: no script updates that
                 self._watched = self._copy = None
                 return
-            small = values.device.type == "cpu" and values.numel() <= _MAX_COPY
+            small = values.is_cpu and values.numel() <= _MAX_COPY
             self._copy = values.detach().clone() if small else None
         if self._recorder.live:
             self._record_weights()

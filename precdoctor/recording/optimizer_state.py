@@ -59,8 +59,8 @@ class StateRows:
                     if _is_master(key, x, parameter):
                         continue
                     # LBFGS keeps vectors over all parameters at the first one
-                    owner, name = (common, key) if x.numel() > parameter.numel() else (place, f"{own}.{key}")
-                    recorder.measure(recorder.site(owner, "opt_state", name, x), x.detach(), together=together)
+                    owner, called = (common, key) if x.numel() > parameter.numel() else (place, f"{own}.{key}")
+                    recorder.measure(recorder.site(owner, "opt_state", called, x), x.detach(), together=together)
 
 
 class Masters:

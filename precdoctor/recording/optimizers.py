@@ -309,10 +309,11 @@ class Optimizers:
                 with kernels.apart_from_user_modes():
                     after = leaves.plain(parameter)
                     intended = intended_update(attempt.optimizer, parameter, before, group)
-                    local = None if intended is None else leaves.plain(intended)
-                if after is None or local is None or not after.shape == before.shape == local.shape:
-                    continue
-                site, launch = recorder.site(place, "update", name, parameter), Update(before, local.detach())
+                    if after is None or intended is None or not after.shape == before.shape == intended.shape:
+                        continue
+                    if isinstance(intended, kernels.Adam) and not kernels.makes_updates(before, after, intended):
+                        intended = intended.update(before)
+                site, launch = recorder.site(place, "update", name, parameter), Update(before, intended)
                 recorder.measure(site, parameter, after.detach(), launch=launch, together=together)
 
     def _record_state(self, attempt: Attempt) -> None:
@@ -367,4 +368,4 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 def _on_device(value: object) -> bool:
     """Whether reading this setting would wait for a device."""
-    return isinstance(value, Tensor) and value.device.type != "cpu"
+    return isinstance(value, Tensor) and not value.is_cpu

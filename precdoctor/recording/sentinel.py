@@ -85,7 +85,7 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 def _joined(tensors: list[Tensor]) -> list[Tensor]:
     """On a CPU the small FP32 ones are put together into one: there a call costs more than their elements do."""
-    small = [t for t in tensors if t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() <= _SMALL]
+    small = [t for t in tensors if t.is_cpu and t.dtype == torch.float32 and t.numel() <= _SMALL]
     if len(small) < 2:
         return tensors
     few = {id(t) for t in small}

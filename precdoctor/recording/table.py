@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precdoctor.numerics import EXP_MIN
-from precdoctor.recording.batch import StepBatch
+from precdoctor.recording.batch import StepBatch, read
 from precdoctor.recording.fp8.operand import flush_bins
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.kernels import layout as at
@@ -116,7 +116,10 @@ class StepTensors:
     def __init__(self, batch: StepBatch, rank: int, sites: Sites) -> None:
         self._sites = sites
         self._step, self._rank = batch.facts.step, rank
-        entries = [e for e in batch.entries if e.device in batch.snapshots]
+        skipped = bool(read(batch.facts.found_inf))  # by a fused optimizer, which decides that on the device
+        entries = [
+            e for e in batch.entries if e.device in batch.snapshots and not (skipped and e.site.kind == "update")
+        ]
         entries, self._slices = _launched(entries, batch)
         self._entries = entries
         self.rows = len(entries)

@@ -27,7 +27,7 @@ class Update:
     """Measures a weight after a step against what it was before and what was meant to be added."""
 
     before: Tensor
-    intended: Tensor
+    intended: Tensor | kernels.Adam
 
     def __call__(self, after: Tensor, slot: int) -> None:
         """Accumulate the update row."""
@@ -66,6 +66,8 @@ class Together(AbstractContextManager["Together"]):
         if update is None and launch is not kernels.stat:
             return False
         before, intended = (None, None) if update is None else (update.before, update.intended)
+        if isinstance(intended, kernels.Adam):
+            return False
         if slot in self._jobs:  # a slot is in a launch once: its programs run in any order
             self.flush()
         if not kernels.gathers(x, before, intended):

@@ -17,52 +17,50 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import leaves
+from precdoctor.recording.kernels.adam import Adam, wide
 
 Group = Mapping[str, Any]
 State = Mapping[str, Any]
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.to(torch.float32)
-
-
-def _adam(before: Tensor, _grad: Tensor, state: State, group: Group) -> Tensor | None:
+def _adam(_before: Tensor, _grad: Tensor, state: State, group: Group) -> Adam | None:
     """Adam and AdamW from the moments as they were after the step (the step divides by exactly these)."""
     if "exp_avg" not in state or "exp_avg_sq" not in state:
         return None
-    beta1, beta2 = group["betas"]
+    beta1, beta2 = map(_number, group["betas"])
     second = state.get("max_exp_avg_sq", state["exp_avg_sq"]) if group.get("amsgrad") else state["exp_avg_sq"]
-    t = state["step"]
-    if isinstance(t, Tensor) and t.device.type == "cpu":
-        t = float(t)  # exact; on a device it would be waited for
-    correction1, correction2 = 1 - beta1**t, 1 - beta2**t
-    # In place wherever the tensor is our own: on a CPU a new one costs more, in page faults, than the arithmetic on it.
-    denominator = _wide(second).sqrt().div_(correction2**0.5).add_(group["eps"])
-    update = _wide(state["exp_avg"]).mul(-group["lr"] / correction1).div_(denominator)
-    if group.get("decoupled_weight_decay", False) and group["weight_decay"] != 0:
-        update.sub_(torch.mul(_wide(before), group["lr"] * group["weight_decay"], out=denominator))
-    return update
+    t, rate, decay = _number(state["step"]), _number(group["lr"]), group["weight_decay"]
+    if not isinstance(t, Tensor) and t == 0:
+        return None  # fused, and a scaler kept it from taking its first step
+    decays = group.get("decoupled_weight_decay", False) and decay != 0
+    factor, root = -rate / (1 - beta1**t), (1 - beta2**t) ** 0.5
+    return Adam(state["exp_avg"], second, factor, root, group["eps"], rate * decay if decays else None)
 
 
-def _adamw(before: Tensor, grad: Tensor, state: State, group: Group) -> Tensor | None:
+def _number(x: Any) -> Any:
+    """A number of the host's, exactly; one on a device would be waited for and stays there."""
+    return float(x.detach()) if isinstance(x, Tensor) and x.is_cpu else x
+
+
+def _adamw(before: Tensor, grad: Tensor, state: State, group: Group) -> Adam | None:
     return _adam(before, grad, state, {**group, "decoupled_weight_decay": True})
 
 
 def _sgd(before: Tensor, grad: Tensor, state: State, group: Group) -> Tensor | None:
     """SGD with momentum, dampening, Nesterov and weight decay; the buffer is the one after the step."""
-    direction = _wide(-grad if group.get("maximize") else grad)
+    direction = wide(-grad if group.get("maximize") else grad)
     if group["weight_decay"] != 0:
-        direction = direction + group["weight_decay"] * _wide(before)
+        direction = direction + group["weight_decay"] * wide(before)
     if group["momentum"] != 0:
         buffer = state.get("momentum_buffer")
         if buffer is None:
             return None
-        direction = direction + group["momentum"] * _wide(buffer) if group["nesterov"] else _wide(buffer)
+        direction = direction + group["momentum"] * wide(buffer) if group["nesterov"] else wide(buffer)
     update: Tensor = -group["lr"] * direction
     return update
 
 
-_KNOWN: dict[type, Callable[[Tensor, Tensor, State, Group], Tensor | None]] = {
+_KNOWN: dict[type, Callable[[Tensor, Tensor, State, Group], Tensor | Adam | None]] = {
     torch.optim.SGD: _sgd,
     torch.optim.Adam: _adam,
     torch.optim.AdamW: _adamw,
@@ -74,7 +72,9 @@ def intention_of(optimizer: torch.optim.Optimizer) -> str:
     return "exact" if type(optimizer) in _KNOWN else "gradient"
 
 
-def intended_update(optimizer: torch.optim.Optimizer, parameter: Tensor, before: Tensor, group: Group) -> Tensor | None:
+def intended_update(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, before: Tensor, group: Group
+) -> Tensor | Adam | None:
     """The update the step that has just ended meant to add to ``parameter``; float, the shape of ``before``.
 
     Args:
@@ -84,14 +84,15 @@ def intended_update(optimizer: torch.optim.Optimizer, parameter: Tensor, before:
         group: the parameter group it is in.
 
     Returns:
-        dw; for optimizers not known here the gradient itself, whose zeros are those of dw; null where neither exists.
+        dw, of Adam in its terms; for optimizers not known here the gradient itself, whose zeros are those of dw; null
+        where neither exists.
     """
     grad = parameter.grad
     if grad is None:
         return None
     if grad.layout is not torch.strided:
         grad = grad.to_dense()
-    local = leaves.plain(grad)
+    local = leaves.plain(grad.detach())
     formula = _KNOWN.get(type(optimizer))
     if formula is None or local is None:
         return local

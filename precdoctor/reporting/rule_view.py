@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -56,7 +57,7 @@ def print_page(rule: Rule, console: Console) -> None:
     for title, text in sections:
         if text.strip():
             console.print(Text(f"\n{title}", "pd.strong"))
-            console.print(Padding(Text(reflow(clean_block(text.strip("\n")))), (0, 0, 0, 2)))
+            _print_block(reflow(clean_block(text.strip("\n"))), console)
 
 
 def print_regression(regression: Regression, console: Console) -> None:
@@ -65,7 +66,7 @@ def print_regression(regression: Regression, console: Console) -> None:
     console.print(Text(f"\n{clean(regression.doc)} Checked by gate with a baseline."))
     if regression.options:
         console.print(Text("\nOptions", "pd.strong"))
-        console.print(Padding(Text(clean_block(_options(regression))), (0, 0, 0, 2)))
+        _print_block(clean_block(_options(regression)), console)
 
 
 def print_indicator(indicator: Indicator, console: Console) -> None:
@@ -78,6 +79,14 @@ def _print_head(entry: Regression | Indicator, console: Console) -> None:
     severity = entry.severity.value
     head = ((entry.code, "pd.strong"), f"  {clean(entry.name)}  ", (severity, f"pd.{severity}"))
     console.print(Text.assemble(*head))
+
+
+def _print_block(text: str, console: Console) -> None:
+    """Lines that do not fit go on under their own beginning, lists behind the dash."""
+    for line in text.splitlines():
+        begin = len(line) - len(line.lstrip()) + 2 * line.lstrip().startswith("- ")
+        wrapped = textwrap.wrap(line, console.width - 2, subsequent_indent=" " * begin, break_on_hyphens=False)
+        console.print(Padding(Text("\n".join(wrapped)), (0, 0, 0, 2)))
 
 
 def reflow(text: str) -> str:

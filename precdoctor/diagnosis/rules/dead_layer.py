@@ -66,17 +66,16 @@ class _Gradient:
 
     module_class: str
     numel: int
-    steps: int = 0
-    #: Steps on which every element was zero.
-    zero: list[int] = field(default_factory=list)
-    #: The last step on which one was not.
+    #: Those it was recorded on, on any rank.
+    steps: set[int] = field(default_factory=set)
+    #: The last step on which an element was not zero, on any rank.
     alive: int = -1
     last: tuple[Process, int] = (Process(0, 0), 0)
 
     @property
     def dead_steps(self) -> int:
         """Recorded steps since the last one that gave it anything."""
-        return sum(s > self.alive for s in self.zero)
+        return sum(s > self.alive for s in self.steps)
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -85,11 +84,11 @@ def check(view: RunView, options: Options) -> Checked:
     gradients = _gradients(view, steps)
     if not gradients:
         return Checked.not_applicable("no weight matrix got a gradient on a step with a learning rate")
-    most = max(g.steps for g in gradients.values())
+    most = max(len(g.steps) for g in gradients.values())
     seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}"
     if most < options["min_steps"]:
         return Checked((), f"{seen}, too few to tell")
-    dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MOST * g.steps)}
+    dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MOST * len(g.steps))}
     findings = [_dead_finding(view, dead, len(gradients), options)] if dead else []
     if view.missing is None and not view.partial_modules:
         unreached = _unreached(view, gradients, steps, options)
@@ -116,10 +115,8 @@ def _gradients(view: RunView, steps: Sequence[int]) -> Mapping[_Place, _Gradient
                 continue
             place = (str(r["root"]), str(r["module"]), str(r["name"]))
             gradient = found.setdefault(place, _Gradient(text(r["module_class"]), int(r["numel"])))
-            gradient.steps += 1
-            if int(r["zero"]) == int(r["numel"]):
-                gradient.zero.append(int(r["step"]))
-            else:
+            gradient.steps.add(int(r["step"]))
+            if int(r["zero"]) != int(r["numel"]):
                 gradient.alive = max(gradient.alive, int(r["step"]))
             gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
     return found
@@ -158,7 +155,7 @@ def _dead_finding(view: RunView, dead: Mapping[_Place, _Gradient], matrices: int
     rows = view.rows(process, step)
     row = next(r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead)  # nearest the loss
     gradient = dead[row.root, row.module, row.name]
-    steps, all_steps = gradient.dead_steps, gradient.steps
+    steps, all_steps = gradient.dead_steps, len(gradient.steps)
     blocker = _blocker(rows, dead)
     culprit = blocker or row
     why, unused = _why(row, blocker, rows)

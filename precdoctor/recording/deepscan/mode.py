@@ -157,7 +157,7 @@ class ScanMode(TorchDispatchMode):
 
 def _is_elsewhere(x: Tensor) -> bool:
     """No memory of its own that could be read."""
-    return x.layout is not torch.strided or x.device.type == "meta" or x.is_nested
+    return x.layout is not torch.strided or x.is_meta or x.is_nested
 
 
 def _dtypes(tensors: list[Tensor]) -> str:

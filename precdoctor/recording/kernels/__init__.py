@@ -20,6 +20,7 @@ from torch import Tensor
 
 from precdoctor.recording.kernels import batched, blocked, cuda, native, reference
 from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels.adam import Adam as Adam
 from precdoctor.recording.kernels.apart import apart_from_user_modes as apart_from_user_modes
 from precdoctor.recording.kernels.batched import Job as Job
 from precdoctor.recording.kernels.batched import Tables as Tables
@@ -193,22 +194,22 @@ def _gather(blocks: Sequence[Tensor], slots: npt.NDArray[np.int64], first: int, 
 
 def _rows_of(fresh: Tensor) -> Tensor:
     """A block of fresh rows."""
-    if fresh.device.type == "cpu":
+    if fresh.is_cpu:
         return torch.from_numpy(np.tile(fresh.numpy(), (_SLOTS_PER_BLOCK, 1)))
     return fresh.repeat(_SLOTS_PER_BLOCK, 1)
 
 
 def _fill(rows: Tensor, fresh: Tensor) -> None:
-    if rows.device.type == "cpu":
+    if rows.is_cpu:
         rows.numpy()[:] = fresh.numpy()
     else:
         rows.copy_(fresh)
 
 
 def _to_host(rows: Tensor) -> Tensor:
-    if rows.device.type == "cpu":
+    if rows.is_cpu:
         return torch.from_numpy(rows.numpy().copy())
-    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.device.type == "cuda")
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
     return host.copy_(rows, non_blocking=True)
 
 
@@ -312,12 +313,28 @@ def stat(x: Tensor, slot: int) -> None:
         _stat(x, slot)
 
 
-def update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
-    """Accumulate an update row; :func:`precdoctor.recording.kernels.reference.measure_update` says of what."""
+def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) -> None:
+    """Accumulate an update row; :func:`precdoctor.recording.kernels.reference.measure_update` says of what.
+
+    Args:
+        before, after: the weight.
+        intended: FP32 or FP64, of its shape; or its terms where :func:`makes_updates` says so.
+        slot: which row of the device's bank.
+    """
+    if isinstance(intended, Adam):
+        home = bank(before.device)
+        home.launches += 1
+        native.adam_at(before, after, intended, *home.addresses(slot), home.counter_address)
+        return
     if torch.compiler.is_compiling():
         torch.ops.precdoctor.update.default(before, after, intended, slot)
     else:
         _update(before, after, intended, slot)
+
+
+def makes_updates(before: Tensor, after: Tensor, intended: Adam) -> bool:
+    """Whether :func:`update` can make the intended update by itself, which saves a pass over memory or two."""
+    return native.supports_adam(before, after, intended)
 
 
 def gathers(x: Tensor, before: Tensor | None = None, intended: Tensor | None = None) -> bool:

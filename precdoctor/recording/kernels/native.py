@@ -19,6 +19,7 @@ from torch import Tensor
 
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels.adam import Adam
 from precdoctor.recording.kernels.layout import Dimension, walk
 
 #: File name of the library beside this module; made by the package build (``hatch_build.py``).
@@ -47,7 +48,7 @@ _CODES: Final = {
 #: ``TILE``, ``MAX_OUTER`` and the number of fields of ``plan_t`` in stats.h.
 _TILE, _MAX_OUTER, _PLAN_WIDTH = 2048, 8, 39
 #: ``ABI`` in stats.h: a library left over from an older version of this file is not used.
-_ABI: Final = 3
+_ABI: Final = 4
 #: The front of a slot's integer row before the first launch, and its float row.
 _FRESH_INTS = (ctypes.c_int64 * at.FIRST_BAD_ORDER)(
     *(at.NEVER if i == at.ORDER else 0 for i in range(at.FIRST_BAD_ORDER))
@@ -85,6 +86,8 @@ def library() -> ctypes.CDLL | None:
     found.precdoctor_look.argtypes = [pointer, i32, ctypes.c_int64, pointer, i32]
     found.precdoctor_update.restype = None
     found.precdoctor_update.argtypes = [pointer] * 3 + [i32] + [pointer] * 4 + [i32]
+    found.precdoctor_adam.restype = None
+    found.precdoctor_adam.argtypes = [pointer] * 9 + [i32]
     found.precdoctor_use_threads(_address_of_parallel())
     choose_variant(os.environ.get(VARIANT_VARIABLE), found)
     return found
@@ -209,6 +212,28 @@ def update_at(before: Tensor, after: Tensor, intended: Tensor, ints: int, floats
     threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
     pointers = before.data_ptr(), after.data_ptr(), intended.data_ptr()
     lib.precdoctor_update(*pointers, wide, plan, ints, floats, counter, threads)
+
+
+def supports_adam(before: Tensor, after: Tensor, adam: Adam) -> bool:
+    """Whether :func:`adam_at` can take these: moments in FP32, everything on the CPU, of one shape and contiguous."""
+    moments = adam.first, adam.second
+    return (
+        supports(before)
+        and before.dtype != torch.float64
+        and all(m.dtype == torch.float32 and m.is_cpu and m.shape == before.shape for m in moments)
+        and all(x.is_contiguous() for x in (before, after, *moments))
+        and not any(isinstance(term, Tensor) for term in (adam.factor, adam.root, adam.decay))
+    )
+
+
+def adam_at(before: Tensor, after: Tensor, adam: Adam, ints: int, floats: int, counter: int) -> None:
+    """:func:`update_at` where Adam meant the update; the same row as with ``adam.update(before)``, bit for bit."""
+    lib: Any = library()
+    plan, numel = _update_plan(before.dtype, before.shape)
+    threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
+    pointers = before.data_ptr(), after.data_ptr(), adam.first.data_ptr(), adam.second.data_ptr()
+    terms = (ctypes.c_float * 4)(float(adam.factor), float(adam.root), adam.eps, float(adam.decay or 0.0))
+    lib.precdoctor_adam(*pointers, terms, plan, ints, floats, counter, threads)
 
 
 def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:

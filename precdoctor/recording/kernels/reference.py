@@ -74,7 +74,7 @@ def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Se
     counter += 1
     bad = torch.zeros((), dtype=torch.int64, device=x.device)
     seed_fingerprint(x, ints)
-    for start, piece in chunks(x, CHUNK_CPU if x.device.type == "cpu" else CHUNK_DEVICE):
+    for start, piece in chunks(x, CHUNK_CPU if x.is_cpu else CHUNK_DEVICE):
         bad += measure_piece(piece, start, ints, floats, blocks)
     finish(x, ints, counter, bad)
 
@@ -84,7 +84,7 @@ def measure_piece(piece: Tensor, start: int, ints: Tensor, floats: Tensor, block
 
     Returns how many of its elements are NaN or Inf, on the device.
     """
-    host = piece.device.type == "cpu"
+    host = piece.is_cpu
     wide = piece.to(torch.float64, copy=True)
     key, bad = _accumulate_values(wide, ints, floats, host)
     _accumulate_format_edges(wide, ints, torch.finfo(piece.dtype), host)
@@ -120,7 +120,7 @@ def exponent_key(wide: Tensor) -> Tensor:
 
 def count_into(hist: Tensor, keys: Tensor) -> None:
     """Add the number of occurrences of each key to ``hist`` (int64, shape ``(bins,)``), without a synchronisation."""
-    if keys.device.type == "cpu":
+    if keys.is_cpu:
         hist += torch.bincount(keys.flatten(), minlength=hist.numel())
     else:  # bincount reads its maximum back to the host there
         flat = keys.flatten()
@@ -257,7 +257,7 @@ def measure_update(
     """
     wide = torch.float64 if before.dtype == torch.float64 else torch.float32
     measure(after.to(wide) - before.to(wide), ints, floats, counter, ())
-    limit = CHUNK_CPU if before.device.type == "cpu" else CHUNK_DEVICE
+    limit = CHUNK_CPU if before.is_cpu else CHUNK_DEVICE
     for (_, old), (_, new), (_, step) in zip(
         chunks(before, limit), chunks(after, limit), chunks(intended, limit), strict=True
     ):

@@ -21,22 +21,37 @@ static measure_tiles_t *measure_tiles;
 static look_at_t *look_at;
 
 /* Which variant to use: 0 the best this processor has, else 1 baseline, 2 AVX2, 3 AVX-512. Returns the one in use from now
- * on: less than asked for where the processor does not have it. */
+ * on: less than asked for where the processor does not have it, or the compiler (PRECDOCTOR_LEVELS of them are there). */
 int32_t precdoctor_choose(int32_t level) {
     int32_t best = 1;
-#ifdef PRECDOCTOR_X86
+    measure_tiles_t *variants[] = {
+        precdoctor_tiles_baseline,
+#if PRECDOCTOR_LEVELS > 1
+        precdoctor_tiles_avx2,
+#endif
+#if PRECDOCTOR_LEVELS > 2
+        precdoctor_tiles_avx512,
+#endif
+    };
+    look_at_t *looks[] = {
+        precdoctor_tiles_baseline_look,
+#if PRECDOCTOR_LEVELS > 1
+        precdoctor_tiles_avx2_look,
+#endif
+#if PRECDOCTOR_LEVELS > 2
+        precdoctor_tiles_avx512_look,
+#endif
+    };
+#if PRECDOCTOR_LEVELS > 1
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") /* and so F16C */) best = 2;
+#endif
+#if PRECDOCTOR_LEVELS > 2
     /* VBMI, BITALG, GFNI: as of Ice Lake and Zen 4. Older processors with AVX-512 slow down for it, and AVX2 serves them. */
     if (best == 2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") &&
         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bitalg") && __builtin_cpu_supports("gfni"))
         best = 3;
-    measure_tiles_t *variants[] = {precdoctor_tiles_baseline, precdoctor_tiles_avx2, precdoctor_tiles_avx512};
-    look_at_t *looks[] = {precdoctor_tiles_baseline_look, precdoctor_tiles_avx2_look, precdoctor_tiles_avx512_look};
-#else
-    measure_tiles_t *variants[] = {precdoctor_tiles_baseline};
-    look_at_t *looks[] = {precdoctor_tiles_baseline_look};
 #endif
     if (level > 0 && level < best) best = level;
     measure_tiles = variants[best - 1];
@@ -172,6 +187,16 @@ int32_t precdoctor_again(const void *data, const plan_t *plan, int64_t *ints, do
 void precdoctor_update(const void *before, const void *after, const void *intended, int32_t wide, const plan_t *plan,
                        int64_t *ints, double *floats, int64_t *counter, int32_t threads) {
     subject_t subject = {.plan = plan, .data = before, .after = after, .intended = intended, .wide = wide};
+    measure(&subject, ints, floats, counter, threads);
+}
+
+/* The same where Adam meant it, which saves making it in memory.
+ *   first, second   its FP32 moments, laid out as the weight is
+ *   terms           factor, root, eps, decay of adam_t */
+void precdoctor_adam(const void *before, const void *after, const float *first, const float *second, const float *terms,
+                     const plan_t *plan, int64_t *ints, double *floats, int64_t *counter, int32_t threads) {
+    adam_t adam = {first, second, terms[0], terms[1], terms[2], terms[3]};
+    subject_t subject = {.plan = plan, .data = before, .after = after, .adam = &adam};
     measure(&subject, ints, floats, counter, threads);
 }
 

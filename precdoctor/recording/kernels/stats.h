@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Counts up whenever an entry point is added or changes. */
-enum { ABI = 3 };
+enum { ABI = 4 };
 enum {
     NUMEL, LAUNCHES, ORDER, FIRST_BAD_ORDER, SUBNORMAL, AT_MAX, UNCHANGED, FINGERPRINT, NOT_A_NUMBER, POS_INF, NEG_INF,
     HIST
@@ -38,12 +38,19 @@ typedef struct {
     int64_t size[MAX_OUTER], stride[MAX_OUTER], pitch[MAX_OUTER];
 } plan_t;
 
+/* An update as Adam means it, in FP32: first * factor / (sqrt(second) / root + eps) - weight * decay. */
+typedef struct {
+    const float *first, *second;
+    float factor, root, eps, decay;
+} adam_t;
+
 /* What is measured: a tensor, or (after != NULL) an update of a contiguous one. */
 typedef struct {
     const plan_t *plan;
     const char *data;
     const char *after;     /* the weight after the step */
     const char *intended;  /* what the optimizer meant to add: FP32, or FP64 when wide */
+    const adam_t *adam;    /* or how to make it */
     int wide;
     int fingerprint_only;
 } subject_t;

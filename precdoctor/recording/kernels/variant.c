@@ -294,6 +294,16 @@ static void gather(const plan_t *plan, const void *from, int rows, int columns, 
     }
 }
 
+/* Exponents of what Adam meant to add, by the same roundings as torch.optim makes. */
+static void adam_steps(const adam_t *adam, const uint32_t *restrict before, int64_t at, int n, uint16_t *restrict step) {
+    const float *restrict first = adam->first + at, *restrict second = adam->second + at;
+    float factor = adam->factor, root = adam->root, eps = adam->eps, decay = adam->decay, update[TILE];
+    for (int i = 0; i < n; i++) update[i] = first[i] * factor / (sqrtf(second[i]) / root + eps);
+    if (decay != 0.0f)
+        for (int i = 0; i < n; i++) update[i] -= from_bits(before[i]) * decay;
+    for (int i = 0; i < n; i++) step[i] = entry_of(to_bits(update[i]) & 0x7fffffff);
+}
+
 /* Statistics of the stored difference, elements that did not change although they should have, and exponent(intended) -
  * exponent(weight) where both exist. `at`: index of the first of n elements. */
 static void update_tile(const subject_t *subject, int64_t at, int n, state_t *state) {
@@ -303,7 +313,9 @@ static void update_tile(const subject_t *subject, int64_t at, int n, state_t *st
     uint8_t relative[TILE + BYTES], top = 0;
     const uint32_t *before = load(subject->data + at * width_of(dtype), dtype, n, old_buffer);
     const uint32_t *after = load(subject->after + at * width_of(dtype), dtype, n, new_buffer);
-    if (subject->wide) {
+    if (subject->adam) {
+        adam_steps(subject->adam, before, at, n, step);
+    } else if (subject->wide) {
         const uint64_t *intended = (const uint64_t *)(const void *)subject->intended + at;
         for (int i = 0; i < n; i++) step[i] = entry_of64(intended[i] & ~(uint64_t)0 >> 1);
     } else {

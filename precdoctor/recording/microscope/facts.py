@@ -27,7 +27,7 @@ def badness(x: Tensor) -> int:
 
 def readable(x: Tensor) -> Tensor | None:
     """The real, dense, floating-point elements of ``x``; None when it has none."""
-    if x.layout is not torch.strided or x.device.type == "meta" or x.is_nested or x.numel() == 0:
+    if x.layout is not torch.strided or x.is_meta or x.is_nested or x.numel() == 0:
         return None
     if x.dtype.is_complex:
         return torch.view_as_real(x.resolve_conj())

@@ -46,6 +46,7 @@ def test_a_fused_optimizer_is_given_scaled_gradients_and_skips_by_itself(zoo):
     local = zoo.rows("gpt_fused_scaler", kind="weight_grad", step=0)
     largest = [rows.set_index(["module", "name"])["amax"].to_dict() for rows in (given, local)]
     assert largest[0] == largest[1]
+    assert set(zoo.rows("gpt_fused_scaler", kind="update")["step"]) == {0, 2}  # nothing was meant on step 1
 
 
 def test_gradient_norms_are_unscaled(zoo):

@@ -27,6 +27,20 @@ def dies(at: int, steps: int = 16) -> Training:
     return run
 
 
+def on_two_ranks(*dead_on: int) -> Training:
+    """Each rank logs its own share of a step's gradient."""
+    run, up = Training(steps=12, ranks=2), "blocks.0.mlp.up"
+    for step, rows in run.tensors.items():
+        without = [r | ZERO if r["module"] == up and r["kind"].startswith("weight_grad") else r for r in rows]
+        for rank in (0, 1):
+            run.of_rank[rank, step] = without if rank in dead_on else list(rows)
+    return run
+
+
+def dead_on_one_rank() -> Training:
+    return on_two_ranks(1)
+
+
 def idle_at_the_end() -> Training:
     return dies(8)
 
@@ -90,6 +104,10 @@ FIRING = {
         lambda: dead("blocks.0.mlp.up"), module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
         says=("12 recorded steps", "limit 6", "does arrive"),
     ),
+    "two_ranks": Sample(
+        lambda: on_two_ranks(0, 1), module="blocks.0.mlp.up", kind="weight_grad", severity="warning", rank=...,
+        says=("all 12 recorded steps",),
+    ),
     "behind_a_dead_output": Sample(
         lambda: dead("blocks.0.mlp.up", "blocks.0.mlp.down", output="blocks.0.mlp.down"),
         module="blocks.0.mlp.down", kind="output", severity="warning", says=("lets no gradient pass",),
@@ -103,5 +121,14 @@ FIRING = {
     "unreached": Sample(unreached, module="head", severity="info", rank=None, bare=True, says=("never got",)),
 }  # fmt: skip
 HEALTHY = {
-    f.__name__: f for f in (first_steps_of_a_zero_layer, frozen, rate_zero, too_short, idle_at_the_end, Training)
+    f.__name__: f
+    for f in (
+        dead_on_one_rank,
+        first_steps_of_a_zero_layer,
+        frozen,
+        idle_at_the_end,
+        rate_zero,
+        too_short,
+        Training,
+    )
 }

@@ -110,7 +110,10 @@ def test_needs_are_columns_and_kinds_of_the_log(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
 def test_examples_in_pages_are_python(rule: Rule) -> None:
-    for block in re.findall(r"(?:^    .*\n?)+", rule.page.example, flags=re.MULTILINE):
+    shown = rule.markdown().split("## Example\n\n")[1].split("\n## ")[0]
+    indented = re.compile(r"(?:^    .*\n?)+", flags=re.MULTILINE)
+    assert [b.rstrip() for b in indented.findall(shown)] == [b.rstrip() for b in indented.findall(rule.page.example)]
+    for block in indented.findall(shown):
         ast.parse("\n".join(line.removeprefix("    ") for line in block.splitlines()))
 
 

@@ -396,6 +396,47 @@ def test_the_compiled_update_agrees_with_the_reference(dtype, size, step, seed):
     assert ours.floats[at.AMAX] == truth.floats[at.AMAX] or not after.float().isfinite().any()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.integers(1, 5000),
+    st.sampled_from([1e-30, 1e-8, 1.0, 1e20]),
+    st.sampled_from([None, 1e-5, 0.01]),
+    st.integers(1, 3000),
+    st.integers(0, 2**31 - 1),
+)
+def test_adam_s_update_is_the_same_made_in_the_kernel(dtype, size, scale, decay, t, seed):
+    if not available("native"):
+        return
+    generator = torch.Generator().manual_seed(seed)
+    before = torch.randn(size, generator=generator).to(dtype)
+    first, second = torch.randn(size, generator=generator) * scale, torch.rand(size, generator=generator) * scale**2
+    first[::5], second[::7], second[::13], first[::17] = 0.0, 0.0, math.inf, math.nan
+    adam = kernels.Adam(first, second, -1e-3 / (1 - 0.9**t), (1 - 0.999**t) ** 0.5, 1e-8, decay)
+    intended = adam.update(before)
+    after = (before + intended).to(dtype)
+    assert native.supports_adam(before, after, adam)
+    for name in variants():
+        native.choose_variant(name)
+        ours, truth = Row(), updated("native", before, after, intended)
+        native.adam_at(before, after, adam, ours.ints.data_ptr(), ours.floats.data_ptr(), ours.counter.data_ptr())
+        ours.ints[at.REL + at.REL_BINS] = 0  # scrap
+        assert torch.equal(ours.ints, truth.ints), name
+        assert ours.floats.tolist() == truth.floats.tolist(), name
+    native.choose_variant(None)
+
+
+def test_the_kernel_leaves_to_torch_what_is_not_in_fp32_or_not_known_yet():
+    if not available("native"):
+        pytest.skip("no compiled kernel")
+    x, wide = torch.ones(4, 6), torch.ones(4, 6, dtype=torch.float64)
+    assert native.supports_adam(x, x, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
+    others = (x, wide), (x, x.bfloat16()), (x, torch.ones(6, 4).t()), (x, torch.ones(1))
+    assert not any(native.supports_adam(x, x, kernels.Adam(*moments, -0.1, 1.0, 1e-8)) for moments in others)
+    assert not native.supports_adam(x, x, kernels.Adam(x, x, torch.tensor(-0.1), 1.0, 1e-8))
+    assert not native.supports_adam(wide, wide, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
+
+
 def test_the_op_is_invisible_to_modes_of_the_user():
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from precdoctor.recording.updates import intended_update, intention_of
+from precdoctor.recording import updates
+from precdoctor.recording.kernels import Adam
+from precdoctor.recording.updates import intention_of
+
+
+def intended_update(optimizer, weight, before, group):
+    found = updates.intended_update(optimizer, weight, before, group)
+    return found.update(before) if isinstance(found, Adam) else found
+
 
 SETTINGS = [
     (torch.optim.SGD, {"lr": 0.1}),
@@ -52,6 +60,17 @@ def test_it_is_not_rounded_to_the_type_of_the_weight(dtype):
     intended = intended_update(optimizer, weight, before, optimizer.param_groups[0])
     assert intended.dtype == torch.float32
     torch.testing.assert_close(intended, torch.full((8,), -1e-5), rtol=0.01, atol=0)
+
+
+def test_a_fused_optimizer_kept_from_its_first_step_meant_nothing_of_its_own():
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.Adam([weight], lr=0.1, fused=True)
+    weight.grad = torch.full_like(weight, torch.inf)
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert optimizer.state[weight]["step"] == 0
+    intended = intended_update(optimizer, weight, weight.detach().clone(), optimizer.param_groups[0])
+    assert torch.equal(intended, weight.grad)
 
 
 def test_sparse_gradients():

@@ -1,0 +1,23 @@
+import io
+import re
+
+import pytest
+
+from precdoctor.diagnosis.registry import RULES
+from precdoctor.reporting.console import make_console
+from precdoctor.reporting.rule_view import print_page
+
+
+@pytest.mark.parametrize("width", [48, 80, 140])
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
+def test_what_does_not_fit_goes_on_under_its_own_beginning(rule, width):
+    file = io.StringIO()
+    print_page(rule, make_console(file, width))
+    sections = re.split(r"\n\n(?=\S)", file.getvalue())
+    options = next(s for s in sections if s.startswith("Options\n")).splitlines()[1:]
+    names = {f"{o.name} = {o.default:g}" for o in rule.options}
+    assert names <= {line.strip() for line in options}
+    for line in options[1:]:
+        assert line.startswith("      ") or line.strip() in names, line
+    references = next(s for s in sections if s.startswith("References\n")).splitlines()[1:]
+    assert all(line.startswith(("  - ", "    ")) for line in references)
