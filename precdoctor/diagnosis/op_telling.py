@@ -66,7 +66,11 @@ def _tell_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Told
     op = culprit.op
     name = f"`{'.'.join(p for p in (op.module, op.parameter) if p)}`"
     made = f"state `{op.state}` of {name}" if op.state else name
-    title = f"the optimizer step made {made} non-finite from finite gradients ({culprit.cause.name})"
+    given = op.operand("grad")
+    beside = (
+        ", and gradients that were finite before it" if given is not None and given.bad else " from finite gradients"
+    )
+    title = f"the optimizer step made {made} non-finite{beside} ({culprit.cause.name})"
     if settings := culprit.examined.bad_settings:
         title = _settings_title(incident, settings[0], f"the optimizer step made {made} non-finite")
     message = f"{where_words(view, incident).capitalize()}, {op.name} {_made(op)} in {name}. {_operand_words(op)}"

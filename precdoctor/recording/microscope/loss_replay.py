@@ -332,10 +332,8 @@ def _arguments(function: Any, node: LossNode, operands: list[Tensor | None]) -> 
             if argument.kwarg_only:
                 continue
             value = argument.default_value
-        elif kind == "bool":
-            value = False
-        elif "Optional" in kind:
-            value = None
+        elif kind == "bool" or "Optional" in kind:
+            value = False if kind == "bool" else None
         else:
             return None
         tensors -= "Tensor" in kind
