@@ -42,8 +42,10 @@ def optimizer_cause(op: Op) -> Cause:
     """The cause of one bad parameter, from the facts of its step."""
     bad_state = next((o for o in op.operands if o.bad and o.argument not in {"weight", "grad"}), None)
     if (given := op.operand("grad")) is not None and given.bad:
-        why = f"the gradient, finite when the step began, holds {given.count_words()} after it: the step itself changes"
-        return Cause("other", 0.5, f"{why} gradients, or has a closure compute them anew")
+        why = (
+            f"after the step the gradient holds {given.count_words()}: a closure made it anew, or the step wrote to it"
+        )
+        return Cause("other", 0.5, why)
     if (weight := op.operand("weight")) is not None and weight.bad:
         return Cause("nonfinite-weights", 0.9, "the weight was non-finite before the step")
     if bad_state is not None and not bad_state.nan:

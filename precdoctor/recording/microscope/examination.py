@@ -336,7 +336,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         more["path"] = list(done.slice.path)
         more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
     row: dict[str, Any] = {"id": number, "root": call.root if call is not None else "", "data": {**data, **more}}
-    return {**row, **_line(call.line if call is not None else None)}
+    return {**row, **place(call.line if call is not None else None)}
 
 
 def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
@@ -369,14 +369,15 @@ def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any
         "root": call.root if call is not None else record.root or "",
         "module": record.module,
     }
-    return {**row, "op": record.op, **_line(record.line or (call.line if call is not None else None)), "data": data}
+    return {**row, "op": record.op, **place(record.line or (call.line if call is not None else None)), "data": data}
 
 
 def _source(source: tuple[int, ...] | External) -> Any:
     return {"kind": source.kind, "name": source.name} if isinstance(source, External) else list(source[-4:])
 
 
-def _line(line: Line | None) -> dict[str, Any]:
+def place(line: Line | None) -> dict[str, Any]:
+    """The fields of an event that say where."""
     return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
 
 
