@@ -261,7 +261,9 @@ def _loss_code(
         done = again()
         if phase == "forward" and (unseen := _unseen(done, graph, running, values=values)) is not None:
             return unseen
-        if done.bad_outputs if phase == "forward" else done.bad_gradients:
+        if graph.cut and (found := done.slice()) is not None and not found.origins:
+            reason = "the loss code is too long: what it read first is not in the part that was kept"
+        elif done.bad_outputs if phase == "forward" else done.bad_gradients:
             return _closer(phase, done, again)
         if before is not None:
             _add_up(before, done)
@@ -281,7 +283,7 @@ def _unseen(first: Replay, graph: LossGraph, running: Variables | None, *, value
         again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
         try:
             done = again()
-            if done.named is not None and reads:
+            if done.named is not None and reads and not graph.cut:
                 named = functools.partial(replay_loss, graph, backward=False, named=done.named, values=values)
                 return _closer("forward", named(), named)
             if done.bad_outputs and done.named is None and done.slice() is not None:

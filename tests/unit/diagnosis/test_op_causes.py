@@ -274,3 +274,30 @@ def test_hypot_has_no_derivative_at_zero():
     backward = op(75, "aten.div.Tensor", *zeros, phase="backward", node="HypotBackward0", bad_out=NAN)
 
     assert cause_of(examined("backward", backward)).name == "norm-gradient-at-zero"
+
+
+LITERAL = ("literal", "far")
+
+
+def infinite(argument):
+    return replace(tensor(argument), pos_inf=3)
+
+
+def test_infinities_of_the_code_are_blamed_on_what_makes_nan_of_them():
+    """A table of distances that begins with infinities; two of them are subtracted."""
+    reads = op(4, "aten.minimum.default", infinite("self"), bad_out=POS_INF, makers=(LITERAL,))
+    reads = replace(reads, bad_in=(POS_INF,))
+    spoils = op(6, "aten.sub.Tensor", infinite("self"), infinite("other"), bad_out=NAN, makers=((4,), (4,)))
+    seen = replace(examined("forward", reads, spoils, root="", externals=((*LITERAL, 4),)), path=(4, 6))
+
+    assert blame(seen).op.index == 6
+    assert cause_of(seen).name == "inf-minus-inf"
+
+
+@pytest.mark.parametrize(("bad_out", "blamed"), [(NAN, 6), (POS_INF, 3)], ids=["nan", "still-infinite"])
+def test_a_fill_of_infinity_is_blamed_only_where_nothing_makes_nan_of_it(bad_out, blamed):
+    fills = op(3, "aten.masked_fill.Scalar", tensor(), bad_out=POS_INF)
+    spoils = op(6, "aten.sub.Tensor", infinite("self"), infinite("other"), bad_out=bad_out, makers=((3,), (3,)))
+    seen = replace(examined("forward", fills, spoils, root=""), origins=(3,), path=(3, 6))
+
+    assert blame(seen).op.index == blamed
