@@ -1,11 +1,13 @@
 """Loss code run again from the graph it left, where the graph does not hold everything."""
 
 import itertools
+import types
 
 import pytest
 import torch
 
 from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
+from precdoctor.recording.microscope.examination import _loss_code
 from precdoctor.recording.microscope.facts import NAN, NEG_INF
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
@@ -129,3 +131,13 @@ def test_where_the_constant_counts_the_value_is_taken_as_it_was_saved():
 
     assert not done.bad_gradients and not done.bad_outputs
     assert (done.compared, done.bad) == (1, [])
+
+
+@pytest.mark.parametrize(("cut", "outcome"), [(True, "outside"), (False, "origin")], ids=["cut", "whole"])
+def test_of_code_too_long_to_be_kept_nothing_is_said_to_come_from_outside(cut, outcome):
+    """What the logarithm read was made in a part of the graph that was not kept, or by nobody autograd knows."""
+    logs = node("Log", (2,), None, self=torch.tensor([torch.nan, 1.0]))
+    graph = LossGraph(0, node("Sum", (), logs), torch.tensor(torch.nan), None, cut=cut)
+    done = _loss_code(types.SimpleNamespace(losses=[graph], taken=[]), "forward", "finite outputs", values=True)
+
+    assert done.outcome == outcome
