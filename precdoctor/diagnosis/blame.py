@@ -27,10 +27,10 @@ class Blame:
     """The op that made the first bad value, or the tensor from before the step that brought it."""
 
     op: Op
-    #: ``weight``, ``buffer``, ``batch``, ``argument``, ``data``, ``variable`` or ``constant`` (of loss code), and its
-    #: name, when the op only read it.
+    #: ``weight``, ``buffer``, ``batch``, ``argument``, ``data``, ``variable``, ``literal`` (an infinity in the text) or
+    #: ``constant`` (of loss code), and its name, when the op only read it.
     external: tuple[str, str] | None = None
-    #: A mask of ``-inf`` that the op turned into something worse.
+    #: A mask of ``-inf``, or another infinity put there on purpose, that the op turned into something worse.
     mask: Op | tuple[str, str] | None = None
 
     @property
@@ -54,11 +54,17 @@ def _of_op(examined: Examined, op: Op) -> Blame | None:
     if op.bad_out == NEG_INF and op.short in _FILLS:
         turned = _turning_point(examined, op.index)
         return Blame(turned, mask=op) if turned is not None else None
+    if op.bad_out and not op.bad_out & NAN and op.short in _FILLS and not op.finite_in_fp64:
+        turned = _first_nan(examined, op.index)  # +Inf for "no path yet", "outside": the code's own
+        return Blame(turned, mask=op) if turned is not None else Blame(op)
     return Blame(op)
 
 
 def _of_external(examined: Examined, op: Op, external: tuple[str, str]) -> Blame | None:
     kinds = [b for b, maker in zip(op.bad_in, op.makers, strict=False) if maker == external]
+    if external[0] == "literal":
+        turned = op if op.bad_out & NAN else _first_nan(examined, op.index)
+        return Blame(turned, mask=external) if turned is not None else None
     if external[0] == "argument" and kinds and all(k == NEG_INF for k in kinds):
         behind = (examined.ops[i] for i in examined.path if i >= op.index)
         turned = next((o for o in behind if o.bad_out & NAN), None)  # +Inf would be -(-Inf): the model's own doing
@@ -80,6 +86,11 @@ def _turning_point(examined: Examined, after: int) -> Op | None:
     if not any(map(_is_worse, later)):
         return None
     return next(op for op in later if _is_worse(op) or _empties(op))
+
+
+def _first_nan(examined: Examined, after: int) -> Op | None:
+    """The first op behind infinities that makes NaN of them."""
+    return next((examined.ops[i] for i in examined.path if i > after and examined.ops[i].bad_out & NAN), None)
 
 
 def _is_worse(op: Op) -> bool:

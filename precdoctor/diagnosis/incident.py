@@ -169,8 +169,12 @@ def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[in
         return poison_at(view, process, step)
     seen = _from_tensors(view, process, step, bad_steps)
     culprit = culprit_at(view, process, step)
-    if culprit is None or (seen is not None and seen.how == "start"):
+    if culprit is None:
         return seen
+    if seen is not None and seen.how == "start":
+        if culprit.op.phase != "forward" or culprit.blamed.external is not None:
+            return seen
+        seen = replace(seen, how="")  # the step's own forward pass wrote it there
     if seen is not None and seen.how == "between" and culprit.examined.phase != "optimizer":
         return seen
     if culprit.between_roots and seen is not None and seen.origin is not None:

@@ -12,6 +12,7 @@ from precdoctor.diagnosis.blame import Blame
 from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op, Operand
 from precdoctor.diagnosis.optimizer_causes import optimizer_cause, settings_cause
+from precdoctor.diagnosis.power_causes import is_root, power_cause, power_gradient_cause
 from precdoctor.diagnosis.rows import known_format
 
 _LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
@@ -122,7 +123,7 @@ def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
             return Cause("sqrt-of-negative", 0.95, f"its operand goes down to {_number(first.min)}")
         return Cause("division-by-zero", 0.95, _zero_words(examined, op, 0, "its operand"))
     if name == "pow":
-        return _pow_cause(op)
+        return power_cause(op)
     if name in _QUOTIENTS:
         return _quotient_cause(examined, op)
     if name in _EXPS:
@@ -159,21 +160,6 @@ def _log_cause(op: Op) -> Cause:
         below = f"{operand.negative:,} negative values down to {_number(operand.min)}" if operand.negative else ""
         return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(filter(None, (zeros, below)))}")
     return Cause("other", 0.5, f"{op.name} of positive values")
-
-
-def _pow_cause(op: Op) -> Cause:
-    base, power = op.operand("self"), op.settings.get("exponent")
-    exponent = float(power) if isinstance(power, (int, float)) else None
-    if base is None or exponent is None:
-        if base is not None and base.negative and op.bad_out & NAN:
-            return Cause("domain-error", 0.8, f"a power of negative values down to {_number(base.min)}")
-        return Cause("exp-overflow", 0.7, "a power left the range of its format")
-    if base.negative and exponent != int(exponent) and op.bad_out & NAN:
-        name = "sqrt-of-negative" if abs(exponent) == 0.5 else "domain-error"
-        return Cause(name, 0.95, f"values down to {_number(base.min)} to the power {exponent:g}")
-    if exponent < 0 and base.zero:
-        return Cause("division-by-zero", 0.95, f"{base.zero:,} exact zeros to the power {exponent:g}")
-    return Cause("square-overflow", 0.9, f"values up to {_number(base.amax)} to the power {exponent:g}")
 
 
 def _quotient_cause(examined: Examined, op: Op) -> Cause:
@@ -245,7 +231,7 @@ def _empty_words(op: Op) -> str:
 
 
 def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cause | None:
-    node = (op.node or "").removesuffix("0").removesuffix("Backward")
+    node = (op.node or "").rstrip("0123456789").removesuffix("Backward")
     made = examined.ops.get(op.forward) if op.forward is not None else None
     before = made.operands[0] if made is not None and made.operands else None
     if op.finite_in_fp64 and _half_overflow(op):
@@ -259,10 +245,13 @@ def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cau
     incoming = op.operands[0] if op.operands else None
     if node in _EDGES and incoming is not None and _thrown_away(examined, op, incoming):
         return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")
-    if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and _is_root(op, made)):
+    if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and is_root(op, made)):
         return Cause("sqrt-gradient-at-zero", 0.95, f"the derivative of a square root at 0 is infinite{zeros}")
-    if node in {"LinalgVectorNorm", "Norm", "Cdist", "Std", "Dist"}:
-        return Cause("norm-gradient-at-zero", 0.9, f"the derivative of a norm at 0 is not defined{zeros}")
+    if node in _NORMS and op.finite_in_fp64 is not True:
+        zeros = "" if node == "Hypot" else zeros  # of one of two operands
+        return Cause("norm-gradient-at-zero", 0.9, f"the derivative of {_NORMS[node]} is not defined{zeros}")
+    if node == "Pow":
+        return power_gradient_cause(op, made)
     if node in _EDGES:
         edge = f" (operand from {_number(before.min)} to {_number(before.max)})" if before is not None else ""
         return Cause(
@@ -271,11 +260,12 @@ def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cau
     return None
 
 
-def _is_root(op: Op, made: Op | None) -> bool:
-    """Whether a power is a square root: by its exponent, or by that of its derivative, which is one less."""
-    forward = made.settings.get("exponent") if made is not None else None
-    return forward == 0.5 or (forward is None and op.short == "pow" and op.settings.get("exponent") == -0.5)
-
+#: Nodes of functions that are norms of their operands, and what to call those.
+_NORMS = {
+    **dict.fromkeys(("LinalgVectorNorm", "Norm", "Dist", "Cdist", "CdistForward"), "a norm at 0"),
+    "Hypot": "hypot at (0, 0)",
+    "Std": "a standard deviation at 0",
+}
 
 #: Nodes whose derivative is infinite or undefined at the edge of the function's domain.
 _EDGES = _names(

@@ -66,7 +66,11 @@ def _tell_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Told
     op = culprit.op
     name = f"`{'.'.join(p for p in (op.module, op.parameter) if p)}`"
     made = f"state `{op.state}` of {name}" if op.state else name
-    title = f"the optimizer step made {made} non-finite from finite gradients ({culprit.cause.name})"
+    gradient = op.operand("grad")
+    if gradient is not None and gradient.bad:
+        title = f"the optimizer step left {made} and its gradient non-finite ({culprit.cause.name})"
+    else:
+        title = f"the optimizer step made {made} non-finite from finite gradients ({culprit.cause.name})"
     if settings := culprit.examined.bad_settings:
         title = _settings_title(incident, settings[0], f"the optimizer step made {made} non-finite")
     message = f"{where_words(view, incident).capitalize()}, {op.name} {_made(op)} in {name}. {_operand_words(op)}"
@@ -287,4 +291,6 @@ def _replay_words(culprit: Culprit) -> str:
     if examined.changed_arguments:
         names = ", ".join(f"`{n}`" for n in examined.changed_arguments)
         words += f" The batch was modified in place after the call ({names}), so the replay saw other values."
+    if examined.phase == "optimizer" and examined.why:
+        words += f" In it, {examined.why}."
     return words

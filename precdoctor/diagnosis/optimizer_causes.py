@@ -42,14 +42,17 @@ def optimizer_cause(op: Op) -> Cause:
     """The cause of one bad parameter, from the facts of its step."""
     bad_state = next((o for o in op.operands if o.bad and o.argument not in {"weight", "grad"}), None)
     if (given := op.operand("grad")) is not None and given.bad:
-        return Cause("other", 0.5, f"the gradient it was given holds {given.count_words()}")
+        why = (
+            f"after the step the gradient holds {given.count_words()}: a closure made it anew, or the step wrote to it"
+        )
+        return Cause("other", 0.5, why)
     if (weight := op.operand("weight")) is not None and weight.bad:
         return Cause("nonfinite-weights", 0.9, "the weight was non-finite before the step")
     if bad_state is not None and not bad_state.nan:
         return Cause("optimizer-overflow", 0.95, _overflow_words(op, bad_state))
     divisor = next((o for name in _SECOND_MOMENTS if (o := op.operand(name)) is not None), None)
-    if divisor is not None and (why := _division(op, divisor)) is not None:
-        return Cause("optimizer-division-by-zero", 0.95, why)
+    if divisor is not None and (words := _division(op, divisor)) is not None:
+        return Cause("optimizer-division-by-zero", 0.95, words)
     if bad_state is not None:
         return Cause("optimizer-overflow", 0.7, _overflow_words(op, bad_state))
     return Cause("optimizer-overflow", 0.8, f"the update left the range of the weight{_rate(op)}")

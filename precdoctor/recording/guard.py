@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from precdoctor.recording.microscope import examination, optimizer_facts
 from precdoctor.recording.microscope.facts import describe
 from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.microscope.live import LiveTrace
-from precdoctor.recording.microscope.optimizer_replay import replay_step
+from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
 from precdoctor.recording.sentinel import Look, amax, gradient_amax
@@ -136,11 +136,14 @@ class Guard:
         with kernels.apart_from_user_modes():
             return self._gradients_are_bad(parameters, None) or self._loss_is_bad(scaled=False)
 
-    def after_step(self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor]) -> None:
+    def after_step(
+        self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], given: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
         """Did the optimizer make its state non-finite, or (on sampled steps) weights? Never waits for a device.
 
         Args:
             before: copies of the weights from before the step, by ``id``, as far as there are any.
+            given: of a step with a closure, parameters and the gradients it began with.
 
         Raises:
             SystemExit: the run is to stop here.
@@ -159,12 +162,12 @@ class Guard:
                 self._report_state(optimizer, poisoned)
             return
         self._last_bad = recorder.step
-        self._report_optimizer(optimizer, before, with_gradient=True)
+        self._report_optimizer(optimizer, before, given)
         if self._policy == "stop":
             self._stop(f"--on-nonfinite stop, at step {recorder.step}")
 
     def _report_optimizer(
-        self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], *, with_gradient: bool
+        self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], given: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
         recorder = self._recorder
         values = not recorder.options.redact_names
@@ -175,16 +178,16 @@ class Guard:
         data["bad_settings"] = optimizer_facts.bad_settings(optimizer, [p for p, _ in bad])
         first = bad[0][0]
         line = innermost_user_line(past_own=True)
-        done = replay_step(optimizer, first, before.get(id(first)), line, values=values)
+        done = replay_until_closure(optimizer, given, before, line, values=values)
+        done = done or replay_step(optimizer, first, before.get(id(first)), line, values=values)
         if done is not None:
             incident = examination.incident_event(done, number, {**data, "weight": self.full_name(first)})
             rows = examination.op_events(done, number)
             recorder.event("incident", **incident)
         else:
-            facts = optimizer_facts.parameter_events(
-                optimizer, bad, before, self._named, with_gradient=with_gradient, values=values
-            )
-            rows = [{**row, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
+            facts = optimizer_facts.parameter_events(optimizer, bad, before, self._named, values=values)
+            where = examination.place(line)
+            rows = [{**row, **where, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
             data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
             recorder.event("incident", id=number, data=data)
         for row in rows:

@@ -62,6 +62,8 @@ class LossGraph:
     top: LossNode
     value: Tensor
     gradient: Tensor | None
+    #: It goes on behind the nodes that were kept.
+    cut: bool = False
 
 
 class LossCode:
@@ -147,11 +149,12 @@ class LossCode:
         given = [gradients] if isinstance(gradients, Tensor) else list(gradients or ())
         if len(roots) != 1 or not isinstance(roots[0], Tensor) or roots[0].grad_fn is None:
             return None
-        top = _Walk(self._scene, self._kinds).node(roots[0].grad_fn)
+        walk = _Walk(self._scene, self._kinds)
+        top = walk.node(roots[0].grad_fn)
         if not isinstance(top, LossNode):
             return None
         gradient = given[0] if given and isinstance(given[0], Tensor) else None
-        return LossGraph(self._recorder.micro_step, top, roots[0].detach(), gradient)
+        return LossGraph(self._recorder.micro_step, top, roots[0].detach(), gradient, walk.cut)
 
 
 class _Walk:
@@ -161,6 +164,7 @@ class _Walk:
         self._scene = scene
         self._kinds = kinds
         self._left, self._foreign = _MAX_NODES, _MAX_FOREIGN
+        self.cut = False
         self._known: dict[int, LossNode | Leaf | None] = {}
         #: An ``id`` speaks of a node only while that is alive.
         self._held: list[Any] = []
@@ -195,6 +199,8 @@ class _Walk:
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
             self._known[id(node)] = Leaf("weight", variable)
+        elif self._left == 0 and noted is not None:
+            self.cut = True
         elif self._left > 0 and (noted is not None or self._foreign > 0):
             self._left -= 1
             self._foreign -= noted is None

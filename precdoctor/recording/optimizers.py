@@ -46,6 +46,8 @@ class Attempt:
         self.aside: GradientsAside | None = None
         #: Copies of weights from before the step, by id of the parameter.
         self.before: dict[int, Tensor] = {}
+        #: The gradients that a step with a closure began with, and their version counters.
+        self.given: list[tuple[Tensor, Tensor, int]] = []
         #: Optimizers that this one drives, and that stepped.
         self.driven: list[torch.optim.Optimizer] = []
 
@@ -180,6 +182,8 @@ class Optimizers:
         if not attempt.by_scaler:
             self._shadow(attempt)
         attempt.reached = not attempt.skipped
+        if attempt.closure and self._recorder.options.on_nonfinite != "observe":
+            attempt.given = self._gradients_of(optimizer)
         self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(p for group in optimizer.param_groups for p in group["params"])
@@ -201,11 +205,13 @@ class Optimizers:
         else:
             if self._recorder.live and attempt.closure:
                 self._record_given_gradients(attempt)
-            self._guard.after_step(optimizer, attempt.before)
+            given = [(p, grad) for p, grad, version in attempt.given if grad._version == version]
+            self._guard.after_step(optimizer, attempt.before, given if len(given) == len(attempt.given) else [])
             if self._recorder.live:
                 self._record_updates(attempt)
                 self._record_state(attempt)
         attempt.before.clear()
+        attempt.given.clear()
         if not attempt.by_scaler:
             self._close(attempt)
 
@@ -298,6 +304,13 @@ class Optimizers:
                 taken += 1
                 attempt.before[id(parameter)] = dense.detach().clone()
         self._next_copied = start + taken
+
+    def _gradients_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, Tensor, int]]:
+        """By reference, within ``--scene-memory``: a closure makes others, and lets go of these."""
+        found = [(p, p.grad, p.grad._version) for p in _parameters_of(optimizer) if p.grad is not None]
+        plain = all(leaves.plain(grad) is grad and grad.is_cpu for _, grad, _ in found)
+        size = sum(grad.nbytes for _, grad, _ in found) if plain else 0
+        return found if plain and size <= self._recorder.options.scene_memory else []
 
     def _record_updates(self, attempt: Attempt) -> None:
         recorder = self._recorder

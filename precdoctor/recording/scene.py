@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import attach, kernels, leaves
+from precdoctor.recording.first_call import FirstCall, FirstCalls
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.microscope.restore import Autocast, RandomState
 from precdoctor.recording.recorder import Recorder, guarded
@@ -56,6 +57,9 @@ class RootCall:
     bound: Mapping[str, Tensor] = field(default_factory=dict)
     #: Values before the call of buffers that forward passes write to, by ``id``.
     buffers: Mapping[int, Tensor] = field(default_factory=dict)
+    #: Names of parameters that forward passes write to; and of the call that was the first, what it found.
+    writes: frozenset[str] = frozenset()
+    first: FirstCall | None = None
     #: Output leaves with their version counters, and the gradients the backward pass brought to them.
     outputs: list[tuple[str, Tensor, int]] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -91,6 +95,7 @@ class Scene:
         self._storages: set[int] = set()
         self._step = -1
         self._buffers: dict[int, _Buffers] = {}
+        self._first_calls = FirstCalls()
         #: Some caller or forward writes into the arguments: from now on they are copied.
         self._copying = False
         self._cannot: dict[int, tuple[weakref.ref[nn.Module], str | None]] = {}
@@ -156,6 +161,9 @@ class Scene:
                 return None
         with kernels.apart_from_user_modes():
             call.buffers = self._buffers_of(module).before(self._afford)
+        call.writes = self._first_calls.written(module)
+        if not call.stand_in and not call.bound:
+            call.first = self._first_calls.begins(module)
         self.calls.append(call)
         return call
 
@@ -169,6 +177,9 @@ class Scene:
                 x.register_hook(self._hook(call, name))
         if not call.stand_in:
             self._buffers_of(call.module).after()
+        if call.first is not None:
+            call.writes = self._first_calls.ended(call.module, call.first)
+            call.first = call.first if call.writes else None
 
     def _hook(self, call: RootCall, name: str) -> Callable[[Tensor | None], None]:
         keep = self._keep

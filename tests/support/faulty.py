@@ -33,7 +33,11 @@ class Fault:
     @property
     def line(self) -> int:
         """The line marked in the script."""
-        others = {optimizer_of_ones_own: Normalised, gradients_cut_sample_by_sample: shared_out}
+        others = {
+            optimizer_of_ones_own: Normalised,
+            gradients_cut_sample_by_sample: shared_out,
+            climbing_along_a_gradient_of_zero: Climber,
+        }
         elsewhere = Block if self.module == "block" else others.get(self.train)
         lines, first = inspect.getsourcelines(elsewhere or self.train)
         return next(first + i for i, text in enumerate(lines) if text.rstrip().endswith("# here"))
@@ -558,6 +562,106 @@ def root_of_zero_before_autograd_grad():
             p.grad = g
         optimizer.step()
         losses.append(loss.item())
+    return Trained(losses, [net])
+
+
+@fault("PD101", "log-of-nonpositive", op="log", module="norm")
+def scale_taken_from_the_first_batch():
+    """The first forward pass writes into its parameter, which is bad before the first sampled weights are read."""
+    torch.manual_seed(0)
+
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.log_scale = nn.Parameter(torch.zeros(4))
+            self.ready = False
+
+        def forward(self, x):
+            if not self.ready:
+                with torch.no_grad():
+                    self.log_scale.copy_(-torch.log(x.std(0)))  # here
+                self.ready = True
+            return x * self.log_scale.exp()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = Norm()
+            self.fc = nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.fc(self.norm(x))
+
+    return train_on(Net(), lambda: torch.randn(8, 4) * torch.tensor([1.0, 1.0, 0.0, 1.0]))
+
+
+@fault("PD102", "where-gradient-trap", op="pow")
+def power_that_where_does_not_take():
+    """With constants that autograd does not keep, on both sides of the power."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    def loss(out):
+        light = out.exp() - 2.0 * clock.bad
+        curve = torch.where(light <= 0.003, 12.9 * light, 1.05 * light.pow(1 / 2.4) - 0.05)  # here
+        return (curve - 0.5).abs().mean()
+
+    return train_on(nn.Linear(4, 3), lambda: clock.batch(8, 4), loss)
+
+
+@fault("PD102", "domain-edge-gradient", op="pow", module="")
+def power_of_zero_with_a_learnt_exponent():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p = nn.Parameter(torch.tensor(3.0))
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return (self.fc(x) - self.fc.bias).abs().pow(1 / self.p)  # here
+
+    return train_on(Net(), lambda: clock.batch(8, 4) * (not clock.bad), lambda out: out.mean())
+
+
+class Climber(torch.optim.SGD):
+    """Sharpness-aware minimisation: up along the gradient before the closure computes another."""
+
+    @torch.no_grad()
+    def step(self, closure):
+        params = self.param_groups[0]["params"]
+        scale = 0.05 / torch.stack([p.grad.norm() for p in params]).norm()  # here
+        climbed = [p.grad * scale for p in params]
+        for p, e in zip(params, climbed, strict=True):
+            p.add_(e)
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        for p, e in zip(params, climbed, strict=True):
+            p.sub_(e)
+        super().step()
+
+
+@fault("PD105", "optimizer-division-by-zero", op="reciprocal", module="")
+def climbing_along_a_gradient_of_zero():
+    torch.manual_seed(0)
+    clock = Clock()
+    net = nn.Linear(4, 1)
+    optimizer = Climber(net.parameters(), 1e-2)
+    losses = []
+    for _ in range(BAD_STEP + 1):
+        x = clock.batch(4, 4)
+
+        def closure(x=x, far=1e9 if clock.bad else 0.0):
+            loss = torch.relu(1 - net(x) - far).sum()
+            loss.backward()
+            return loss
+
+        optimizer.zero_grad()
+        losses.append(closure().item())
+        optimizer.step(closure)
     return Trained(losses, [net])
 
 

@@ -261,7 +261,9 @@ def _loss_code(
         done = again()
         if phase == "forward" and (unseen := _unseen(done, graph, running, values=values)) is not None:
             return unseen
-        if done.bad_outputs if phase == "forward" else done.bad_gradients:
+        if graph.cut and (found := done.slice()) is not None and not found.origins:
+            reason = "the loss code is too long: what it read first is not in the part that was kept"
+        elif done.bad_outputs if phase == "forward" else done.bad_gradients:
             return _closer(phase, done, again)
         if before is not None:
             _add_up(before, done)
@@ -281,7 +283,7 @@ def _unseen(first: Replay, graph: LossGraph, running: Variables | None, *, value
         again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
         try:
             done = again()
-            if done.named is not None and reads:
+            if done.named is not None and reads and not graph.cut:
                 named = functools.partial(replay_loss, graph, backward=False, named=done.named, values=values)
                 return _closer("forward", named(), named)
             if done.bad_outputs and done.named is None and done.slice() is not None:
@@ -336,7 +338,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         more["path"] = list(done.slice.path)
         more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
     row: dict[str, Any] = {"id": number, "root": call.root if call is not None else "", "data": {**data, **more}}
-    return {**row, **_line(call.line if call is not None else None)}
+    return {**row, **place(call.line if call is not None else None)}
 
 
 def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
@@ -369,14 +371,15 @@ def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any
         "root": call.root if call is not None else record.root or "",
         "module": record.module,
     }
-    return {**row, "op": record.op, **_line(record.line or (call.line if call is not None else None)), "data": data}
+    return {**row, "op": record.op, **place(record.line or (call.line if call is not None else None)), "data": data}
 
 
 def _source(source: tuple[int, ...] | External) -> Any:
     return {"kind": source.kind, "name": source.name} if isinstance(source, External) else list(source[-4:])
 
 
-def _line(line: Line | None) -> dict[str, Any]:
+def place(line: Line | None) -> dict[str, Any]:
+    """The fields of an event that say where."""
     return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
 
 

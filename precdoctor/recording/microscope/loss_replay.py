@@ -15,9 +15,10 @@ from torch import Tensor
 
 from precdoctor.recording import attach
 from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
+from precdoctor.recording.microscope.constants import added_to, base_of, has_no_gradient, without_constant
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.ops import storage_key, take_gradients
-from precdoctor.recording.microscope.replay import Replay
+from precdoctor.recording.microscope.replay import Replay, same_bits
 from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
 
@@ -52,12 +53,15 @@ def replay_loss(
     done = Replay(None, tracer, micro_step=graph.micro_step)
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
     saved = _saved_by_consumers(nodes)
+    rough: set[int] = set()
     certain: list[LossNode] = []
     possible: list[LossNode] = []
     with Autocast.off(), torch.enable_grad(), tracer:
         for node in nodes:
             tracer.line, first = node.line, len(tracer.records)
             made[id(node)], as_saved = _run(node, made, saved)
+            if backward:
+                made[id(node)], as_saved = _for_gradients(node, made, saved, rough, as_saved=as_saved)
             with tracer.aside():
                 if as_saved:
                     _tell_of(node, made, tracer)
@@ -148,7 +152,7 @@ def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
         if isinstance(own, Tensor):
             values[id(node)] = own
             behind = node.edges[0][0] if node.edges else None
-            if _base(node) == "Relu" and isinstance(behind, LossNode):  # of its result it makes, and derives, the same
+            if base_of(node) == "Relu" and isinstance(behind, LossNode):  # derived from its result
                 values.setdefault(id(behind), own)
         for (behind, output), name in zip(node.edges, ("self", "other"), strict=False):
             value = node.saved.get(name)
@@ -167,14 +171,14 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
     value = made[id(node)].detach()
     operands = [_value(behind, output, made) for behind, output in node.edges]
     known = [x.detach() for x in operands if x is not None]
-    packet = _packets().get(_base(node).lower())
+    packet = _packets().get(base_of(node).lower())
     facts: dict[str, Any] = {
         "operands": [{"argument": f"{i}", **describe(x)} for i, x in enumerate(known)],
         "settings": {},
         "results": [describe(value)],
         "reference": None,
     }
-    name = packet.__name__ if packet is not None else _base(node).lower()
+    name = packet.__name__ if packet is not None else base_of(node).lower()
     hidden = any(isinstance(behind, LossNode) and made.get(id(behind)) is None for behind, _ in node.edges)
     # What went in is not known; where nothing but -inf came out, that was a mask.
     masked = hidden and badness(value) == NEG_INF
@@ -211,10 +215,6 @@ def _read_by(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
     return found
 
 
-def _base(node: LossNode) -> str:
-    return node.name.rstrip("0123456789").removesuffix("Backward")
-
-
 def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tuple[Any, bool]:
     """The node's value: computed again, else as it was saved (then gradients pass it by), else unknown (None).
 
@@ -234,12 +234,41 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
     value = saved.get(id(node))
     if value is None:
         return None, False
-    through = next((x for x in operands if x is not None and x.shape == value.shape), None)
-    sign = {"Add": 1.0, "Sub": 1.0, "Rsub": -1.0}.get(_base(node))  # a constant was added: that is the derivative
-    if sign is not None and through is not None and through.requires_grad and not badness(through.detach()):
-        slope = sign * through
-        return slope + (value.detach() - slope.detach()), False
+    through = added_to(node, operands)
+    if through is not None and not badness(through.detach()):
+        return value.detach() + (through - through.detach()), False
     return value, True
+
+
+def _for_gradients(
+    node: LossNode, made: dict[int, Any], saved: dict[int, Tensor], rough: set[int], *, as_saved: bool
+) -> tuple[Any, bool]:
+    """The same where it is the gradients that count, which must not end at a constant that nobody saved.
+
+    What a constant was added to, or filled into, is passed on without it. The derivatives to come either do not depend
+    on the sum, or whoever computes them has saved it; what then differs from that is taken as it was saved after all.
+
+    Args:
+        rough: nodes whose values lack such a constant, or may; added to.
+
+    Returns:
+        As ``_run``.
+    """
+    value, known = made[id(node)], saved.get(id(node))
+    operands = [_value(behind, output, made) for behind, output in node.edges]
+    if value is None and (through := without_constant(node, operands)) is not None:
+        rough.add(id(node))
+        return through, False
+    if as_saved and known is not None and (through := without_constant(node, operands)) is not None:
+        return (known.detach() + (through - through.detach()) if not badness(through.detach()) else through), False
+    if not any(id(behind) in rough for behind, _ in node.edges):
+        return value, as_saved
+    first = value[0] if isinstance(value, (tuple, list)) else value
+    if known is None:
+        rough.add(id(node))
+    elif isinstance(first, Tensor) and not (first.shape == known.shape and same_bits(first.detach(), known)):
+        return known, True
+    return value, as_saved
 
 
 def _fits(node: LossNode, value: Any) -> bool:
@@ -259,7 +288,7 @@ def _value(behind: LossNode | Leaf | None, output: int, made: dict[int, Any]) ->
 
 def _candidates(node: LossNode, operands: list[Tensor | None]) -> Iterator[tuple[Any, list[Any], dict[str, Any]]]:
     """Calls that may have made the node; the first that gives its shape and dtype is taken."""
-    name = _base(node)
+    name = base_of(node)
     first = operands[0] if operands else None
     if name in _RESHAPES and first is not None:
         yield first.reshape, [node.shape], {}
@@ -282,6 +311,7 @@ def _arguments(function: Any, node: LossNode, operands: list[Tensor | None]) -> 
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     waiting = list(operands)
+    tensors = sum("Tensor" in str(a.type) for a in function._schema.arguments)
     value: Any
     for argument in function._schema.arguments:
         if argument.is_out or (argument.alias_info is not None and argument.alias_info.is_write):
@@ -291,6 +321,8 @@ def _arguments(function: Any, node: LossNode, operands: list[Tensor | None]) -> 
             if not waiting or any(x is None for x in waiting):
                 return None
             value, waiting = waiting, []
+        elif "Tensor" in kind and tensors > len(waiting) and has_no_gradient(node.saved.get(name)):
+            value = node.saved[name]  # a condition or an index: no edge leads to it
         elif "Tensor" in kind and waiting and (waiting[0] is not None or name not in node.saved):
             value = waiting.pop(0)
             if value is None and "Optional" not in kind:
@@ -303,12 +335,11 @@ def _arguments(function: Any, node: LossNode, operands: list[Tensor | None]) -> 
             if argument.kwarg_only:
                 continue
             value = argument.default_value
-        elif kind == "bool":
-            value = False
-        elif "Optional" in kind:
-            value = None
+        elif kind == "bool" or "Optional" in kind:
+            value = False if kind == "bool" else None
         else:
             return None
+        tensors -= "Tensor" in kind
         if argument.kwarg_only:
             kwargs[name] = value
         else:

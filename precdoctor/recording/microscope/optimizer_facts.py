@@ -74,14 +74,12 @@ def parameter_events(
     before: Mapping[int, Tensor],
     named: Named,
     *,
-    with_gradient: bool,
     values: bool,
 ) -> list[dict[str, Any]]:
     """An ``op`` row per bad parameter; ``argument`` is weight, grad or the name of a state tensor.
 
     Args:
         before: copies of the weights from before the step, by ``id``, as far as there are any.
-        with_gradient: the gradients are still those the step used.
         values: take single values at the first bad element.
     """
     rows = []
@@ -91,7 +89,7 @@ def parameter_events(
         tensors: dict[str, Tensor] = {}
         if (old := before.get(id(parameter))) is not None:
             tensors["weight"] = old
-        if with_gradient and parameter.grad is not None:
+        if parameter.grad is not None:
             tensors["grad"] = parameter.grad
         tensors |= {k: v for k, v in optimizer.state.get(parameter, {}).items() if isinstance(v, Tensor)}
         operands = []

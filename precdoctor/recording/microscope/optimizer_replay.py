@@ -1,14 +1,18 @@
-"""Running an optimizer's step again for one parameter, on copies, to see which operation made its weights non-finite.
+"""Running an optimizer's step again on copies, to see which operation made weights non-finite.
 
 The state is the one the step left behind, its non-finite elements set to 0 and its counter set back: the arithmetic is
-the user's own (``torch.optim`` or not), the operands are those of the step up to that. Whatever the optimizer would
-write to beside the copies is refused, so that nothing of the run can change.
+the user's own (``torch.optim`` or not), the operands are those of the step up to that. If it comes out finite so, and
+state had become infinite, the format's largest number stands in for that: what overflowed was no larger before, so a
+sum that grows with it overflows again. A step that has a closure compute gradients is run up to there, for all of its
+parameters. Whatever the optimizer would write to beside the copies is refused, so that nothing of the run can change.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +20,7 @@ from torch import Tensor, nn
 
 from precdoctor.recording import attach, kernels
 from precdoctor.recording.microscope.examination import Examination
-from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.facts import NEG_INF, POS_INF, badness
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.replay import Replay
@@ -40,6 +44,13 @@ class _Sandbox(Tracer):
             raise RuntimeError("the optimizer writes to more than this parameter and its state")
 
 
+_STOOD_IN = "state that had overflowed was taken to be its format's largest number before the step"
+
+
+class _ReachedError(Exception):
+    """The step calls its closure, which would run the user's model."""
+
+
 def replay_step(
     optimizer: torch.optim.Optimizer, parameter: Tensor, before: Tensor | None, line: Line | None, *, values: bool
 ) -> Examination | None:
@@ -54,22 +65,64 @@ def replay_step(
     """
     if parameter.grad is None or parameter.grad.layout is not torch.strided:
         return None
+    given, known = [(parameter, parameter.grad)], {} if before is None else {id(parameter): before}
+    found = _replayed(optimizer, given, known, line, _mended, values=values)
+    state = optimizer.state.get(parameter, {}).values()
+    if found is None and any(isinstance(x, Tensor) and badness(x) & (POS_INF | NEG_INF) for x in state):
+        found = _replayed(optimizer, given, known, line, _at_most, values=values)
+        if found is not None:
+            found.why = _STOOD_IN
+    return found
+
+
+def replay_until_closure(
+    optimizer: torch.optim.Optimizer,
+    given: Sequence[tuple[Tensor, Tensor]],
+    before: Mapping[int, Tensor],
+    line: Line | None,
+    *,
+    values: bool,
+) -> Examination | None:
+    """The op that makes a parameter non-finite before the step calls its closure for the first time.
+
+    Args:
+        optimizer: right after the step.
+        given: parameters and their gradients as the step began.
+        before: copies of parameters from before the step, by ``id``; of others what is finite now stands in.
+        line: where the user called ``step``, for ops that torch's own code runs.
+        values: let facts hold single values.
+    """
+    return _replayed(optimizer, given, before, line, _mended, values=values, closure=True) if given else None
+
+
+def _replayed(
+    optimizer: torch.optim.Optimizer,
+    given: Sequence[tuple[Tensor, Tensor]],
+    before: Mapping[int, Tensor],
+    line: Line | None,
+    mended: Callable[[Tensor], Tensor],
+    *,
+    values: bool,
+    closure: bool = False,
+) -> Examination | None:
+    """``mended`` makes state as it may have been before the step."""
     random = RandomState.now()
     try:
         with kernels.apart_from_user_modes():
-            again, clone, known = _copied(optimizer, parameter, before)
+            again, clones, known = _copied(optimizer, given, before, mended)
         tracer = _Sandbox(known, values=values)
         tracer.allowed = frozenset(known)
         tracer.fallback = line
-        step = type(optimizer).step
-        with tracer, torch.no_grad():
-            getattr(step, "__wrapped__", step)(again)
+        step: Any = type(optimizer).step
+        with tracer, torch.no_grad(), contextlib.suppress(_ReachedError):
+            getattr(step, "__wrapped__", step)(again, *([_reached] if closure else []))
     except Exception as error:  # noqa: BLE001 - an optimizer of the user's own may do anything; the facts of the step stand
         attach.let_through(error)
         return None
     finally:
         random.restore()
-    if not (bad := badness(clone.detach())):
+    clone, bad = next(((c, kinds) for c in clones if (kinds := badness(c.detach()))), (None, 0))
+    if clone is None:
         return None
     done = Replay(None, tracer)
     done.bad_outputs.append(("weight", bad, tracer.source(clone)))
@@ -77,38 +130,57 @@ def replay_step(
     return None if found is None or not found.origins else Examination("origin", "optimizer", found=done, slice=found)
 
 
+def _reached() -> Tensor:
+    raise _ReachedError
+
+
 def _copied(
-    optimizer: torch.optim.Optimizer, parameter: Tensor, before: Tensor | None
-) -> tuple[torch.optim.Optimizer, nn.Parameter, dict[int, External]]:
-    """The optimizer for a copy of one parameter, and the memory it may write to."""
-    assert parameter.grad is not None, "checked by the caller"
-    start = before if before is not None else _mended(parameter.detach())
-    clone = nn.Parameter(start.detach().clone())
-    clone.grad = parameter.grad.detach().clone()
-    state = {k: _state(k, v) for k, v in optimizer.state.get(parameter, {}).items()}
+    optimizer: torch.optim.Optimizer,
+    given: Sequence[tuple[Tensor, Tensor]],
+    before: Mapping[int, Tensor],
+    mended: Callable[[Tensor], Tensor],
+) -> tuple[torch.optim.Optimizer, list[nn.Parameter], dict[int, External]]:
+    """The optimizer for copies of some parameters, and the memory it may write to."""
     memo: dict[int, Any] = {id(p): p for group in optimizer.param_groups for p in group["params"]}
     memo |= {id(x): x for own in optimizer.state.values() for x in own.values() if isinstance(x, Tensor)}
-    memo[id(parameter)] = clone
+    known: dict[int, External] = {}
+    clones: dict[int, nn.Parameter] = {}
+    states: dict[Tensor, dict[str, Any]] = {}
+    for parameter, grad in given:
+        start = before.get(id(parameter), _mended(parameter.detach()))
+        clone = memo[id(parameter)] = clones[id(parameter)] = nn.Parameter(start.detach().clone())
+        clone.grad = grad.detach().clone()
+        state = {k: _state(k, v, mended) for k, v in optimizer.state.get(parameter, {}).items()}
+        if state:
+            states[clone] = state
+        tensors = {"weight": clone, "grad": clone.grad, **{k: x for k, x in state.items() if isinstance(x, Tensor)}}
+        known |= {key: External("weight", n) for n, x in tensors.items() if (key := storage_key(x)) is not None}
     plain = {k: v for k, v in vars(optimizer).items() if k not in {"step", "state", "param_groups", *_HOOKS}}
-    groups = [g for g in optimizer.param_groups if any(p is parameter for p in g["params"])]
-    settings = {k: v for k, v in groups[0].items() if k != "params"}
     again: torch.optim.Optimizer = object.__new__(type(optimizer))
     vars(again).update(copy.deepcopy(plain, memo))
     vars(again).update({name: OrderedDict() for name in _HOOKS if name in vars(optimizer)})
-    again.param_groups = [{**copy.deepcopy(settings, memo), "params": [clone]}]
-    again.state = defaultdict(dict, {clone: state})
-    tensors = {"weight": clone, "grad": clone.grad, **{k: x for k, x in state.items() if isinstance(x, Tensor)}}
-    known = {key: External("weight", n) for n, x in tensors.items() if (key := storage_key(x)) is not None}
-    return again, clone, known
+    again.param_groups = []
+    for group in optimizer.param_groups:
+        mine = [clones[id(p)] for p in group["params"] if id(p) in clones]
+        settings = {k: v for k, v in group.items() if k != "params"}
+        if mine:
+            again.param_groups.append({**copy.deepcopy(settings, memo), "params": mine})
+    again.state = defaultdict(dict, states)
+    return again, list(clones.values()), known
 
 
-def _state(name: str, value: Any) -> Any:
+def _state(name: str, value: Any, mended: Callable[[Tensor], Tensor]) -> Any:
     if name == "step":
         return value - 1
     if isinstance(value, Tensor):
-        return _mended(value.detach().clone())
+        return mended(value.detach().clone())
     return copy.deepcopy(value)
 
 
 def _mended(x: Tensor) -> Tensor:
     return torch.nan_to_num(x, 0.0, 0.0, 0.0) if x.is_floating_point() else x
+
+
+def _at_most(x: Tensor) -> Tensor:
+    """Infinite elements were finite before, so the format's largest number at most."""
+    return torch.nan_to_num(x, 0.0) if x.is_floating_point() else x

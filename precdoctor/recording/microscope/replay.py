@@ -15,7 +15,7 @@ from precdoctor.recording import leaves
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.ops import storage_key, take_gradients
-from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
+from precdoctor.recording.microscope.restore import Attributes, Autocast, buffers_aside, without_hooks
 from precdoctor.recording.microscope.slicing import Slice, slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.naming import Names, unwrap
@@ -86,7 +86,7 @@ def replay(
     module = unwrap(call.module)
     modules = list(module.modules())
     call.random.restore()
-    with without_hooks(modules), buffers_aside(modules, call.buffers), eager():
+    with as_first_called(call, modules), without_hooks(modules), buffers_aside(modules, call.buffers), eager():
         tracer = Tracer(_known(module, names), wanted, values=values)
         done = Replay(call, tracer, micro_step=call.micro_step)
         before = {id(b) for b in module.buffers() if badness(b)} if buffers else set()
@@ -106,7 +106,9 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
     ):
         arguments = ready(call)
         _note_arguments(tracer, call, arguments)
-        bound = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in call.bound.items()}
+        own = dict(module.named_parameters())
+        given = call.bound or {name: _before(call, own[name]) for name in call.writes if name in own}
+        bound = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in given.items()}
         for name, x in bound.items():
             tracer.note(x, External("weight", name))
         with tracer:
@@ -117,13 +119,34 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
             )
         _judge_outputs(done, call, result)
         if backward or taken is not None:
-            weights = bound or dict(module.named_parameters())
+            weights = {**own, **bound}
             brought = call.gradients
             if taken is not None:
                 brought = call.taken.get(taken.number, {})
                 memory = set(map(storage_key, taken.asked_for()))
-                weights = {n: p for n, p in weights.items() if storage_key(call.bound.get(n, p)) in memory}
+                weights = {n: p for n, p in weights.items() if storage_key(call.bound.get(n, own.get(n, p))) in memory}
             _backward(done, brought, weights, result, arguments, alone=module is call.module)
+
+
+def _before(call: RootCall, weight: Tensor) -> Tensor:
+    """A parameter that the forward pass writes to: what is finite of it stands in for what it was at the first call."""
+    return (
+        torch.nan_to_num(weight.detach(), 0.0, 0.0, 0.0).requires_grad_(weight.requires_grad) if call.first else weight
+    )
+
+
+@contextlib.contextmanager
+def as_first_called(call: RootCall, modules: list[nn.Module]) -> Iterator[None]:
+    """Inside, modules have the attributes (``ready``) that the first call found, if it wrote into parameters."""
+    if call.first is None:
+        yield
+        return
+    now = Attributes(modules)
+    call.first.attributes.restore()
+    try:
+        yield
+    finally:
+        now.restore()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ an op makes something bad of finite operands, or the value came from outside the
 from __future__ import annotations
 
 import ast
+import math
 import weakref
 from collections import ChainMap
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.microscope.by_hand import run_writers
-from precdoctor.recording.microscope.facts import NEG_INF, badness
+from precdoctor.recording.microscope.facts import NAN, NEG_INF, badness
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.functions import Follower, function_of
 from precdoctor.recording.microscope.makers import Making, making_of, statement_at
@@ -34,6 +35,8 @@ from precdoctor.recording.variables import Held, Variables
 _SECONDS = 10.0
 #: Assignments followed back from one to the next.
 _MAX_STEPS = 12
+#: Ops that put a constant somewhere.
+_FILLS = frozenset(("full", "full_like", "new_full", "fill", "fill_", "masked_fill", "masked_fill_", "scalar_tensor"))
 
 
 @dataclass
@@ -88,6 +91,9 @@ def replay_statements(
             noted = noted if noted is not None else found.kept
             if noted is not None and noted.shape == found.value.shape:
                 done.compared, done.equal = 1, int(same_bits(noted, found.value))
+            if variable is not None and _is_filled(tracer, found):
+                done.named = External("literal", variable)
+                break
             done.bad_outputs = [("", badness(found.value), found.source)]
             variable = _bad_variable(tracer, found.source)
             if variable is None:
@@ -149,13 +155,38 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _role(made: Making | None) -> str:
-    """What a bad variable is whose making is no arithmetic: data, unless a module made it."""
+    """What a bad variable is whose making is no arithmetic: data, unless a module made it, or the text an infinity."""
+    if made is not None and any(_is_infinity(n, made.at) for n in ast.walk(made.statement)):
+        return "literal"
     for node in ast.walk(made.statement) if made is not None else ():
         name = node.func if isinstance(node, ast.Call) else None
         value = made.at.values.get(name.id) if made is not None and isinstance(name, ast.Name) else None
         if issubclass(type(value() if type(value) is weakref.ref else value), nn.Module):
             return "variable"
     return "data"
+
+
+def _is_infinity(node: ast.AST, at: Variables) -> bool:
+    """``math.inf``, ``float("-inf")``, ``1e999``, or a name that stands for such a number."""
+    match node:
+        case ast.Attribute(attr="inf"):
+            return True
+        case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))]):
+            return text.strip().lstrip("+-").lower() in {"inf", "infinity"}
+        case ast.Constant(value=float(number)):
+            return math.isinf(number)
+        case ast.Name(id=name):
+            value = at.values.get(name, at.globals.get(name))
+            return type(value) is float and math.isinf(value)
+    return False
+
+
+def _is_filled(tracer: Tracer, found: _Found) -> bool:
+    """Whether a value is infinite because the code put infinities there, which may be no fault."""
+    behind = slice_back(tracer.records, [found.source])
+    if badness(found.value) & NAN or behind is None or behind.externals:
+        return False
+    return bool(behind.origins) and all(tracer.records[i].op.split(".")[1] in _FILLS for i in behind.origins)
 
 
 def _bad_variable(tracer: Tracer, source: Source) -> str | None:

@@ -213,3 +213,91 @@ def test_a_bad_gradient_goes_before_a_bad_rate():
     rate = BadSetting(0, "lr", float("nan"))
 
     assert "gradient" in cause_of(replace(examined("optimizer", step), bad_settings=(rate,))).why
+
+
+def number(argument, low, high=None, value=None):
+    """An operand between two numbers."""
+    high = low if high is None else high
+    zero, negative = int(low == 0.0 or value == 0.0), int(low < 0)
+    return Operand(
+        argument, "float32", (16,), 16, 0, 0, 0, zero, negative, low, high, max(abs(low), abs(high)), 0.1, None, value
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "settings", "bad", "cause"),
+    [
+        ("Tensor_Tensor", [number("self", 0.0, 9.0, 0.0), number("exponent", -0.5)], {}, POS_INF, "division-by-zero"),
+        ("Tensor_Tensor", [number("self", -2.0, 9.0, -2.0), number("exponent", 0.3)], {}, NAN, "domain-error"),
+        ("Tensor_Tensor", [number("self", -2.0, 9.0, -2.0), number("exponent", 0.5)], {}, NAN, "sqrt-of-negative"),
+        ("Tensor_Tensor", [number("self", 1.0, 3e20, 3e20), number("exponent", 3.0)], {}, POS_INF, "square-overflow"),
+        ("Tensor_Tensor", [number("self", 1.0, 3.0, 3.0), number("exponent", 90.0)], {}, POS_INF, "exp-overflow"),
+        ("Tensor_Scalar", [number("self", 0.0, 9.0, 0.0)], {"exponent": -1.5}, POS_INF, "division-by-zero"),
+        ("Tensor_Scalar", [number("self", -9.0, 9.0, -3.0)], {"exponent": 1.5}, NAN, "domain-error"),
+        ("Tensor_Scalar", [number("self", 0.0, 1e20, 1e20)], {"exponent": 2}, POS_INF, "square-overflow"),
+        ("Scalar", [number("exponent", 0.0, 300.0, 300.0)], {"self": 2.0}, POS_INF, "exp-overflow"),
+        ("Scalar", [number("exponent", -3.0, 1.0, -3.0)], {"self": 0.0}, POS_INF, "division-by-zero"),
+        ("Scalar", [number("exponent", 0.3, 1.0, 0.3)], {"self": -2.0}, NAN, "domain-error"),
+    ],
+)
+def test_a_power_is_read_by_its_base_and_its_exponent(name, operands, settings, bad, cause):
+    forward = op(3, f"aten.pow.{name}", *operands, bad_out=bad, settings=settings)
+
+    assert cause_of(examined("forward", forward)).name == cause
+
+
+def derivative(name, *operands, node="PowBackward1", **how):
+    made = op(10, "aten.pow.Tensor_Tensor", number("self", 0.0, 9.0), number("exponent", 0.33))
+    return examined("backward", made, op(75, name, *operands, phase="backward", node=node, forward=10, **how))
+
+
+def test_the_derivative_of_a_power_below_one_at_zero():
+    """``x ** p`` with a tensor for ``p``, whose derivative takes 0 to the power ``p - 1``."""
+    base = number("self", 0.0, 9.0, 0.0)
+    third = derivative("aten.pow.Tensor_Tensor", base, number("exponent", -0.67), bad_out=POS_INF)
+    half = derivative("aten.pow.Tensor_Tensor", base, number("exponent", -0.5), bad_out=POS_INF)
+    half = replace(half, ops={75: half.ops[75]})  # the power itself is not in the log
+
+    assert cause_of(third).name == "domain-edge-gradient"
+    assert cause_of(half).name == "sqrt-gradient-at-zero"
+
+
+def test_a_derivative_of_a_power_that_fp64_keeps_finite_is_no_edge():
+    left = derivative("aten.mul.Tensor", number("self", 1e30), number("other", 1e30), bad_out=POS_INF)
+    left.ops[75] = replace(left.ops[75], reference=number("out", 1e60))
+
+    assert cause_of(left).name == "square-overflow"
+
+
+def test_hypot_has_no_derivative_at_zero():
+    zeros = number("self", 0.0, 0.0, 0.0), number("other", 0.0, 9.0, 0.0)
+    backward = op(75, "aten.div.Tensor", *zeros, phase="backward", node="HypotBackward0", bad_out=NAN)
+
+    assert cause_of(examined("backward", backward)).name == "norm-gradient-at-zero"
+
+
+LITERAL = ("literal", "far")
+
+
+def infinite(argument):
+    return replace(tensor(argument), pos_inf=3)
+
+
+def test_infinities_of_the_code_are_blamed_on_what_makes_nan_of_them():
+    """A table of distances that begins with infinities; two of them are subtracted."""
+    reads = op(4, "aten.minimum.default", infinite("self"), bad_out=POS_INF, makers=(LITERAL,))
+    reads = replace(reads, bad_in=(POS_INF,))
+    spoils = op(6, "aten.sub.Tensor", infinite("self"), infinite("other"), bad_out=NAN, makers=((4,), (4,)))
+    seen = replace(examined("forward", reads, spoils, root="", externals=((*LITERAL, 4),)), path=(4, 6))
+
+    assert blame(seen).op.index == 6
+    assert cause_of(seen).name == "inf-minus-inf"
+
+
+@pytest.mark.parametrize(("bad_out", "blamed"), [(NAN, 6), (POS_INF, 3)], ids=["nan", "still-infinite"])
+def test_a_fill_of_infinity_is_blamed_only_where_nothing_makes_nan_of_it(bad_out, blamed):
+    fills = op(3, "aten.masked_fill.Scalar", tensor(), bad_out=POS_INF)
+    spoils = op(6, "aten.sub.Tensor", infinite("self"), infinite("other"), bad_out=bad_out, makers=((3,), (3,)))
+    seen = replace(examined("forward", fills, spoils, root=""), origins=(3,), path=(3, 6))
+
+    assert blame(seen).op.index == blamed

@@ -1,10 +1,13 @@
 """Loss code run again from the graph it left, where the graph does not hold everything."""
 
 import itertools
+import types
 
+import pytest
 import torch
 
 from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
+from precdoctor.recording.microscope.examination import _loss_code
 from precdoctor.recording.microscope.facts import NAN, NEG_INF
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
@@ -90,3 +93,63 @@ def test_gradients_pass_a_constant_that_was_not_saved_and_a_relu_that_saved_its_
 
     assert (done.compared, done.equal) == (1, 1)
     assert [name for name, *_ in done.bad_gradients] == ["Net#0 output"]
+
+
+def gradients(top, value):
+    return replay_loss(LossGraph(0, top, torch.tensor(value), None), backward=True)
+
+
+def test_gradients_go_through_where_and_through_constants_that_nobody_saved():
+    """``where(x <= t, 12.92 * x, 1.055 * x ** p - 0.055)``: the power is NaN where it is not taken."""
+    x = torch.tensor([-1.0, 1.0])
+    leaf = Leaf("Net#0 output", x)
+    line = node("Mul", (2,), leaf, None, self=x, other=torch.tensor(12.92))
+    power = node("Pow", (2,), leaf, self=x, exponent=0.4)
+    curve = node("Sub", (2,), node("Mul", (2,), power, None, other=torch.tensor(1.055)), None, alpha=1)
+    done = gradients(node("Sum", (), node("Where", (2,), line, curve, condition=x <= 0.003)), -11.0)
+    origin = done.tracer.records[done.slice().origins[0]]
+
+    assert [bad for _, bad, _ in done.bad_gradients] == [NAN]
+    assert "pow" in origin.op
+
+
+@pytest.mark.parametrize("name", ["where", "filled"])
+def test_gradients_go_through_what_a_constant_was_put_into(name):
+    """The derivative of log at 0, which ``where(valid, log(x), 0)`` and ``masked_fill(~valid, 0)`` do not keep away."""
+    x, valid = torch.tensor([0.0, 1.0]), torch.tensor([False, True])
+    logs = node("Log", (2,), Leaf("Net#0 output", x), self=x)
+    kept = node("Where", (2,), logs, None, condition=valid)
+    filled = node("MaskedFill", (2,), logs, mask=~valid)
+    done = gradients(node("Sum", (), kept if name == "where" else filled), 0.0)
+
+    assert [bad for _, bad, _ in done.bad_gradients] == [NAN]
+    assert not done.bad_outputs
+
+
+@pytest.mark.parametrize(("positions", "signs"), [((0, None), 1.0), ((None, 0), -1.0)])
+def test_what_is_taken_from_a_constant_has_the_other_sign(positions, signs):
+    less = node("Sub", (2,), *(Leaf("weight", torch.ones(2)) if p == 0 else None for p in positions), alpha=1)
+    done = gradients(node("Sum", (), less), 0.0)
+    ((_, gradient),) = done.weight_gradients
+
+    assert gradient.tolist() == [signs, signs]
+
+
+def test_where_the_constant_counts_the_value_is_taken_as_it_was_saved():
+    """exp(x - 200) does not overflow; exp(x), all that is known of what went in, would."""
+    x = torch.tensor([150.0, 180.0])
+    small = node("Sub", (2,), Leaf("Net#0 output", x), None, alpha=1)
+    done = gradients(node("Sum", (), node("Exp", (2,), small, result=torch.exp(x - 200.0))), 2e-9)
+
+    assert not done.bad_gradients and not done.bad_outputs
+    assert (done.compared, done.bad) == (1, [])
+
+
+@pytest.mark.parametrize(("cut", "outcome"), [(True, "outside"), (False, "origin")], ids=["cut", "whole"])
+def test_of_code_too_long_to_be_kept_nothing_is_said_to_come_from_outside(cut, outcome):
+    """What the logarithm read was made in a part of the graph that was not kept, or by nobody autograd knows."""
+    logs = node("Log", (2,), None, self=torch.tensor([torch.nan, 1.0]))
+    graph = LossGraph(0, node("Sum", (), logs), torch.tensor(torch.nan), None, cut=cut)
+    done = _loss_code(types.SimpleNamespace(losses=[graph], taken=[]), "forward", "finite outputs", values=True)
+
+    assert done.outcome == outcome

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from precdoctor.recording.microscope.optimizer_facts import bad_settings
-from precdoctor.recording.microscope.optimizer_replay import replay_step
+from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 
 
 def stepped(kind, gradient, **how):
@@ -98,3 +98,58 @@ def test_the_operation_a_rate_of_nan_went_into(kind):
 
     assert found is not None and found.origin is not None
     assert any(math.isnan(v) for v in found.origin.facts["settings"].values() if isinstance(v, float))
+
+
+def test_momentum_that_overflows_by_and_by_is_led_to_the_operation():
+    """Every gradient is finite, and so is the momentum for some steps: from 0 the step comes out finite."""
+    parameter = nn.Parameter(torch.ones(3, dtype=torch.float16))
+    optimizer = torch.optim.SGD([parameter], lr=1e-6, momentum=0.9)
+    while parameter.isfinite().all():
+        before = parameter.detach().clone()
+        parameter.grad = torch.tensor([1.0, 1.1e4, 1.0]).half()
+        optimizer.step()
+    found = replay_step(optimizer, parameter, before, None, values=True)
+
+    assert found is not None and found.origin is not None
+    assert found.origin.op == "aten.add_.Tensor"
+    assert optimizer.state[parameter]["momentum_buffer"].tolist()[1] == math.inf
+
+
+class Climber(torch.optim.SGD):
+    """Climbs along the gradient before its closure computes another (sharpness-aware minimisation)."""
+
+    @torch.no_grad()
+    def step(self, closure):
+        parameters = self.param_groups[0]["params"]
+        scale = 0.05 / torch.stack([p.grad.norm() for p in parameters]).norm()
+        for p in parameters:
+            p.add_(p.grad * scale)
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        super().step()
+
+
+@pytest.mark.parametrize(("gradient", "found"), [(0.0, True), (1.0, False)], ids=["zero", "finite"])
+def test_a_step_with_a_closure_is_run_up_to_that(gradient, found):
+    calls = []
+    parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
+    for p in parameters:
+        p.grad = torch.full_like(p, gradient)
+    given = [(p, p.grad) for p in parameters]
+
+    def closure():
+        calls.append(1)
+        sum(p.sum() for p in parameters).backward()
+
+    optimizer = Climber(parameters, lr=0.1)
+    optimizer.step(closure)
+    bits = [p.detach().nan_to_num(7.0) for p in parameters]
+    done = replay_until_closure(optimizer, given, {}, None, values=True)
+
+    assert len(calls) == 1
+    assert (done is not None) is found
+    if done is not None:
+        assert done.origin.op in {"aten.reciprocal.default", "aten.div.Tensor"}
+        assert done.origin.line.file == __file__
+    assert all(torch.equal(p.detach().nan_to_num(7.0), b) for p, b in zip(parameters, bits, strict=True))

@@ -544,3 +544,30 @@ def test_generators_of_the_users_are_left_alone():
     replay(f"{text}y = torch.rand(2, generator=own)\ny /= 0 * y\nloss = unknown - y\n", 5, own=own)
 
     assert torch.equal(own.get_state(), before)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "far = torch.full((2,), math.inf)",
+        "far = torch.full((2,), float('inf')) + given(2)",
+        "far = given(torch.full((2,), BIG))",
+        "far = torch.zeros(2).masked_fill(torch.ones(2) > 0, -1e999)",
+    ],
+    ids=["evaluated", "float", "name", "literal"],
+)
+def test_infinities_that_the_code_wrote_are_no_data(made):
+    """``given`` is code that cannot be evaluated."""
+    text = f"BIG = -math.inf\n{made}\ndef f(far):\n    stop()\n    return far - far + unknown\nf(far)\n"
+    given = torch.nn.Identity()
+    given.forward = lambda x: x
+    done = replay(text, 5, "f", given=given.forward)
+
+    assert done.named == External("literal", "far")
+
+
+def test_data_that_holds_infinities_is_data():
+    text = "rows = load()\ndef f(x):\n    stop()\n    return unknown * x\nf(rows)\n"
+    done = replay(text, 4, "f", load=lambda: torch.full((2,), math.inf))
+
+    assert done.named == External("data", "rows")

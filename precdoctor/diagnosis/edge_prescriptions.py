@@ -1,0 +1,108 @@
+"""What to do where a function, or its derivative, ends: exp above ln(max), roots, norms and powers at 0, acos at 1."""
+
+from __future__ import annotations
+
+import math
+
+from precdoctor.diagnosis.culprit_words import bad_of, forward_of, line_words, look, operand_of
+from precdoctor.diagnosis.examination import Culprit
+from precdoctor.diagnosis.examined import real
+from precdoctor.diagnosis.finding import Prescription
+from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.view import RunView
+
+#: Functions defined between -1 and 1, between 0 and 1, and from 1 on, by the nodes and ops of their derivatives.
+_TO_ONE = frozenset(("acos", "asin", "atanh", "erfinv"))
+_SHARES = frozenset(("logit",))
+_FROM_ONE = frozenset(("acosh",))
+#: FP32 numbers nearer to 1 than this may be equal to it after one rounding.
+_NEAR_ONE = 1e-6
+
+
+def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Keep what goes into an exponential, or into a power as its exponent, below where the result leaves the format."""
+    if culprit.op.short == "pow":
+        return _clamp_power(view, incident, culprit)
+    operand = operand_of(culprit)
+    fmt = known_format(operand.dtype) if operand is not None else None
+    if operand is None or fmt is None or operand.max is None:
+        return look(view, incident, culprit)
+    largest = math.floor(math.log(fmt.max))
+    return Prescription(
+        title=f"clamp what goes into exp at {largest}{line_words(culprit)}, or subtract the maximum first (logsumexp)",
+        change={"clamp_max": largest},
+        predicted={"largest_exponent": {"from": operand.max, "to": largest}, "inf": {"from": bad_of(culprit), "to": 0}},
+        snippet=f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {fmt.name}\n",
+    )
+
+
+def _clamp_power(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    exponent, base = culprit.op.operand("exponent"), culprit.op.operand("self")
+    reach = base.amax if base is not None else real(culprit.op.settings.get("self"))
+    fmt = known_format(culprit.op.results[0].dtype) if culprit.op.results else None
+    if exponent is None or exponent.max is None or fmt is None or reach is None or reach <= 1.0:
+        return look(view, incident, culprit)
+    largest = math.floor(math.log(fmt.max) / math.log(reach) * 10) / 10
+    return Prescription(
+        title=f"clamp the exponent at {largest:g}{line_words(culprit)}: its base reaches {reach:.4g}",
+        change={"clamp_max": largest},
+        predicted={
+            "largest_exponent": {"from": exponent.max, "to": largest},
+            "inf": {"from": bad_of(culprit), "to": 0},
+        },
+        snippet=f"y = x ** p.clamp(max={largest!r})  # {reach:.4g} ** {largest:g} is finite in {fmt.name}\n",
+    )
+
+
+def inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """A small constant under a root, whose derivative at 0 is infinite."""
+    return Prescription(
+        title=f"add a small constant inside the root{line_words(culprit)}{_zeros_words(culprit)}",
+        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
+        predicted={
+            "nonfinite_elements": {"from": bad_of(culprit), "to": 0},
+            "largest_derivative": 0.5 / math.sqrt(1e-12),
+        },
+        snippet="import torch\n\ny = torch.sqrt(x + 1e-12)  # the derivative at 0 is 5e5, not infinite\n",
+    )
+
+
+def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """A norm has no derivative at 0, and no argument for an eps: its square has one, and the root takes the eps."""
+    made = forward_of(culprit)
+    name = made.short if made is not None else "the norm"
+    sums = "dx.square() + dy.square()" if name == "hypot" else "x.square().sum(-1)"
+    return Prescription(
+        title=f"write {name}{line_words(culprit)} as the root of a sum of squares and a small constant",
+        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
+        predicted={"nonfinite_elements": {"from": bad_of(culprit), "to": 0}, "largest_derivative": 1.0},
+        snippet=f"import torch\n\ny = torch.sqrt({sums} + 1e-12)  # at 0 the derivative is 0, not 0 / 0\n",
+    )
+
+
+def off_the_edge(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """The operand kept inside the domain, where the derivative is finite."""
+    made = forward_of(culprit)
+    name = made.short if made is not None else (culprit.op.node or culprit.op.short).partition("Backward")[0].lower()
+    if name in _TO_ONE:
+        clamp = {"min": -1.0 + _NEAR_ONE, "max": 1.0 - _NEAR_ONE}
+    elif name in _SHARES:
+        clamp = {"min": _NEAR_ONE, "max": 1.0 - _NEAR_ONE}
+    else:
+        clamp = {"min": 1.0 + _NEAR_ONE} if name in _FROM_ONE else {"min": _NEAR_ONE}
+    limits = ", ".join(f"{side}={limit!r}" for side, limit in clamp.items())
+    where = " and ".join(f"{limit:g}" for limit in clamp.values())
+    return Prescription(
+        title=f"clamp what goes into {name} at {where}{line_words(culprit)}: at the edge its derivative is infinite"
+        + _zeros_words(culprit),
+        change={"clamp": clamp, "module": culprit.module},
+        predicted={"nonfinite_gradients": {"from": bad_of(culprit), "to": 0}},
+        snippet=f"x = x.clamp({limits})  # before {name}; elements that were clamped get a gradient of 0\n",
+    )
+
+
+def _zeros_words(culprit: Culprit) -> str:
+    made = forward_of(culprit)
+    zeros = made.operands[0].zero if made is not None and made.operands else None
+    return f" ({zeros:,} elements are exactly 0 there)" if zeros else ""
