@@ -20,6 +20,7 @@ EVERY = {
     "fresh-scaler": "8",
     "gpt-fp8-delayed": "4",
     "gpt-fp8-wrong-margin": "4",
+    "bf16-count": "4",
 }
 
 

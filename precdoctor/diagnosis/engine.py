@@ -72,7 +72,7 @@ def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, O
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]
     return Diagnosis(
         run=describe(view),
-        findings=tuple(sorted(findings, key=_importance)),
+        findings=_by_importance(findings),
         rules=tuple(outcomes),
         recorder=describe_recorder(view),
     )
@@ -137,11 +137,19 @@ def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Fin
     return RuleOutcome(rule.code, rule.name, status, reason)
 
 
-def _importance(finding: Finding) -> tuple[Any, ...]:
-    """Heavier first; among equals the earlier cause in triage order, then the earlier step."""
-    triage = next((r.triage for r in RULES if r.code == finding.code), len(RULES))
-    step = finding.location.step
-    return (-finding.severity.weight, triage, finding.code, step is None, step or 0, -finding.confidence)
+def _by_importance(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Heavier first; among equals the earlier cause in triage order, then the surer rule, then the earlier step."""
+    triage = {r.code: r.triage for r in RULES}
+    surest: dict[str, float] = {}
+    for f in findings:
+        surest[f.code] = max(f.confidence, surest.get(f.code, 0.0))
+
+    def key(f: Finding) -> tuple[Any, ...]:
+        step = f.location.step
+        at = (step is None, step or 0, -f.confidence)
+        return (-f.severity.weight, triage.get(f.code, len(RULES)), -surest[f.code], f.code, *at)
+
+    return tuple(sorted(findings, key=key))
 
 
 def describe(view: RunView) -> dict[str, Any]:

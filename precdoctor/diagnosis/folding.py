@@ -40,7 +40,9 @@ _EXPLAINS_RUN = {
 _EXPLAINS_PLACE = {
     "PD101": ("PD107", "PD206", "PD705", "PD706"),
     "PD301": ("PD601", "PD602"),
+    "PD402": ("PD203", "PD706"),
     "PD602": ("PD406", "PD601"),
+    "PD703": ("PD706",),
 }
 #: ... when all tensors of the effect are among those of the cause (``evidence["tensors"]``): FP8 operands.
 _EXPLAINS_TENSORS = {
@@ -54,6 +56,8 @@ _EXPLAINS_TENSORS = {
 }
 #: ... when the worst tensor of the effect is.
 _EXPLAINS_WORST = {"PD404": ("PD401",)}
+#: Causes of a gradient beyond its format's range: a lower loss scale mends them.
+_OUT_OF_RANGE = ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "loss-scale-overflow")
 
 
 def covered_steps(finding: Finding) -> tuple[int, int] | None:
@@ -68,6 +72,9 @@ def covered_steps(finding: Finding) -> tuple[int, int] | None:
 
 def explains(cause: Finding, effect: Finding) -> bool:
     """Whether ``effect`` is a consequence of ``cause``: named so above, and it begins while the cause is at work."""
+    if {cause.code, effect.code} == {"PD102", "PD301"}:
+        gradient = cause if cause.code == "PD102" else effect
+        return (cause.code == "PD301") == _mended_by_the_scale(gradient) and _begins_within(cause, effect)
     if effect.code in _EXPLAINS_RUN.get(cause.code, ()):
         return True
     if effect.code in _EXPLAINS_PLACE.get(cause.code, ()):
@@ -77,8 +84,15 @@ def explains(cause: Finding, effect: Finding) -> bool:
         return bool(effects) and set(effects) <= set(_tensors(cause))
     if effect.code in _EXPLAINS_WORST.get(cause.code, ()):
         return any(worst in _tensors(cause) for worst in _tensors(effect)[:1])
-    if effect.code not in _EXPLAINS.get(cause.code, ()):
-        return False
+    return effect.code in _EXPLAINS.get(cause.code, ()) and _begins_within(cause, effect)
+
+
+def _mended_by_the_scale(gradient: Finding) -> bool:
+    """Whether it was the loss scale that was too high: out of range, skipped, and training went on at a lower one."""
+    return bool(gradient.evidence.get("recovered")) and gradient.cause in _OUT_OF_RANGE
+
+
+def _begins_within(cause: Finding, effect: Finding) -> bool:
     span, begin = covered_steps(cause), effect.evidence.get("first_overflow_step", effect.location.step)
     return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
 

@@ -171,8 +171,7 @@ def blocks_of(view: RunView) -> Mapping[Key, list[Mapping[str, Any]]]:
 
 
 def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
-    steps = list(view.sampled_steps)[1:] or list(view.sampled_steps)
-    chosen = steps[:: -max(1, -(-len(steps) // _BLOCK_STEPS))]
+    chosen = _block_steps(view)
     columns = [f"block{size}{part}" for size in _SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
     found: dict[Key, list[Mapping[str, Any]]] = {}
     for r in view.scan_records(
@@ -182,6 +181,16 @@ def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
             key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
             found.setdefault(key, []).append(r)
     return found
+
+
+def _block_steps(view: RunView) -> list[int]:
+    """The steps to read: blocks are recorded less often than the rest. The first one counts if there are no others."""
+    low = [f"block{size}_amax_lo" for size in _SIZES]
+    recorded: set[int] = set()
+    for frame in view.scan(low, (KIND,)):
+        recorded |= {int(s) for s in frame.loc[frame[low].notna().any(axis=1), "step"]}
+    steps = sorted(recorded)[1:] or sorted(recorded)
+    return steps[:: -max(1, -(-len(steps) // _BLOCK_STEPS))]
 
 
 def histograms(view: RunView, operand: Operand, size: int) -> list[tuple[BlockHistogram, float]]:

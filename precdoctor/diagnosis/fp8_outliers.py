@@ -91,3 +91,10 @@ def hot_blocks(histogram: BlockHistogram, last_bin: int) -> float:
     trimmed = histogram.amax.trimmed()
     bins = trimmed.lo + np.arange(trimmed.counts.size)
     return float(trimmed.counts[bins > last_bin].sum() / max(trimmed.total, 1))
+
+
+def dead_blocks(histogram: BlockHistogram, fmt: Format) -> float:
+    """Share of the blocks with a non-zero element that lose every one of them: their amax, as cast, is flushed."""
+    trimmed = histogram.amax.trimmed()
+    upper = np.exp2(trimmed.lo + 1.0 + np.arange(trimmed.counts.size))
+    return float(trimmed.counts[upper <= fmt.flush_limit].sum() / max(trimmed.total, 1))

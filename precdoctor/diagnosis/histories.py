@@ -9,13 +9,13 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.bad_steps import is_well
-from precdoctor.diagnosis.rows import Key, known_format, number, text
+from precdoctor.diagnosis.rows import Key, integer, known_format, number, text
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
 
 #: Steps a history holds at most: these many of the newest, and as many spread over the rest.
 _NEWEST, _SPREAD = 128, 256
 _COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel"),
+    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "order"),
     *("nan", "pos_inf", "neg_inf", "at_max", "amax"),
 )
 
@@ -29,6 +29,9 @@ class History:
     amax: dict[int, float] = field(default_factory=dict)
     #: On some step an element was exactly at the dtype's maximum, as masks and clamps put it there.
     at_max: bool = False
+    #: Elements, and place in the execution order, on the last step read.
+    numel: int = 0
+    order: int = -1
 
     def points(self) -> list[tuple[int, float]]:
         """``(step, amax)`` by step."""
@@ -65,6 +68,7 @@ def _histories(view: RunView, kinds: Sequence[str]) -> dict[Key, History]:
         step = int(r["step"])
         history.amax[step] = max(history.amax.get(step, 0.0), amax)
         history.at_max |= bool(r["at_max"])
+        history.numel, history.order = int(r["numel"]), -1 if (order := integer(r["order"])) is None else order
     return found
 
 

@@ -1,4 +1,4 @@
-"""Counts kept in 16-bit buffers that rose write by write and then stopped, though they are still written to."""
+"""16-bit buffers that are still written to and no longer change: counts, and the running statistics of a norm."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from precdoctor.diagnosis.view import Process, RunView
 
 _COLUMNS = ("root", "module", "module_class", "name", "dtype", "numel", "nan", "pos_inf", "neg_inf", "amax", "sum",
             "amin_nonzero", "fingerprint")  # fmt: skip
+#: As torch's batch norms name them.
+_PARTNER = {"running_var": "running_mean", "running_mean": "running_var"}
 Place = tuple[str, str, str]
 
 
@@ -36,6 +38,12 @@ class Buffer:
         """Recorded writes since the last that changed a bit."""
         prints = [self.seen[s][0] for s in sorted(self.seen, reverse=True)]
         return next((i for i, p in enumerate(prints) if p != prints[0]), len(prints)) - 1
+
+    @property
+    def changes(self) -> int:
+        """Recorded writes that changed a bit."""
+        prints = [self.seen[s][0] for s in sorted(self.seen)]
+        return sum(a != b for a, b in pairwise(prints))
 
     @property
     def last_change(self) -> int:
@@ -64,8 +72,26 @@ def stalled_counts(view: RunView, min_writes: float) -> Mapping[Place, Buffer]:
     return {p: b for p, b in _survey(view).items() if b.idle >= min_writes and b.is_swamped_count()}
 
 
-def _survey(view: RunView) -> dict[Place, Buffer]:
+def running_statistics(view: RunView, min_writes: float) -> Mapping[Place, Buffer]:
+    """Running means and variances that were written to ``min_writes`` times or more, beside a partner that changes.
+
+    With a momentum of 0, or in evaluation, neither of the two would.
+    """
+    buffers = _survey(view)
+    found = {}
+    for (root, module, name), buffer in buffers.items():
+        partner = buffers.get((root, module, _PARTNER.get(name, "")))
+        if partner is not None and partner.changes and len(buffer.seen) > min_writes:
+            found[root, module, name] = buffer
+    return found
+
+
+def _survey(view: RunView) -> Mapping[Place, Buffer]:
     """All 16-bit buffers of the first process that has them."""
+    return view.remember("narrow-buffers", lambda: _read(view))
+
+
+def _read(view: RunView) -> dict[Place, Buffer]:
     found: dict[Place, Buffer] = {}
     for r in view.scan_records(_COLUMNS, ("buffer",), where=[("dtype", "in", HALF)]):
         stamp, total, amax, least = (number(r[c]) for c in ("fingerprint", "sum", "amax", "amin_nonzero"))

@@ -57,11 +57,12 @@ def _check_form(finding: Finding, *, bare: bool) -> None:
     assert finding.evidence["confidence_reason"]
     assert any(c.isdigit() for c in finding.message)
     assert "limit" in finding.message or bare
-    [prescription] = finding.prescriptions
-    assert any(c.isdigit() for c in prescription.title), prescription.title
-    assert prescription.change
-    assert prescription.predicted
-    compile(prescription.snippet, "<snippet>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    assert finding.prescriptions
+    for prescription in finding.prescriptions:
+        assert any(c.isdigit() for c in prescription.title), prescription.title
+        assert prescription.change
+        assert prescription.predicted
+        compile(prescription.snippet, "<snippet>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     json.dumps(jsonable(finding), allow_nan=False)
     if not bare and "range" in finding.evidence:
         assert finding.evidence["range"].keys() == RANGE_KEYS

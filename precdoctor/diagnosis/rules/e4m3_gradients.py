@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Severity, Status
 from precdoctor.diagnosis.fp8_casts import COLUMNS, KIND, Operand, operands
@@ -12,13 +13,15 @@ from precdoctor.diagnosis.fp8_cures import (
     MIN_ELEMENTS,
     confidence,
     harmful,
+    histograms,
     in_e5m2,
     listed,
     location,
     prescription,
     seen_words,
 )
-from precdoctor.diagnosis.fp8_outliers import bulk_of
+from precdoctor.diagnosis.fp8_outliers import bulk_of, dead_blocks
+from precdoctor.diagnosis.optimizer_state import divides_by_gradient
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
@@ -30,8 +33,11 @@ Gradients that are cast to E4M3 with one scale for the whole tensor and lose mor
 or clipped, *although* the scale is not to blame: with the scale of each step's own amax E4M3 would still flush more
 than the limit, and E5M2 at most half of that. Both are computed from the exponents given to the cast. And it must cost
 something: the flushed elements hold more of the sum of magnitudes than rounding takes (as in PD402), or the bulk of the
-gradient loses `lost_db` of signal to noise (as in PD408); elements that are too small to count may go. E4M3 for
-gradients is no fault as such: with scales per tile or block it is what recipes use.
+gradient loses `lost_db` of signal to noise (as in PD408); elements that are too small to count may go. Or whole rows:
+`lost_blocks` of the recorded blocks along the last dimension, tokens or samples or parts of them, lose every element,
+and the optimizer divides gradients by their own size, so that what is small counts as much as what is large wherever it
+arrives alone (an embedding row, an expert). E4M3 for gradients is no fault as such: with scales per tile or block it is
+what recipes use.
 """,
     matters="""
 Gradients spread over more binades than activations. From its largest number to the smallest that is not flushed E4M3
@@ -49,7 +55,8 @@ Cast gradients to E5M2 (frameworks call the pair HYBRID), or keep E4M3 and scale
 flushed share under both.
 """,
     confidence="""
-0.9: flushed elements are counted at the cast. 0.7 with fewer than four steps. What E5M2 would do lies between bounds
+0.9: flushed elements are counted at the cast. 0.7 with fewer than four steps, and where only the loss of whole rows is
+held against it: samples that are learnt already have nothing to say. What E5M2 would do lies between bounds
 that the exponent histogram proves, as a rule a few tenths of a percent apart.
 """,
     references=(
@@ -73,7 +80,7 @@ def check(view: RunView, options: Options) -> Checked:
         words = "with a scale per tensor" if narrow else "in E4M3"
         return Checked((), f"{seen_words(gradients)} that are gradients: none {words}")
     wide = [o for o in judged if _needs_range(o, options)]
-    guilty = [o for o in wide if _harmed(o, options)]
+    guilty = [o for o in wide if _harmed(o, options) or _whole_rows(view, o) >= options["lost_blocks"]]
     if not guilty:
         worst = max(o.flushed_share for o in judged)
         weightless = ", too small to weigh anything" if wide else ""
@@ -105,11 +112,28 @@ def _harmed(operand: Operand, options: Options) -> bool:
     return bulk is not None and bulk.weighs and bulk.lost_db >= options["lost_db"]
 
 
+def _whole_rows(view: RunView, operand: Operand) -> float:
+    """Share of the blocks that are flushed whole, where the optimizer does not care how small a gradient is; else 0."""
+    if not divides_by_gradient(view):
+        return 0.0
+    each = next((found for size in (128, 32) if (found := histograms(view, operand, size))), [])
+    return median(dead_blocks(h, operand.fmt) for h, _ in each) if each else 0.0
+
+
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
     operand = guilty[0]
     cast, before, cure = operand.typical, operand.cost, in_e5m2(operand)
-    fitted = operand.fitted.flushed
+    fitted, rows = operand.fitted.flushed, _whole_rows(view, operand)
     sure, why = confidence(operand)
+    whole = ""
+    if rows >= options["lost_blocks"]:
+        whole = (
+            f"{percent(rows)} of its blocks along the last dimension lose every element (limit "
+            f"{percent(options['lost_blocks'])}): what these tokens or samples had to say is gone, and the optimizer, "
+            "which divides by a gradient's own size, would have listened. "
+        )
+        if not _harmed(operand, options):
+            sure, why = 0.7, "counted at the cast; how much the lost rows matter is not known"
     return Finding(
         code="PD403",
         name="e4m3-gradients",
@@ -122,7 +146,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         f"{percent(operand.saturated_share)} are clipped, in the median of {plural(len(operand.settled), 'step')} "
         f"(limit {percent(options['flushed_share'])}). The scale is not to blame: at each step's own amax E4M3 "
         f"would flush {percent(fitted)}, E5M2 {percent(cure.damage.flushed)}. "
-        f"{plural(len(guilty), 'gradient')} in all.",
+        f"{whole}{plural(len(guilty), 'gradient')} in all.",
         location=location(operand, cast),
         evidence={
             "flushed_share": operand.flushed_share,
@@ -130,6 +154,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             "limit": options["flushed_share"],
             "flushed_at_amax_scale": fitted,
             "flushed_in_e5m2": cure.damage.flushed,
+            "blocks_flushed_whole": rows,
             "steps_examined": len(operand.settled),
             "tensors": listed(guilty, lambda o: {"flushed_share": o.flushed_share}),
             **operand.evidence(view, cast),
@@ -153,6 +178,14 @@ RULE = Rule(
             LOST_DB.unit,
             "Signal to noise that the gradient or its bulk must lose.",
             LOST_DB.source,
+        ),
+        RuleOption(
+            "lost_blocks",
+            0.25,
+            "fraction",
+            "Blocks of 128 (or 32) elements that become zero whole, in the median over the steps they are recorded on.",
+            "Precdoctor's own: a quarter of the samples; E5M2 keeps them at no cost in memory.",
+            maximum=1.0,
         ),
         MIN_ELEMENTS,
     ),

@@ -21,6 +21,7 @@ from precdoctor.diagnosis.fp8_cures import (
     smallest,
 )
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.starved import starved_modules
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
 
@@ -31,7 +32,10 @@ afterwards, counted at the cast, in the median over the recorded steps. Softmax 
 gradients have many elements that are too small to matter, so two limits must be passed: the share itself, and what it
 costs. That is either the sum of the magnitudes that went (against the 2.3 % that rounding to E4M3's mantissa takes on
 average), or the signal to quantisation noise, predicted from the exponents given to the cast, which is `lost_db` below
-what rounding alone would leave. The first recorded step, at which a history may still be empty, does not count.
+what rounding alone would leave. Or what follows proves it: `error_share` of a layer's input is flushed, and on all
+recorded steps its weight gets a gradient of exactly zero, although something comes back to its output. What is large
+there (a raw counter beside the features) is then of no use to the layer, and what is of use is gone. The first recorded
+step, at which a history may still be empty, does not count.
 """,
     matters="""
 A scale that is too small pushes the tensor into the subnormals of the format, where numbers have two, one and no
@@ -68,7 +72,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
     judged = [o for o in found.values() if o.settled and o.settled[0].numel >= options["min_elements"]]
     flushing = [o for o in judged if o.flushed_share >= options["flushed_share"]]
-    guilty = [o for o in flushing if harmful(o.cost, o.fmt, options["lost_db"])]
+    guilty = [o for o in flushing if harmful(o.cost, o.fmt, options["lost_db"]) or _starving(view, o, options)]
     if not guilty:
         worst = max((o.flushed_share for o in judged), default=0.0)
         weightless = ", all of it too small to weigh anything" if flushing else ""
@@ -79,9 +83,23 @@ def check(view: RunView, options: Options) -> Checked:
                    Status.FAILED)  # fmt: skip
 
 
+def _starving(view: RunView, operand: Operand, options: Options) -> int:
+    """Steps on which the layer's weight got a gradient of zero while most of the layer's input was flushed; or 0."""
+    if not operand.key[3].startswith("input") or operand.flushed_share < options["error_share"]:
+        return 0
+    return starved_modules(view).get(operand.key[:2], 0)
+
+
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
     operand = guilty[0]
     cast, cost = operand.typical, operand.cost
+    starving = _starving(view, operand, options)
+    proof = (
+        f"The weight of `{operand.place}` gets a gradient of exactly zero on all {plural(starving, 'recorded step')}, "
+        "though something comes back to its output: what it could learn from is among the flushed. "
+        if starving
+        else ""
+    )
     sure, why = confidence(operand)
     share = operand.flushed_share
     return Finding(
@@ -92,7 +110,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         title=f"{percent(share)} of the {operand.label} is flushed to zero in {operand.fmt.name}",
         message=f"{percent(share)} of the non-zero elements of the {operand.label} become zero in the cast to "
         f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
-        f"{percent(options['flushed_share'])}). {_cost_words(cost, operand, options)} At step {cast.step} "
+        f"{percent(options['flushed_share'])}). {_cost_words(cost, operand, options)} {proof}At step {cast.step} "
         f"{scale_words(cast)}, {padding(operand):.1f} binades below {operand.fmt.max:g} in the median. "
         f"{plural(len(guilty), 'operand')} above the limits.",
         location=location(operand, cast),
@@ -102,6 +120,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             "lost_magnitude_share": cost.lost_magnitude,
             "sqnr_db": cost.sqnr_db,
             "lost_db": cost.lost_db,
+            "steps_without_weight_gradient": starving,
             "padding_binades": padding(operand),
             "steps_examined": len(operand.settled),
             "tensors": listed(guilty, lambda o: {"flushed_share": o.flushed_share}),

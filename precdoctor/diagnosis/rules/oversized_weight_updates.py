@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -39,8 +39,10 @@ outright.
     torch.optim.Adam(model.parameters(), lr=1e-3)   # 0.02
 """,
     remedy="""
-Lower the learning rate by the factor in the finding, for the named weights at least, and warm it up. Under Adam the
-ratio is proportional to the learning rate, under SGD as well while the gradient stays what it is.
+Lower the learning rate by the factor in the finding, for the named weights at least. Under Adam the ratio is
+proportional to the learning rate, under SGD as well while the gradient stays what it is. Where the first steps only
+were too large, a warm-up is enough. Where nothing was learnt at a rate that stayed what it was (half of the first or
+more), the rate itself is too large: a warm-up comes second, it would end at the same rate.
 """,
     confidence="""
 0.85; 0.7 when fewer than eight steps of the newer half were recorded.
@@ -50,6 +52,8 @@ ratio is proportional to the learning rate, under SGD as well while the gradient
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
 )
+#: Steps of the proposed warm-up: as torch's examples and most recipes have it, at least.
+_WARM_UP = 1000
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "shape", "numel", "nan", "pos_inf", "neg_inf", "sum_sq")
 _Place = tuple[str, str, str]
 
@@ -166,7 +170,6 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
     parameter = ".".join(p for p in place[1:] if p)
     rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
     limit = options["early_ratio" if early else "ratio"]
-    factor = 10.0 ** math.floor(math.log10(options["target"] / weight.ratio))
     rate = (rates[0] if early else rates[-1]) if rates else None
     message = (
         f"In the median of {_which(weight, early=early)}, each step changed `{parameter}` by {weight.ratio:.2g} of "
@@ -201,32 +204,52 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
             place[0], place[1], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
         ),
         evidence=evidence,
-        prescriptions=(_prescribe(weight.ratio, factor, rate if early else None),),
+        prescriptions=_prescribe(view, weight, rates, options, early=early),
     )
 
 
-def _prescribe(ratio: float, factor: float, first_rate: float | None) -> Prescription:
-    """A smaller rate; a warm-up from that rate where only the first steps were too large."""
-    predicted = {"update_to_weight": {"from": ratio, "to": ratio * factor}}
-    if first_rate is None:
-        return Prescription(
-            title=f"learning rate x {factor:g}: update / weight {ratio:.2g} -> {ratio * factor:.1g}",
-            change={"lr_factor": factor},
-            predicted=predicted,
-            snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor!r}\n",
-        )
-    return Prescription(
-        title=f"warm up from a learning rate of {first_rate * factor:.2g}: first updates / weight {ratio:.2g} -> "
-        f"{ratio * factor:.1g}",
+def _prescribe(
+    view: RunView, weight: _Weight, known: Sequence[float], options: Options, *, early: bool
+) -> tuple[Prescription, ...]:
+    """A smaller rate; where the first steps were too large a warm-up, after it if the rate itself is too large.
+
+    Args:
+        known: the rates of the process, step by step.
+    """
+    rate = (known[0] if early else known[-1]) if known else None
+    factor = _rounded_down(options["target"] / weight.ratio)
+    after, what = weight.ratio * factor, "first updates / initial weight" if early else "update / weight"
+    groups = sum(len(o.get("groups") or ()) for o in view.optimizers)
+    rates = f" ({rate:.3g} -> {rate * factor:.3g})" if rate and groups == 1 else ""
+    predicted: dict[str, Any] = {"update_to_weight": {"from": weight.ratio, "to": after}}
+    lower = Prescription(
+        title=f"learning rate x {factor:g}{rates}: {what} {weight.ratio:.2g} -> {after:.1g}",
         change={"lr_factor": factor},
+        predicted=predicted,
+        snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor!r}\n",
+    )
+    if not early:
+        return (lower,)
+    begin = f" of {rate * factor:.2g}" if rate else f" x {factor:g}"
+    warm_up = Prescription(
+        title=f"warm up from a learning rate{begin}: first updates / weight {weight.ratio:.2g} -> {after:.1g}",
+        change={"lr_factor": factor, "warm_up_steps": _WARM_UP},
         predicted=predicted,
         snippet=(
             "import torch\n\n"
             "warm_up = torch.optim.lr_scheduler.LinearLR(\n"
-            f"    optimizer, start_factor={factor!r}, total_iters=1000\n"
+            f"    optimizer, start_factor={factor!r}, total_iters={_WARM_UP}\n"
             ")  # beside the schedule there is\n"
         ),
     )
+    stayed = len(known) > 1 and known[-1] >= 0.5 * known[0]
+    return (lower, warm_up) if stayed and _nothing_learnt(view, options) else (warm_up,)
+
+
+def _rounded_down(factor: float) -> float:
+    """To 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(factor))
+    return float(f"{max(m for m in (1, 2, 5) if m * power <= factor * (1 + 1e-9)) * power:.1g}")
 
 
 def _row(view: RunView, process: Process, step: int, place: _Place) -> TensorRow | None:

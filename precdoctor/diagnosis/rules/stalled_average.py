@@ -12,7 +12,7 @@ from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import known_format, number, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
-from precdoctor.diagnosis.stalled_sums import Buffer, stalled_counts
+from precdoctor.diagnosis.stalled_sums import Buffer, running_statistics, stalled_counts
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
 
@@ -23,7 +23,10 @@ network, an exponential moving average), every bit of which is the same after `m
 weight of the same name and shape went on changing. Weights without gradients are recorded only when somebody has
 written to them, so a frozen layer does not count, and neither does a copy that is made now and then.
 
-Of running statistics the count is told as well: a 16-bit buffer of whole numbers that rose from write to write up to
+Of running statistics those of a norm are told in the same way (`running_mean`, `running_var` in 16 bits): one of the
+two never changed a bit in `min_writes` writes or more, while the other one did, so that averaging is switched on.
+
+Of other statistics the count is told as well: a 16-bit buffer of whole numbers that rose from write to write up to
 the value at which a sum of like terms stalls (256 in BF16, 2048 in FP16, times the term), and has stayed there for
 `min_writes` writes.
 """,
@@ -33,7 +36,8 @@ unless the weight is three times as large as its average: the teacher stays what
 on averaged weights is evaluation of the first step. Tensors whose elements differ in size move in their smallest
 elements only, and are not even found here: one tensor that stands still speaks for the others. Sums beside a count
 that has stopped go on for a while, or in some elements: mean and variance, the sums divided by the count, drift away
-from the data.
+from the data. A batch norm trains by the statistics of each batch, so that nothing shows there; evaluation uses the
+running ones.
 """,
     example="""
     teacher = copy.deepcopy(student).bfloat16()
@@ -76,10 +80,19 @@ class _Weight:
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the averages that stand still, or else the counts."""
     averages, counts = _averages(view, options), stalled_counts(view, options["min_writes"])
-    if averages.findings or not counts:
+    statistics = running_statistics(view, options["min_writes"])
+    still = {p: b for p, b in statistics.items() if not b.changes}
+    if averages.findings:
         return averages
-    seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
-    return Checked([_count_finding(counts, options)], seen, Status.FAILED)
+    if still:
+        seen = f"{len(still):,} of {plural(len(statistics), '16-bit running statistic')} never change"
+        return Checked([_statistics_finding(still, options)], seen, Status.FAILED)
+    if counts:
+        seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
+        return Checked([_count_finding(counts, options)], seen, Status.FAILED)
+    if statistics and averages.status is Status.NOT_APPLICABLE:
+        return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, all of which move")
+    return averages
 
 
 def _averages(view: RunView, options: Options) -> Checked:
@@ -192,6 +205,50 @@ def _finding(
                     "for slow, fast in zip(average.parameters(), student.parameters()):\n"
                     "    slow.lerp_(fast.float(), 1 - decay)\n"
                 ),
+            ),
+        ),
+    )
+
+
+def _statistics_finding(stalled: Mapping[tuple[str, str, str], Buffer], options: Options) -> Finding:
+    place, buffer = max(stalled.items(), key=lambda item: (len(item[1].seen), item[0]))
+    label, extra = _label(place), 2 * sum(b.numel for b in stalled.values())
+    fmt = known_format(buffer.dtype)
+    half_ulp = 2.0 ** -(fmt.mantissa_bits + 1) if fmt is not None else 0.0
+    writes = len(buffer.seen) - 1
+    message = (
+        f"`{label}` is {buffer.dtype}, at most {buffer.value:.3g}, and was written to on "
+        f"{plural(writes, 'recorded step')} (limit {options['min_writes']:g}) without a bit of it changing, while its "
+        "partner in the same norm moved: momentum times the distance from the batch's statistic is below half an ulp, "
+        f"{half_ulp:.2g} of an element. Evaluation will use what it was at the start. "
+        f"{plural(len(stalled), 'running statistic')} in all."
+    )
+    return Finding(
+        code="PD507",
+        name="stalled-average",
+        severity=Severity.WARNING,
+        confidence=0.9,
+        title=f"the running statistic `{label}` is written to and never moves in {buffer.dtype}",
+        message=message,
+        location=Location(
+            *(place[0], place[1], buffer.module_class or None, "buffer"),
+            phase=Phase.FORWARD,
+            rank=buffer.process.rank,
+            step=max(buffer.seen),
+        ),
+        evidence={
+            "writes": writes,
+            "limit": options["min_writes"],
+            "half_ulp": half_ulp,
+            "statistics": [_label(p) for p in stalled][:16],
+            "confidence_reason": "fingerprints are equal bit for bit, and the partner in the same norm changed",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"this norm in FP32: half an ulp {half_ulp:.2g} -> {2.0**-24:.2g}, +{extra / 2**10:,.2g} KiB",
+                change={"module": place[1], "buffer_dtype": {"from": buffer.dtype, "to": "float32"}},
+                predicted={"half_ulp": {"from": half_ulp, "to": 2.0**-24}, "extra_bytes": extra},
+                snippet=f"{module_expression(place[1])}.float()  # once, before training; its input may stay narrow\n",
             ),
         ),
     )

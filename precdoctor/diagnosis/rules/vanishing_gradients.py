@@ -1,10 +1,11 @@
-"""PD204: gradients shrink from layer to layer until nothing is left."""
+"""PD204: gradients shrink, from layer to layer or from step to step, until nothing is left."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from precdoctor.diagnosis.adversaries import Player, players
 from precdoctor.diagnosis.depth import Chain, chains, consistent_share, slope
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import watched_steps
@@ -19,10 +20,17 @@ Chains of like layers (`blocks.0`, `blocks.1`, ...; every second entry of a sequ
 output falls steadily from the last layer to the first: by more than `decay` binades in all, in at least three quarters
 of the steps from layer to layer. Compared are L2 norms, so that a change of resolution is no decay; medians over the
 recorded steps; the loss scale is taken out. Layers whose gradient is exactly zero are PD203's and left out here.
+
+Or a model that learns through another one, which another optimizer trains (a generator through its discriminator), and
+gets nothing back from it any more: its gradient norm has fallen `starved` times from the oldest quarter of its steps to
+the newest, while its own loss went up. Where gradients vanish because everything is learnt, the loss goes down.
 """,
     matters="""
 Under SGD the first layers do not train. Adam divides the size of gradients out, but only down to its eps, and in FP16
 the first layers' gradients are the first to be flushed.
+
+A generator whose gradient has vanished stays where it is, or follows the noise that Adam scales up; the discriminator
+has won, and both losses look calm.
 """,
     example="""
 Twelve layers of width 32 with sigmoids: each passes on about an eighth of the gradient, 2^-36 reaches the first.
@@ -30,20 +38,37 @@ Twelve layers of width 32 with sigmoids: each passes on about an eighth of the g
     remedy="""
 Residual connections or normalisation between the layers keep the gradient's size; so does an initialisation with gain
 one for the activation at hand (ReLU or GELU rather than sigmoid or tanh far from zero).
+
+Against a sure discriminator a loss that does not saturate (-log D in place of log(1 - D)), computed from logits, gives
+the generator a gradient; or let the discriminator learn more slowly.
 """,
     confidence="""
-0.85; 0.7 when fewer than four steps were recorded or the chain has fewer than six layers.
+0.85; 0.7 when fewer than four steps were recorded or the chain has fewer than six layers, and for a model that learns
+through another one: games end like that, too.
 """,
     references=(
         "Hochreiter et al., Gradient flow in recurrent nets: the difficulty of learning long-term dependencies (2001)",
         "Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks, AISTATS 2010",
         "He et al., Deep Residual Learning for Image Recognition, arXiv:1512.03385",
+        "Goodfellow et al., Generative Adversarial Networks, arXiv:1406.2661, section 3 (log(1 - D) saturates)",
     ),
 )
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the chain with the largest decay."""
+    """One finding: the chain with the largest decay, or else the model that gets nothing back from its adversary."""
+    depth, game = _along_depth(view, options), players(view)
+    if depth.findings or not game:
+        return depth
+    starved = [p for p in game if p.rose and p.fallen >= options["starved"]]
+    if starved:
+        words = f"the gradient of {starved[0].root} fell {starved[0].fallen:.2g} times while its loss rose"
+        return Checked([_starved_finding(starved[0], options)], words, Status.FAILED)
+    words = f"the gradient of {game[0].root}, which learns through {game[0].through}, fell {game[0].fallen:.2g} times"
+    return Checked((), words if depth.status is Status.NOT_APPLICABLE else f"{depth.reason}; {words}")
+
+
+def _along_depth(view: RunView, options: Options) -> Checked:
     known = chains(view, "grad_output", int(options["min_layers"]))
     alive = [c for c in known if sum(k.norm > 0.0 for k in c.links) >= options["min_layers"]]
     if not alive:
@@ -120,6 +145,47 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     )
 
 
+def _starved_finding(player: Player, options: Options) -> Finding:
+    before, after = player.norms
+    step = player.steps[-1].step
+    message = (
+        f"{player.root} learns through {player.through}, which another optimizer trains. From the oldest quarter of "
+        f"its {plural(len(player.steps), 'step')} to the newest the norm of its gradient fell from {before:.3g} to "
+        f"{after:.3g}, {player.fallen:.3g} times (limit {options['starved']:g}), while its own loss rose from "
+        f"{player.losses[0]:.3g} to {player.losses[1]:.3g}: the loss has saturated, it is not learnt."
+    )
+    return Finding(
+        code="PD204",
+        name="vanishing-gradients",
+        severity=Severity.WARNING,
+        confidence=0.7,
+        title=f"the gradient of {player.root} vanishes, {player.fallen:.2g} times smaller, while its loss rises",
+        message=message,
+        location=Location(player.root, "", None, "grad_output", Phase.BACKWARD, player.process.rank, step),
+        evidence={
+            "gradient_norm": {"from": before, "to": after},
+            "fallen": player.fallen,
+            "limit": options["starved"],
+            "loss": {"from": player.losses[0], "to": player.losses[1]},
+            "through": player.through,
+            "steps_examined": len(player.steps),
+            "confidence_reason": "norms and losses of its own steps; that the loss saturates is inferred from both",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"a loss that does not saturate, from logits: gradient norm {after:.2g} -> about {before:.2g}, "
+                f"as before {player.through} was sure",
+                change={"loss": {"from": "log(1 - D)", "to": "-log D"}},
+                predicted={"gradient_norm": {"from": after, "to": before}},
+                snippet=(
+                    "import torch.nn.functional as F\n\n"
+                    "loss = F.softplus(-logits).mean()  # -log sigmoid(logits), in place of log(1 - sigmoid(logits))\n"
+                ),
+            ),
+        ),
+    )
+
+
 RULE = Rule(
     code="PD204",
     name="vanishing-gradients",
@@ -134,6 +200,14 @@ RULE = Rule(
             "Fall of the gradient's norm from the last layer to the first that is too much.",
             "Precdoctor's own: the distance from 1 to FP16's smallest normal number is 14; healthy chains of "
             "four to eight layers lose less than 2.",
+        ),
+        RuleOption(
+            "starved",
+            16.0,
+            "times",
+            "Fall of the gradient norm of a model that learns through another one, while its loss rises.",
+            "Precdoctor's own: in healthy adversarial runs it falls up to fivefold.",
+            1.0,
         ),
         RuleOption("min_layers", 4.0, "layers", "Shorter chains are not judged.", "A trend needs a few points.", 3.0),
         RuleOption(

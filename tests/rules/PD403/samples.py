@@ -30,6 +30,27 @@ def weightless() -> Training:
     return add_operand(in_fp8(), "head", "grad_output", current(wide), E4M3FN)
 
 
+def two_populations(step: int) -> np.ndarray:
+    """Every other sample's gradient is 2^-25 of its neighbour's: nothing in the sum, and all that it has to say."""
+    x = draws(3, SHAPE)(step)
+    x[::2] *= 2.0**-25
+    return x
+
+
+def whole_rows() -> Training:
+    return add_operand(in_fp8(), "head", "grad_output", current(two_populations), E4M3FN)
+
+
+def whole_rows_under_sgd() -> Training:
+    """Small gradients make small steps, flushed or not."""
+    run = whole_rows()
+    run.facts = {
+        **run.facts,
+        "optimizers": [{"name": "SGD#0", "class": "SGD", "intended_update": "exact", "groups": []}],
+    }
+    return run
+
+
 def in_e5m2() -> Training:
     return add_operand(in_fp8(), "head", "grad_output", current(spread_rows, E5M2), E5M2)
 
@@ -52,5 +73,11 @@ FIRING = {
     "per_tensor": Sample(
         per_tensor, module="head", kind="fp8_operand", severity="warning", says=("E4M3", "E5M2", "limit 4 %")
     ),
+    "whole_rows": Sample(
+        whole_rows,
+        module="head",
+        severity="warning",
+        says=("50 % of its blocks", "limit 25 %", "would have listened"),
+    ),
 }
-HEALTHY = {f.__name__: f for f in (weightless, in_e5m2, narrow_in_e4m3, scaled_per_block)}
+HEALTHY = {f.__name__: f for f in (weightless, whole_rows_under_sgd, in_e5m2, narrow_in_e4m3, scaled_per_block)}

@@ -51,6 +51,20 @@ def count(of_step: Callable[[int], float], dtype: str = "float16", steps: int = 
     return run
 
 
+def batch_norm(mean_changes: bool) -> Training:
+    """A BF16 variance that is one for ever, and a mean that follows the data or does not."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        for name, print_, value in (("running_mean", step if mean_changes else 3, 0.1), ("running_var", 7, 1.0)):
+            more = histogram(np.full(16, value)) | {"shape": [16], "dtype": "bfloat16", "fingerprint": print_}
+            rows.append(tensor(step, "buffer", "norm", len(rows), name=name, **more))
+    return run
+
+
+def momentum_of_zero() -> Training:
+    return batch_norm(mean_changes=False)
+
+
 def ramp_that_ends() -> Training:
     """A weight of a loss term, warmed up and then held."""
     return count(lambda s: min(1.0, (1 + s) / 8))
@@ -78,6 +92,10 @@ FIRING = {
         lambda: count(lambda s: min(1024.0, 4.0 * (1 + s)), dtype="bfloat16", steps=280),
         *(255, "norm", "buffer"), severity="warning", bare=True,
     ),
+    "running_variance": Sample(
+        lambda: batch_norm(mean_changes=True), 11, module="norm", kind="buffer", severity="warning", bare=True,
+        says=("`norm.running_var`", "11 recorded steps", "limit 6"),
+    ),
     "teacher": Sample(
         lambda: average(changes=False), module="teacher.attn.proj", kind="weight", severity="warning", bare=True,
         says=("`blocks.0.attn.proj.weight`", "limit 6", "11 times"),
@@ -87,6 +105,7 @@ HEALTHY = {
     f.__name__: f
     for f in (
         moves,
+        momentum_of_zero,
         in_fp32,
         nothing_to_follow,
         copied_now_and_then,

@@ -1,5 +1,6 @@
 """Activations that grow, and activations that stop growing."""
 
+import json
 from collections.abc import Callable
 
 from tests.support.samples import Sample
@@ -35,6 +36,34 @@ def far_ahead() -> Training:
     return amax(lambda s: 4_000.0 * 2.0 ** (s / 100))
 
 
+def logits(of_step: Callable[[int], float], op: str = "aten._log_softmax_backward_data.default") -> Training:
+    """The head's output in BF16, and an op on as many elements in the loss code."""
+    run = amax(of_step, dtype="bfloat16")
+    numel = next(r["numel"] for r in run.tensors[0] if r["kind"] == "output" and r["module"] == "head")
+    seen = {"op": op, "phase": "backward", "inputs": "float32", "outputs": "float32", "calls": 1, "numel": numel}
+    data = json.dumps({"kind": "coverage", "ops": [seen]})
+    run.events.append({"event": "scan", "step": 0, "root": "", "module": "", "data": data})
+    return run
+
+
+def growing(step: int) -> float:
+    return 10.0 * 1.2**step
+
+
+def large_from_the_start() -> Training:
+    """A temperature somebody chose."""
+    return logits(lambda s: 500.0 + s)
+
+
+def no_softmax_reads_it() -> Training:
+    """A regression's output may be as large as its targets."""
+    return logits(growing, op="aten.mse_loss_backward.default")
+
+
+def below_a_nat() -> Training:
+    return logits(lambda s: 10.0 * 1.1**s)
+
+
 def in_bf16() -> Training:
     return amax(lambda s: 2_000.0 * 2.0 ** (s / 8), dtype="bfloat16")
 
@@ -47,5 +76,14 @@ FIRING = {
     "with_noise": Sample(
         lambda: amax(lambda s: 2_000.0 * 2.0 ** (s / 8 + 0.2 * ((s * 7) % 5 - 2))), module="head", severity="warning",
     ),
+    "logits": Sample(
+        lambda: logits(growing), 23, module="head", kind="output", severity="warning", bare=True,
+        says=("bfloat16 are 2 nats apart", "limit 2", "2.7 times"),
+    ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (levels_off, small, wobbles, far_ahead, in_bf16)}
+HEALTHY = {
+    f.__name__: f
+    for f in (
+        levels_off, small, wobbles, far_ahead, in_bf16, large_from_the_start, no_softmax_reads_it, below_a_nat,
+    )
+}  # fmt: skip

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +42,24 @@ def test_a_layer_that_pulls_the_scale_down_is_told_once() -> None:
     elsewhere = Finding(**{**finding("PD601", 3).__dict__, "location": Location(step=3, root="GPT#0", module="mlp")})
     assert [f.code for f in fold([near, collapse])] == ["PD301"]
     assert len(fold([elsewhere, collapse])) == 2
+
+
+@pytest.mark.parametrize(
+    ("recovered", "cause", "first"),
+    [
+        (True, "matmul-overflow", "PD301"),  # a lower scale was all it took
+        (False, "matmul-overflow", "PD102"),
+        (True, "sqrt-gradient-at-zero", "PD102"),  # no scale mends that
+    ],
+)
+def test_an_overflow_that_a_lower_scale_mends_is_told_with_the_scale(recovered: bool, cause: str, first: str) -> None:
+    gradient = finding("PD102", 5, last=20)
+    gradient = Finding(
+        **{**gradient.__dict__, "cause": cause, "evidence": {**gradient.evidence, "recovered": recovered}}
+    )
+    collapse = finding("PD301", 5, last=25)
+    assert [f.code for f in fold([gradient, collapse])] == [first]
+    assert [f.code for f in fold([collapse, gradient])] == [first]
 
 
 def test_what_a_scan_saw_where_it_later_broke_is_told_once() -> None:

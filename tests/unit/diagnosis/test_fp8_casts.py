@@ -13,11 +13,11 @@ from precdoctor.diagnosis.engine import diagnose_view, resolve_options
 from precdoctor.diagnosis.fp8_casts import Operand, damage, operands, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.fp8_cures import block_damage, cures, smallest, works
 from precdoctor.diagnosis.fp8_history import recipe_of, recorded, under
-from precdoctor.diagnosis.fp8_outliers import bulk_of
+from precdoctor.diagnosis.fp8_outliers import bulk_of, dead_blocks
 from precdoctor.diagnosis.prescriptions.prescribed import prescribe
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.view import RunView
-from precdoctor.numerics.blocks import TILE_1X128, cast_blocks
+from precdoctor.numerics.blocks import TILE_1X128, BlockHistogram, cast_blocks
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 from precdoctor.numerics.fp8_scaling import Amax, CurrentScaling, DelayedScaling
@@ -181,3 +181,20 @@ def test_what_fp8_needs_is_never_taken_for_a_change_of_autocast(tmp_path):
     prescribed = prescribe(view, diagnosis)
     assert prescribed
     assert not any(p.apply for p in prescribed)
+
+
+@pytest.mark.parametrize("fmt", [E4M3FN, E5M2])
+def test_a_block_is_dead_when_every_element_of_it_is_flushed(fmt):
+    x = np.exp2(np.random.default_rng(4).uniform(-24.0, 2.0, (64, 1))) * np.linspace(0.5, 1.0, 32)
+    gone = (cast_array(x, fmt) == 0.0).all(axis=1).mean()
+    assert dead_blocks(BlockHistogram.of_values(x, 32), fmt) == pytest.approx(gone, abs=0.05)
+
+
+def test_blocks_are_read_where_they_were_recorded(tmp_path):
+    run = add_operand(Training(24), UP, "input", current(draws(5)), E4M3FN)
+    for step, rows in run.tensors.items():
+        for row in rows:
+            if row["kind"] == "fp8_operand" and step not in (0, 7):
+                row.update({c: None for c in row if c.startswith("block")})
+    view, operand = only(run, tmp_path / "run")
+    assert block_damage(view, operand, TILE_1X128) is not None

@@ -1,0 +1,26 @@
+"""The same discriminator, and a generator that minimises -log D from logits: the surer the one, the more is said."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def player(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs, 12), nn.LeakyReLU(0.2), nn.Linear(12, outputs))
+
+
+torch.manual_seed(0)
+generator, discriminator = player(4, 3), player(3, 1)
+learn = torch.optim.Adam(generator.parameters(), lr=1e-2)
+judge = torch.optim.Adam(discriminator.parameters(), lr=6e-2)
+for step in range(28):
+    real, noise = 5.0 + torch.randn(32, 3), torch.randn(32, 4)
+    loss = (F.softplus(-discriminator(real)) + F.softplus(discriminator(generator(noise).detach()))).mean()
+    judge.zero_grad()
+    loss.backward()
+    judge.step()
+    fooled = F.softplus(-discriminator(generator(noise))).mean()
+    learn.zero_grad()
+    fooled.backward()
+    learn.step()
+    print(f"step {step}: discriminator {loss.item():.4f} generator {fooled.item():.4f}")
