@@ -137,7 +137,7 @@ def finding(view: RunView, found: Mapping[_Place, Saturated], limit: float) -> F
         },
         prescriptions=(
             Prescription(
-                title=f"weights {2**binades} times smaller, outputs of 1: saturated {percent(flat)} -> {percent(after)}",
+                title=f"weights {2**binades} times smaller: saturated {percent(flat)} -> {percent(after)}",
                 change={"module": module, "initial_gain": {"divided_by": 2**binades}},
                 predicted={"saturated_share": {"from": flat, "to": after}},
                 snippet=(
