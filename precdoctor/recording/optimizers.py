@@ -69,7 +69,7 @@ class Optimizers:
         self._masters = Masters(recorder)
         self._state_rows = StateRows(recorder)
         self._weights, self._given, self._updates = Together(), Together(), Together(HELD)
-        self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler)
+        self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler, self._optimizer_of)
 
     def install(self) -> None:
         """Register with torch, for every optimizer and scaler of the process."""
@@ -121,6 +121,10 @@ class Optimizers:
             self._recorder.facts.optimizer(name, optimizer, intention_of(optimizer))
         return name
 
+    def _optimizer_of(self, key: int) -> torch.optim.Optimizer | None:
+        known = self._names.get(key)
+        return known[0]() if known is not None else None
+
     def _open(self, optimizer: torch.optim.Optimizer, *, by_scaler: bool, closure: bool = False) -> Attempt:
         if self._attempt is not None:  # its step raised and never ended
             self._close(self._attempt)
@@ -147,7 +151,7 @@ class Optimizers:
         if (found := gradient_sentinel(parameters)) is not None:
             facts.grad_norm, facts.grad_amax = found
             self._look = Look.at(facts.grad_amax, parameters)
-            facts.grad_norm_scaled = self.scalers.still_scaled() is True
+            facts.grad_norm_scaled = self.scalers.still_scaled(parameters) is True
 
     def _close(self, attempt: Attempt) -> None:
         if self._recorder.trace is not None:
@@ -348,7 +352,7 @@ class Optimizers:
                 self._look_at_gradients(parameters)
             if not _on_device(limit):
                 recorder.current.clip_norm = float(limit)
-                recorder.current.clipped_before_unscale = self.scalers.still_scaled()
+                recorder.current.clipped_before_unscale = self.scalers.still_scaled(parameters)
 
         @guarded(recorder)
         def covered(parameters: list[Tensor]) -> bool:

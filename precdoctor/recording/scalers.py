@@ -8,25 +8,29 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from precdoctor.recording.batch import defer
 from precdoctor.recording.recorder import Recorder, guarded
 
 BeginHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
 StepHook = Callable[[torch.optim.Optimizer], None]
+#: The optimizer with an id, as a scaler keeps its state; None for one that has not been met.
+Known = Callable[[int], "torch.optim.Optimizer | None"]
 
 
 class Scalers:
     """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``, which overrides ``scale``."""
 
-    def __init__(self, recorder: Recorder, begin: BeginHook, end: StepHook) -> None:
+    def __init__(self, recorder: Recorder, begin: BeginHook, end: StepHook, optimizer_of: Known) -> None:
         self._recorder = recorder
         self._begin = begin
         self._end = end
+        self._optimizer_of = optimizer_of
         self._known: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
         self._in_use: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
@@ -38,12 +42,26 @@ class Scalers:
         for name, wrap in (("scale", self._scaling), ("step", self._stepping), ("update", self._updating)):
             setattr(kind, name, wrap(getattr(kind, name)))
 
-    def still_scaled(self) -> bool | None:
-        """Whether gradients carry a loss scale that ``unscale_`` has not taken out; null without a scaler."""
+    def still_scaled(self, parameters: Iterable[Tensor]) -> bool | None:
+        """Whether one of these gradients carries a loss scale that ``unscale_`` has not taken out; null: no scaler.
+
+        With several optimizers every one whose parameters these are has to be unscaled.
+        """
         if not len(self._in_use):
             return None
-        stages = [s["stage"].value for scaler in self._in_use for s in scaler._per_optimizer_states.values()]
-        return not any(stage == 1 for stage in stages)  # OptState.UNSCALED
+        stages = {
+            key: state["stage"].value
+            for scaler in self._in_use
+            for key, state in scaler._per_optimizer_states.items()
+            if state["stage"].value  # OptState: 0 is READY, 1 UNSCALED, 2 STEPPED
+        }
+        if 1 not in stages.values():
+            return True
+        optimizers = [self._optimizer_of(key) for key in stages]
+        if any(o is None for o in optimizers):  # before its first step nobody has met it
+            return False
+        unscaled = {id(p) for o in optimizers if o is not None for group in o.param_groups for p in group["params"]}
+        return any(p.requires_grad and p.grad is not None and id(p) not in unscaled for p in parameters)
 
     def _meet(self, scaler: torch.amp.GradScaler) -> None:
         if scaler not in self._known:

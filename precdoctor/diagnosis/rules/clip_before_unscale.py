@@ -13,14 +13,15 @@ from precdoctor.diagnosis.view import Process, RunView, StepFacts
 PAGE = RulePage(
     finds="""
 `clip_grad_norm_` or `clip_grad_value_` called between `scaler.scale(loss).backward()` and `scaler.step(optimizer)`
-without `scaler.unscale_(optimizer)` before it. The recorder notes on every step whether gradients still carried the
-scale when they were clipped.
+without `scaler.unscale_(optimizer)` before it, for every optimizer whose parameters are clipped. The recorder notes on
+every step whether any of the gradients still carried the scale when they were clipped.
 """,
     matters="""
 The limit is meant for true gradients. Compared with gradients 65,536 times as large it always bites: a limit of 1.0
 becomes 1.5e-5, every step is cut down to that length whatever its gradient, and each time the scaler halves or doubles
 its scale the effective limit doubles or halves. SGD all but stops; Adam, which divides constant factors out again,
-hides the fault and loses the clipping.
+hides the fault and loses the clipping. Where a model has two optimizers and one of them is unscaled, the common norm is
+that of the scaled gradients, and those of the other optimizer are divided by the loss scale.
 """,
     example="""
     scaler.scale(loss).backward()
@@ -28,7 +29,8 @@ hides the fault and loses the clipping.
     scaler.step(optimizer)
 """,
     remedy="""
-Call `scaler.unscale_(optimizer)` before clipping; `scaler.step` then does not unscale a second time.
+Call `scaler.unscale_(optimizer)` before clipping; `scaler.step` then does not unscale a second time. With
+several optimizers unscale each of them before a common norm is taken.
 """,
     confidence="""
 0.98: the order of the two calls was observed. 0.9 when no step recorded a gradient norm to show the effect with.
@@ -51,7 +53,7 @@ def check(view: RunView, options: Options) -> Checked:
     share = len(steps) / len(clipped[process]) if steps else 0.0
     if share <= options["wrong_share"]:
         return Checked((), f"{plural(total, 'clipped step')}, gradients unscaled before each")
-    finding = _finding(process, steps, share, options)
+    finding = _finding(process, steps, share, options, len(view.optimizers))
     return Checked([finding], f"{plural(len(steps), 'step')} of {total:,} clipped before unscaling", Status.FAILED)
 
 
@@ -62,7 +64,7 @@ def _shrink(facts: StepFacts, scale: float) -> float | None:
     return max(1.0, facts.grad_norm * scale / facts.clip_norm)
 
 
-def _finding(process: Process, steps: Sequence[StepFacts], share: float, options: Options) -> Finding:
+def _finding(process: Process, steps: Sequence[StepFacts], share: float, options: Options, optimizers: int) -> Finding:
     first = steps[0]
     scale, limit = first.loss_scale or 1.0, first.clip_norm or 0.0
     taken = [s for s in steps if not s.skipped]
@@ -78,6 +80,10 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
         message += (
             f"Gradients of norm {norm:.3g} (median) were divided by {median(done):.3g}; "
             f"unscaled first, they would have been divided by {median(meant):.3g}."
+        )
+    if optimizers > 1:
+        message += (
+            f" There are {optimizers} optimizers: each one whose parameters are clipped has to be unscaled first."
         )
     bites = bool(done) and median(done) > median(meant)
     return Finding(
@@ -100,11 +106,15 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
             "last_bad_step": steps[-1].step,
             "confidence_reason": "the order of the calls was observed",
         },
-        prescriptions=(_prescribe(limit, scale, done, meant),),
+        prescriptions=(_prescribe((limit, scale), done, meant, optimizers),),
     )
 
 
-def _prescribe(limit: float, scale: float, done: Sequence[float], meant: Sequence[float]) -> Prescription:
+def _prescribe(
+    clip: tuple[float, float], done: Sequence[float], meant: Sequence[float], optimizers: int
+) -> Prescription:
+    limit, scale = clip
+    each = "scaler.{}(optimizer)\n" if optimizers < 2 else "for optimizer in optimizers:\n    scaler.{}(optimizer)\n"
     predicted: dict[str, object] = {"effective_clip_norm": {"from": limit / scale, "to": limit}}
     if done:
         predicted["gradient_divided_by"] = {"from": median(done), "to": median(meant)}
@@ -115,9 +125,9 @@ def _prescribe(limit: float, scale: float, done: Sequence[float], meant: Sequenc
         snippet=(
             "import torch\n\n"
             "scaler.scale(loss).backward()\n"
-            "scaler.unscale_(optimizer)\n"
+            f"{each.format('unscale_')}"
             f"torch.nn.utils.clip_grad_norm_(model.parameters(), {limit!r})\n"
-            "scaler.step(optimizer)\n"
+            f"{each.format('step')}"
             "scaler.update()\n"
         ),
     )

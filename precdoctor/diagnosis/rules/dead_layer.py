@@ -9,6 +9,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.saturated import finding as saturated_finding
+from precdoctor.diagnosis.saturated import saturated
 from precdoctor.diagnosis.snippets import module_expression
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
@@ -24,6 +26,8 @@ already, then the loss itself gives it nothing (a term with weight zero, a mask)
 that no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss). Biases, frozen
 weights, modules that never ran, steps without a learning rate, and the first steps of zero-initialised layers are not
 judged. Single dead units or unused embedding rows are not a dead layer.
+A layer is as good as dead where `saturated_share` of its output is so large that the tanh or sigmoid behind it is flat,
+and as much of the gradient that comes back exactly zero, in three quarters of the steps from the beginning on.
 """,
     matters="""
 The layer never learns; weight decay shrinks it all the same. The rest of the network works around it, so the loss goes
@@ -37,9 +41,10 @@ A bias initialised to -10 before a ReLU: the unit's input never becomes positive
 """,
     remedy="""
 Look at what follows the named layer. If an activation there is all zeros, lower the learning rate that pushed it
-there or use a leaky activation, and initialise the layer again. If no gradient reaches the layer, look for `detach()`,
-`no_grad()`, `.item()`, an argmax, or an output that never enters the loss; if that is meant, freeze the layer with
-`requires_grad_(False)`.
+there or use a leaky activation, and initialise the layer again. A layer before a saturated tanh starts with a smaller
+gain (a policy's last layer with 0.01), or its input is normalised. If no gradient reaches the layer, look for
+`detach()`, `no_grad()`, `.item()`, an argmax, or an output that never enters the loss; if that is meant, freeze the
+layer with `requires_grad_(False)`.
 """,
     confidence="""
 0.9; 0.75 when fewer than twice the required steps were recorded; 0.8 for layers no gradient reaches. That there is no
@@ -79,7 +84,7 @@ class _Gradient:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """At most two findings: the dead layer nearest the loss, and the layers no gradient reaches."""
+    """At most two findings: the dead layer nearest the loss, or a saturated one; and the layers no gradient reaches."""
     steps = _judged_steps(view)
     gradients = _gradients(view, steps)
     if not gradients:
@@ -90,11 +95,15 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{seen}, too few to tell")
     dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MOST * len(g.steps))}
     findings = [_dead_finding(view, dead, len(gradients), options)] if dead else []
+    flat = {} if dead else saturated(view, steps, options["saturated_share"], _MOST)
+    if flat:
+        findings.append(saturated_finding(view, flat, options["saturated_share"]))
     if view.missing is None and not view.partial_modules:
         unreached = _unreached(view, gradients, steps, options)
         if unreached:
             findings.append(_unreached_finding(unreached, most, options))
     words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: every one of them non-zero on some step"
+    words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in flat) if flat else ""
     return Checked(findings, words, Status.FAILED if findings else None)
 
 
@@ -305,6 +314,14 @@ RULE = Rule(
             "Recorded steps on all of which the gradient must be zero.",
             "Precdoctor's own: layers behind a zero-initialised one get theirs after the first updates.",
             2.0,
+        ),
+        RuleOption(
+            "saturated_share",
+            0.5,
+            "fraction",
+            "Part of a layer's output gradient that is zero because what follows the layer is flat.",
+            "Half of it; tanh is 1 in FP32 from 9 on.",
+            maximum=1.0,
         ),
     ),
     kinds=("weight_grad",),

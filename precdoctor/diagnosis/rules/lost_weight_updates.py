@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.large_weights import finding as large_finding
+from precdoctor.diagnosis.large_weights import large_weights, lose_updates
+from precdoctor.diagnosis.lost_updates import Counts, survey, usable_steps
 from precdoctor.diagnosis.parameters import states_per_parameter
 from precdoctor.diagnosis.rounding import Moves, Proof, Rounding, rounding_of
-from precdoctor.diagnosis.rows import Key, integer, known_format, range_evidence, text
+from precdoctor.diagnosis.rows import Key, known_format, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS, FP32
-from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
     finds="""
@@ -28,6 +29,9 @@ Updates that FP32 weights would lose as well (the exponent of dw more than 24 bi
 histogram of exponent(dw) - exponent(w)) do not count, neither as lost nor as intended: they are decayed moments of
 embedding rows nobody used, not learning. Steps whose learning rate is below `lr_share` of the run's largest are left
 out: warm-up and the end of a decay lose updates everywhere.
+FP32 is judged where half of a parameter's elements are larger than `large_weight` (map coordinates, years, prices):
+numbers near 5e6 are 0.5 apart there. Of smaller weights only 2^-25 of their size is lost, which is a vanishing gradient
+and no rounding. `lost_share` must be lost in either half of the run: what has converged has nothing left to lose.
 """,
     matters="""
 A lost update is lost for good, it does not add up over the steps. Training slows down, then stops at a loss that FP32
@@ -43,7 +47,8 @@ AdamW at learning rate 1e-4 on weights of 0.5 in BF16: half an ulp is 2^-9 = 0.0
 """,
     remedy="""
 Keep FP32 (master) weights and compute in BF16 under autocast; where memory forbids it, round stochastically or sum with
-compensation (Kahan). A larger learning rate hides the symptom only for small weights.
+compensation (Kahan). A larger learning rate hides the symptom only for small weights. Large FP32 weights: learn the
+distance from a fixed offset, normalise the data, or keep that one parameter in FP64.
 """,
     confidence="""
 0.95 where the intended update was recomputed exactly (SGD, Adam, AdamW), 0.8 where "gradient is not zero" stood in for
@@ -57,20 +62,6 @@ updates stick, and another fault may weigh more. 0.1 less when fewer than four s
     ),
 )
 
-_COLUMNS = (
-    "root",
-    "module",
-    "module_class",
-    "kind",
-    "name",
-    "call",
-    "dtype",
-    "numel",
-    "zero",
-    "unchanged",
-    "rel_lo",
-    "rel_hist",
-)
 _NARROW = tuple(f.dtype for f in FORMATS.values() if f.mantissa_bits < FP32.mantissa_bits)
 
 
@@ -79,30 +70,24 @@ _DETERMINISTIC = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "LBFGS",
                   "Rprop", "SparseAdam")  # fmt: skip
 
 
-@dataclass
-class _Parameter:
-    """Counts over the usable steps."""
-
-    dtype: str
-    module_class: str
-    numel: int = 0
-    intended: float = 0.0
-    lost: float = 0.0
-    steps: int = 0
-    worst: tuple[Process, int] = (Process(0, 0), 0)
-    relative: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
-
-    @property
-    def share(self) -> float:
-        return self.lost / self.intended if self.intended else 0.0
-
-
 def check(view: RunView, options: Options) -> Checked:
-    """One finding over all narrow weights; a note when only single tensors stand still."""
-    tensors, _ = view.tensor_count(("update",))
-    narrow = _survey(view, options)
+    """One finding over all narrow weights, a note when only single tensors stand still; one over large FP32 weights."""
+    usable = usable_steps(view, options["lr_share"])
+    narrow = _narrow(view, usable, options)
+    large = large_weights(view, usable, options["large_weight"])
+    stuck = [p for p in large if lose_updates(p, options["lost_share"], options["large_steps"])]
+    if not stuck:
+        return narrow or _nothing(view, len(large), options)
+    wide = large_finding(view, stuck, options["lost_share"])
+    reason = f"{percent(wide.evidence['lost_share'])} of the updates of a large FP32 weight lost"
+    return Checked([*(narrow.findings if narrow else ()), wide], reason, Status.FAILED)
+
+
+def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -> Checked | None:
+    """Of weights in 16 bits and less; None without updates of any."""
+    narrow = survey(view, usable, _NARROW, int(options["fp32_binades"]))
     if not narrow:
-        return _nothing(view, tensors)
+        return None
     seen = f"the updates of {plural(len(narrow), 'narrow weight')}"
     intended, lost = sum(p.intended for p in narrow.values()), sum(p.lost for p in narrow.values())
     share = lost / intended if intended else 0.0
@@ -111,7 +96,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{seen}: {percent(share)} lost (limit {percent(options['lost_share'])})")
     foreign = _foreign(view)
     proof = Proof(options["min_moves"], options["moved_share"], options["still_steps"])
-    moves = rounding_of(view, _usable_steps(view, options), _NARROW, proof) if foreign else None
+    moves = rounding_of(view, usable, _NARROW, proof) if foreign else None
     if moves is not None and moves.rounding is Rounding.UNBIASED:
         reason = f"{seen}: {percent(share)} leave the weight as it is, but {foreign} rounds without bias"
         return Checked((), f"{reason}: large weights moved {moves.seen:,} times ({moves.expected:,.0f} expected)")
@@ -119,9 +104,16 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{percent(share)} of {seen} lost", Status.FAILED)
 
 
-def _nothing(view: RunView, updates: int) -> Checked:
-    if updates:
-        return Checked.not_applicable("all weights are FP32 or FP64: lost updates carry nothing there")
+def _nothing(view: RunView, large: int, options: Options) -> Checked:
+    if large:
+        return Checked(
+            (), f"{plural(large, 'large FP32 weight')}: updates stick (limit {percent(options['lost_share'])})"
+        )
+    if view.tensor_count(("update",))[0]:
+        least = f"{options['large_weight']:g}"
+        return Checked.not_applicable(
+            f"all weights are FP32 or FP64 and below {least}: lost updates carry nothing there"
+        )
     dtypes = {
         text(p.get("dtype"))
         for process in view.processes
@@ -134,47 +126,11 @@ def _nothing(view: RunView, updates: int) -> Checked:
     return Checked.not_applicable("no weight update in a 16-bit format was recorded")
 
 
-def _usable_steps(view: RunView, options: Options) -> set[tuple[Process, int]]:
-    """Steps at a learning rate worth judging; all when none is known."""
-    rates = {(p, s.step): s.lr for p, steps in view.timeline.items() for s in steps if not s.skipped}
-    highest = max((r for r in rates.values() if r is not None), default=None)
-    if highest is None:
-        return set(rates)
-    return {
-        key for key, rate in rates.items() if rate is not None and rate > 0 and rate >= options["lr_share"] * highest
-    }
-
-
-def _survey(view: RunView, options: Options) -> dict[Key, _Parameter]:
-    usable = _usable_steps(view, options)
-    found: dict[Key, _Parameter] = {}
-    beyond = -int(options["fp32_binades"])
-    guessed = _guessed(view)
-    for r in view.scan_records(_COLUMNS, ("update",), where=[("dtype", "in", _NARROW)]):
-        process = Process(int(r["rank"]), int(r["attempt"]))
-        unchanged = integer(r["unchanged"])
-        if unchanged is None or (process, int(r["step"])) not in usable:
-            continue
-        # a gradient that stands for the update says nothing of the update's size
-        relative = ExponentHistogram.of(*((None, None) if guessed else (integer(r["rel_lo"]), r["rel_hist"])))
-        below = max(0, min(relative.counts.size, beyond - relative.lo))
-        trivial = float(relative.counts[:below].sum())
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-        parameter = found.setdefault(key, _Parameter(str(r["dtype"]), text(r["module_class"])))
-        parameter.numel = int(r["numel"])
-        parameter.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
-        parameter.lost += max(0.0, unchanged - trivial)
-        parameter.steps += 1
-        parameter.worst = (process, int(r["step"]))
-        parameter.relative = parameter.relative.merge(relative)
-    return found
-
-
 def _finding(
     view: RunView,
-    narrow: Mapping[Key, _Parameter],
+    narrow: Mapping[Key, Counts],
     share: float,
-    stuck: Mapping[Key, _Parameter],
+    stuck: Mapping[Key, Counts],
     options: Options,
     moves: Moves | None,
 ) -> Finding:
@@ -236,11 +192,6 @@ def _finding(
     )
 
 
-def _guessed(view: RunView) -> bool:
-    """Whether a gradient stood for every intended update."""
-    return bool(view.optimizers) and all(text(o.get("intended_update")) == "gradient" for o in view.optimizers)
-
-
 def _foreign(view: RunView) -> str:
     """The optimizer whose rounding is not known; empty when all of them are torch's own."""
     classes = [text(o.get("class")) for o in view.optimizers if text(o.get("intended_update")) == "gradient"]
@@ -262,7 +213,7 @@ def _kept(view: RunView, moves: Moves | None) -> str:
     )
 
 
-def _confidence(view: RunView, worst: _Parameter, moves: Moves | None) -> tuple[float, str]:
+def _confidence(view: RunView, worst: Counts, moves: Moves | None) -> tuple[float, str]:
     exact = all(text(o.get("intended_update")) != "gradient" for o in view.optimizers)
     confidence = 0.95 if exact else 0.7
     why = "intended updates recomputed from optimizer state" if exact else "intended taken as gradient not zero"
@@ -273,7 +224,7 @@ def _confidence(view: RunView, worst: _Parameter, moves: Moves | None) -> tuple[
     return confidence, why
 
 
-def _prescribe(view: RunView, narrow: Mapping[Key, _Parameter], share: float, dtype: str) -> Prescription:
+def _prescribe(view: RunView, narrow: Mapping[Key, Counts], share: float, dtype: str) -> Prescription:
     elements = sum(p.numel for p in narrow.values())
     fmt = known_format(dtype)
     narrow_bytes = 2 if fmt is None or (fmt.max > 1e4 and fmt.exponent_bits + fmt.mantissa_bits > 7) else 1
@@ -295,7 +246,7 @@ def _prescribe(view: RunView, narrow: Mapping[Key, _Parameter], share: float, dt
     )
 
 
-def _lost_in_fp32(parameter: _Parameter) -> float:
+def _lost_in_fp32(parameter: Counts) -> float:
     """Of the counted updates those within FP32's last binade, where half of them round away; the rest is kept."""
     index = -(FP32.mantissa_bits + 1) - parameter.relative.lo
     inside = 0 <= index < parameter.relative.counts.size
@@ -349,6 +300,15 @@ RULE = Rule(
             "FP32 has 24 significant bits.",
             1.0,
         ),
+        RuleOption(
+            "large_weight",
+            1024.0,
+            "value",
+            "FP32 weights are judged from this size on.",
+            "FP32 numbers are 1.2e-4 apart there: Adam's steps at usual rates begin to round away.",
+            1.0,
+        ),
+        RuleOption("large_steps", 8.0, "steps", "Usable steps to judge an FP32 weight by.", "Precdoctor's own.", 2.0),
         RuleOption(
             "min_moves",
             50.0,

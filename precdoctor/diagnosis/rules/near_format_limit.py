@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from precdoctor.diagnosis.clamped import clamped
+from precdoctor.diagnosis.clamped import finding as clamped_finding
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import History, forward_histories
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.widening import widening
 
@@ -19,6 +21,8 @@ Inputs and outputs of modules whose largest magnitude stays within `headroom` bi
 their format (65504 in FP16) on `steps` of the newest recorded steps, while everything is still finite. Tensors with
 elements exactly at the maximum, or whose amax varies by less than `mask_spread`, are additive masks and clamps and do
 not count; neither do scaled gradients, which a dynamic loss scaler keeps near the limit on purpose, nor FP8 operands.
+But where such a constant amax comes right behind a tensor of as many elements in a wider format, of which
+`clamped_share` or more lie beyond the narrower one's range, a clamp hides an overflow: that is a finding.
 """,
     matters="""
 One batch that is twice as large as usual makes an infinity, the softmax or norm behind it a NaN. Amax of activations
@@ -32,7 +36,8 @@ The hidden layer of a gated MLP late in FP16 training: amax 41,000, 52,000, 48,0
 """,
     remedy="""
 Run the named module in FP32, or the model in BF16, whose largest number is 3.4e38. Or lower the magnitude: divide by a
-constant before and multiply after, normalise the input, add a z-loss or soft cap on logits.
+constant before and multiply after, normalise the input, add a z-loss or soft cap on logits. A clamp only hides that
+numbers do not fit: BF16, or FP32 for the stream, makes it needless.
 """,
     confidence="""
 0.9: amax is exact. 0.75 when fewer than twice the required steps were seen. Where the tensor also grows, PD602 says
@@ -46,12 +51,17 @@ when it will overflow and tells this finding inside it.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the tensor with least headroom, the others as evidence."""
+    """One finding: the tensor with least headroom, the others as evidence; or else the one that is clamped most."""
     histories = forward_histories(view)
     if not histories:
         return Checked.not_applicable("no activation was recorded on a healthy step")
     near = {k: h for k, h in histories.items() if _near(h, options)}
     seen = plural(len(histories), "activation")
+    constant = {k: h for k, h in histories.items() if _constant(h, options)} if not near else {}
+    hidden = [c for c in clamped(view, constant) if c.share >= options["clamped_share"]]
+    if hidden:
+        words = f"{hidden[0].row.label} is clamped: {percent(hidden[0].share)} of it is larger"
+        return Checked([clamped_finding(view, hidden[0], options["clamped_share"])], words, Status.FAILED)
     if not near:
         least = min((h.headroom(max(h.amax.values())) for h in histories.values() if not h.at_max), default=None)
         words = f"{seen}: least headroom {least:.1f} binades" if least is not None else seen
@@ -66,13 +76,19 @@ def _close(history: History, options: Options) -> list[tuple[int, float]]:
 
 
 def _near(history: History, options: Options) -> bool:
-    needed = int(options["steps"])
-    close = _close(history, options)
-    sizes = [a for _, a in close]
-    if history.at_max or len(close) < needed or max(sizes) - min(sizes) < options["mask_spread"] * max(sizes):
-        return False
+    return _stays_close(history, options) and not history.at_max and not _constant(history, options)
+
+
+def _constant(history: History, options: Options) -> bool:
+    """Close to the limit, and always by as much: the code, not the data, makes it so large."""
+    sizes = [a for _, a in _close(history, options)]
+    return _stays_close(history, options) and max(sizes) - min(sizes) < options["mask_spread"] * max(sizes)
+
+
+def _stays_close(history: History, options: Options) -> bool:
+    needed, close = int(options["steps"]), _close(history, options)
     newest = {s for s, _ in history.points()[-2 * needed :]}
-    return sum(s in newest for s, _ in close) >= needed
+    return len(close) >= needed and sum(s in newest for s, _ in close) >= needed
 
 
 def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, History], options: Options) -> Finding:
@@ -167,6 +183,14 @@ RULE = Rule(
             "fraction",
             "An amax that varies less over the steps is a constant of the code: a mask of finfo.min / 2, plus scores.",
             "Scores of 100 and less on a mask of 32752 move it by 0.3 %; data move an amax by more.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "clamped_share",
+            0.01,
+            "fraction",
+            "Part of a clamped tensor that is larger than its format goes.",
+            "Precdoctor's own: a clamp that catches single outliers is meant to.",
             maximum=1.0,
         ),
     ),

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from precdoctor.diagnosis.adversaries import Player, players
 from precdoctor.diagnosis.depth import Chain, chains, consistent_share, slope
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.forgetting import finding as forgetting_finding
+from precdoctor.diagnosis.forgetting import forgetting, learnt
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
 
 PAGE = RulePage(
@@ -20,6 +22,10 @@ Chains of like layers (`blocks.0`, `blocks.1`, ...; every second entry of a sequ
 output falls steadily from the last layer to the first: by more than `decay` binades in all, in at least three quarters
 of the steps from layer to layer. Compared are L2 norms, so that a change of resolution is no decay; medians over the
 recorded steps; the loss scale is taken out. Layers whose gradient is exactly zero are PD203's and left out here.
+
+The calls of one module that a step calls `min_calls` times and more, a recurrent cell's, are such a chain, too. Cells
+forget, and most of what they forget nobody misses; so there it is a finding only where the first call gets less than
+2^-`call_decay` of the last, in three quarters of the calls less than the next, and the loss has not fallen by `learnt`.
 
 Or a model that learns through another one, which another optimizer trains (a generator through its discriminator), and
 gets nothing back from it any more: its gradient norm has fallen `starved` times from the oldest quarter of its steps to
@@ -39,15 +45,20 @@ Twelve layers of width 32 with sigmoids: each passes on about an eighth of the g
 Residual connections or normalisation between the layers keep the gradient's size; so does an initialisation with gain
 one for the activation at hand (ReLU or GELU rather than sigmoid or tanh far from zero).
 
+A recurrent cell needs gates that stay open as long as something is to be remembered: a forget gate's bias of 1, or
+log(T - 1) for T calls.
+
 Against a sure discriminator a loss that does not saturate (-log D in place of log(1 - D)), computed from logits, gives
 the generator a gradient; or let the discriminator learn more slowly.
 """,
     confidence="""
 0.85; 0.7 when fewer than four steps were recorded or the chain has fewer than six layers, and for a model that learns
-through another one: games end like that, too.
+through another one: games end like that, too. 0.75 along calls: that the loss stays for that reason is inferred.
 """,
     references=(
         "Hochreiter et al., Gradient flow in recurrent nets: the difficulty of learning long-term dependencies (2001)",
+        "Jozefowicz et al., An Empirical Exploration of Recurrent Network Architectures, ICML 2015 (forget bias 1)",
+        "Tallec and Ollivier, Can recurrent neural networks warp time?, arXiv:1804.11188 (log(T - 1))",
         "Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks, AISTATS 2010",
         "He et al., Deep Residual Learning for Image Recognition, arXiv:1512.03385",
         "Goodfellow et al., Generative Adversarial Networks, arXiv:1406.2661, section 3 (log(1 - D) saturates)",
@@ -56,16 +67,42 @@ through another one: games end like that, too.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the chain with the largest decay, or else the model that gets nothing back from its adversary."""
-    depth, game = _along_depth(view, options), players(view)
-    if depth.findings or not game:
-        return depth
+    """One finding: the largest decay along layers, or along calls, or the model that its adversary gives nothing."""
+    looks = [_along_depth(view, options)]
+    for look in (_along_calls, _through_another):
+        if looks[-1].findings:
+            return looks[-1]
+        looks.append(look(view, options))
+    if looks[-1].findings:
+        return looks[-1]
+    judged = [c for c in looks if c.status is not Status.NOT_APPLICABLE]
+    return Checked((), "; ".join(c.reason for c in judged)) if judged else looks[0]
+
+
+def _along_calls(view: RunView, options: Options) -> Checked:
+    found, fallen = forgetting(view, int(options["min_calls"])), learnt(view)
+    if found is None or fallen is None:
+        return Checked.not_applicable("no module is called often enough in a step")
+    words = (
+        f"the gradient along {found.calls} calls of `{found.chain.pattern}`: {max(0.0, found.lost):.1f} binades lost"
+    )
+    limits = options["call_decay"], options["learnt"]
+    if found.lost < limits[0] or found.steadiness < options["consistent_share"] or fallen >= limits[1]:
+        return Checked((), f"{words} (limit {limits[0]:g}), the loss fell by {percent(max(0.0, fallen))}")
+    return Checked([forgetting_finding(view, found, fallen, limits)], words, Status.FAILED)
+
+
+def _through_another(view: RunView, options: Options) -> Checked:
+    game = players(view)
+    if not game:
+        return Checked.not_applicable("no model learns through another one")
     starved = [p for p in game if p.rose and p.fallen >= options["starved"]]
     if starved:
         words = f"the gradient of {starved[0].root} fell {starved[0].fallen:.2g} times while its loss rose"
         return Checked([_starved_finding(starved[0], options)], words, Status.FAILED)
-    words = f"the gradient of {game[0].root}, which learns through {game[0].through}, fell {game[0].fallen:.2g} times"
-    return Checked((), words if depth.status is Status.NOT_APPLICABLE else f"{depth.reason}; {words}")
+    return Checked(
+        (), f"the gradient of {game[0].root}, which learns through {game[0].through}, fell {game[0].fallen:.2g} times"
+    )
 
 
 def _along_depth(view: RunView, options: Options) -> Checked:
@@ -208,6 +245,22 @@ RULE = Rule(
             "Fall of the gradient norm of a model that learns through another one, while its loss rises.",
             "Precdoctor's own: in healthy adversarial runs it falls up to fivefold.",
             1.0,
+        ),
+        RuleOption(
+            "call_decay",
+            24.0,
+            "binades",
+            "Fall of the gradient's norm from the last call of a module to its first that is too much.",
+            "FP32 has 24 significant bits: in a sum with the last call's share the first one's is rounded away.",
+        ),
+        RuleOption("min_calls", 8.0, "calls", "Modules called less often in a step are not judged.", "As PD604.", 4.0),
+        RuleOption(
+            "learnt",
+            0.1,
+            "fraction",
+            "Where the loss has fallen by so much, forgotten calls are not missed.",
+            "Precdoctor's own: in healthy recurrent runs of 60 steps it falls by half and more.",
+            maximum=1.0,
         ),
         RuleOption("min_layers", 4.0, "layers", "Shorter chains are not judged.", "A trend needs a few points.", 3.0),
         RuleOption(

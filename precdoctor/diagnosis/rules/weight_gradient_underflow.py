@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.gradient_grid import finding as coarse_finding
+from precdoctor.diagnosis.gradient_grid import finer, gridded
 from precdoctor.diagnosis.rows import Key, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -19,6 +21,10 @@ are still whole: the product of a small activation and a small gradient falls be
 rows does. Under autocast such a gradient is widened to FP32 after it was computed in FP16; it is recognised by having
 no element below 2^-24. Zeros that are zero anyway (rows of an embedding nobody looked up, dead units) are told from
 flushed ones as PD201 tells them: the survivors must run into the flush limit, and their shape says how many lie below.
+
+FP32 gradients that were rounded on their way (by a hook that compresses them, in a reduction) give themselves away: all
+their elements are multiples of one power of two on every step, and what came back to the layer is finer than that.
+They are judged by the same limits.
 """,
     matters="""
 A weight whose gradient is zero gets no update from the loss; with Adam even the moments forget it. Layers with small
@@ -33,7 +39,7 @@ the features.
 """,
     remedy="""
 Scale the loss by the power of two in the finding, or bring the layer's input to order 1. BF16 has FP32's range and
-needs neither.
+needs neither. Where gradients are compressed to FP16, divide by the workers afterwards, in FP32, or compress to BF16.
 """,
     confidence="""
 0.9; 0.7 when fewer than four steps were sampled; 0.6 below 1,000 surviving elements. PD201's page says how good the
@@ -49,19 +55,36 @@ estimator is; it rather underestimates.
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the worst weight gradient, with all others above the limits as evidence."""
     found = _survey(view, options)
-    if not found.tensors:
-        return Checked.not_applicable("no weight gradient is stored in FP16 or BF16")
     seen = f"{plural(len(found.tensors), 'weight gradient')} on {plural(len(found.steps), 'step')}"
     guilty = {
         k: t
         for k, t in found.tensors.items()
         if t.share >= options["flushed_share"] and t.lost_share >= options["lost_magnitude"]
     }
+    if guilty:
+        finding = _finding(view, found, guilty, options)
+        return Checked([finding], f"{plural(len(guilty), 'gradient')} of {seen} above the limit", Status.FAILED)
+    coarse = _coarse(view, options)
+    if coarse is not None:
+        return coarse
+    if not found.tensors:
+        return Checked.not_applicable("no weight gradient is stored in FP16 or BF16, or was rounded to it")
+    worst = max(t.share for t in found.tensors.values())
+    return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(options['flushed_share'])})")
+
+
+def _coarse(view: RunView, options: Options) -> Checked | None:
+    """Of FP32 gradients that lie on a grid; None where none loses too much to it."""
+    limits = options["flushed_share"], options["lost_magnitude"]
+    guilty = {
+        k: g
+        for k, g in gridded(view, options["max_steps"]).items()
+        if g.share >= limits[0] and g.lost_share >= limits[1] and finer(view, k, g) is not None
+    }
     if not guilty:
-        worst = max(t.share for t in found.tensors.values())
-        return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(options['flushed_share'])})")
-    finding = _finding(view, found, guilty, options)
-    return Checked([finding], f"{plural(len(guilty), 'gradient')} of {seen} above the limit", Status.FAILED)
+        return None
+    finding = coarse_finding(view, guilty, limits, options["error_share"], options["margin_binades"])
+    return Checked([finding], f"{plural(len(guilty), 'FP32 gradient')} rounded to a coarse grid", Status.FAILED)
 
 
 def _survey(view: RunView, options: Options) -> Survey:

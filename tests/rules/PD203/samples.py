@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.support.samples import Sample
-from tests.support.training import FACTS, NUMEL, Training, histogram, normal
+from tests.support.training import FACTS, NUMEL, Training, find, histogram, normal
 
 ZERO = normal(0.0)
 
@@ -95,7 +95,28 @@ def too_short() -> Training:
     return dead("head", steps=5)
 
 
+def before_tanh(gain: float, *, from_step: int = 0, relu: bool = False) -> Training:
+    """Attention's values go through a tanh; ``qkv`` makes them so large, from a step on."""
+    run = Training(steps=12)
+    x = gain * np.random.default_rng(6).normal(size=NUMEL)
+    y = np.maximum(x, 0.0) if relu else np.tanh(x.astype(np.float32))
+    slope = (x > 0.0) if relu else 1.0 - y**2
+    for step in range(from_step, 12):
+        for kind, module, values in (
+            ("output", "blocks.0.attn.qkv", x),
+            ("input", "blocks.0.attn.proj", y),
+            ("grad_output", "blocks.0.attn.qkv", slope * np.random.default_rng(7).normal(size=NUMEL)),
+        ):
+            row = find(run.tensors[step], kind, module)
+            row |= {"exp_lo": None, "exp_hist": None} | histogram(values)
+    return run
+
+
 FIRING = {
+    "saturated_tanh": Sample(
+        lambda: before_tanh(40.0), module="blocks.0.attn.qkv", kind="grad_output", severity="warning",
+        says=("function behind it is saturated", "limit 50 %", "larger than 8"),
+    ),
     "dies_early": Sample(
         lambda: dies(2), module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
         says=("the last 14 of 16 recorded steps",),
@@ -131,4 +152,8 @@ HEALTHY = {
         too_short,
         Training,
     )
+} | {
+    "tanh_that_bends": lambda: before_tanh(2.0),
+    "tanh_that_has_learnt": lambda: before_tanh(40.0, from_step=6),
+    "large_outputs_and_a_relu": lambda: before_tanh(40.0, relu=True),
 }

@@ -1,7 +1,7 @@
 """Gradients along a stack of layers."""
 
 from tests.support.samples import Sample
-from tests.support.training import Training, normal, tensor
+from tests.support.training import NUMEL, Training, normal, tensor
 
 
 def stack(binades: float, layers: int = 8, *, weak: int | None = None) -> Training:
@@ -44,7 +44,29 @@ def one_weak_layer() -> Training:
     return stack(0.0, weak=3)
 
 
+def cell(binades: float, *, loss: float = 1.0, calls: int = 16) -> Training:
+    """A recurrent cell whose calls each get so many binades less than the next; the last row takes 45 together.
+
+    Args:
+        binades: lost per call.
+        loss: at the end, as a share of that at the beginning.
+        calls: rows of a step.
+    """
+    run = Training()
+    for step, rows in run.tensors.items():
+        run.step_rows[step]["loss"] = 2.5 * (1.0 - (1.0 - loss) * step / (len(run.tensors) - 1))
+        for k in reversed(range(calls)):
+            columns = normal(2.0 ** (-binades * (calls - 1 - k))) | {"module_class": "LSTMCell", "call": k}
+            columns |= {"numel": 45 * NUMEL} if k == 15 else {}
+            rows.append(tensor(step, "grad_output", "cell", len(rows), **columns))
+    return run
+
+
 FIRING = {
+    "calls_of_a_cell": Sample(
+        lambda: cell(2.0), module="cell", kind="grad_output", severity="warning",
+        says=("call 15 and later", "2^30.0", "limit 2^24", "fallen by 0 %", "limit 10 %"),
+    ),
     "numbered_inside_the_name": Sample(
         numbered_inside_the_name, module="body.conv0", kind="grad_output", severity="warning", says=("`body.conv*`",)
     ),
@@ -54,4 +76,8 @@ FIRING = {
     ),
     "deep": Sample(lambda: stack(1.0, 24), module="layers.0", severity="warning", says=("24 layers",)),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (a_little, growing_backwards, short_chain, one_weak_layer)}
+HEALTHY = {f.__name__: f for f in (a_little, growing_backwards, short_chain, one_weak_layer)} | {
+    "forgotten_and_not_missed": lambda: cell(2.0, loss=0.5),
+    "forgets_slowly": lambda: cell(1.0),
+    "few_calls": lambda: cell(6.0, calls=6),
+}

@@ -130,7 +130,33 @@ def learning_rate_zero() -> Training:
     return run
 
 
+def coordinates(lost: int, size: float = 5e6, steps: int = 12) -> Training:
+    """FP32 positions in metres on a map; so many of the embedding's 4,096 updates round away."""
+    run = Training(steps=steps)
+    place = histogram(size + 100.0 * np.random.default_rng(5).random(NUMEL))
+    moved = {"unchanged": lost, "zero": lost, "rel_lo": -26, "rel_hist": [lost, 0, 0, NUMEL - lost]}
+    run.change(lambda r: r.update(moved), kind="update", module="emb")
+    return run.change(lambda r: r.update({"exp_lo": None, "exp_hist": None} | place), kind="weight", module="emb")
+
+
+def arrived(lost: int = 3900) -> Training:
+    """Coordinates that moved for half of the run and are where they belong, to an ulp, ever after."""
+    run = coordinates(lost)
+    for step in range(6):
+        for row in run.tensors[step]:
+            if row["kind"] == "update":
+                row.update(unchanged=0, zero=0)
+    return run
+
+
 FIRING = {
+    "coordinates": Sample(
+        lambda: coordinates(3900),
+        kind="update",
+        module="emb",
+        severity="warning",
+        says=("95 % of the updates of `emb.weight` are lost in FP32", "0.5 apart", "limit 25 %"),
+    ),
     "pure_bfloat16": Sample(
         pure_bfloat16,
         kind="update",
@@ -157,6 +183,10 @@ HEALTHY = {
         master_weights, late_in_fp32, unused_embedding_rows, frozen_half, warm_up, learning_rate_zero,
     )
 } | {
+    "coordinates_that_move": lambda: coordinates(400),
+    "coordinates_that_arrived": arrived,
+    "few_steps_at_coordinates": lambda: coordinates(3900, steps=6),
+    "ordinary_fp32_weights": lambda: coordinates(3900, size=500.0),
     "own_rounds_stochastically": lambda: signed_steps(stochastically),
     "own_with_compensation": lambda: signed_steps(with_compensation, steps=24),
 }  # fmt: skip

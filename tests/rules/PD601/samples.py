@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from tests.support.samples import Sample
-from tests.support.training import Training, normal
+from tests.support.training import Training, find, histogram, normal
 
 
 def amax(of_step: Callable[[int], float], *, steps: int = 24, dtype: str = "float16", kind: str = "output") -> Training:
@@ -40,6 +42,11 @@ def finfo_min() -> Training:
     return run.change(lambda r: r.update(at_max=40), kind="output", module="head")
 
 
+def a_mask_behind_scores() -> Training:
+    """Scores of 30 in FP32, and -60,000 in FP16 where they are masked."""
+    return a_mask().change(lambda r: r.update(normal(30.0) | {"dtype": "float32"}), kind="output", module="norm")
+
+
 def in_bf16() -> Training:
     return amax(lambda s: 40_000.0 + 400 * (s % 5), dtype="bfloat16")
 
@@ -49,7 +56,21 @@ def scaled_gradient() -> Training:
     return amax(lambda s: 60_000.0 - 400 * (s % 5), kind="grad_output")
 
 
+def clamped(sigma: float) -> Training:
+    """A clamp to 64512 and a cast to FP16, right behind a tensor of this standard deviation in FP32."""
+    run = Training(steps=24)
+    for rows in run.tensors.values():
+        find(rows, "output", "norm").update(normal(sigma))
+        values = np.clip(np.random.default_rng(9).normal(0.0, sigma, 4096), -64512.0, 64512.0)
+        find(rows, "output", "head").update({"dtype": "float16"} | histogram(values))
+    return run
+
+
 FIRING = {
+    "clamped_to_fit": Sample(
+        lambda: clamped(1e5), module="head", kind="output", severity="warning",
+        says=("clamped at 64512", "limit 1 %", "right in front"),
+    ),
     "at_sixty_percent": Sample(
         lambda: amax(lambda s: 40_000.0 + 400 * (s % 5)), module="head", kind="output", severity="warning",
         says=("62 %", "65504", "limit"),
@@ -57,5 +78,14 @@ FIRING = {
 }  # fmt: skip
 HEALTHY = {
     f.__name__: f
-    for f in (a_binade_and_more_below, one_large_batch, a_mask, scores_on_a_mask, finfo_min, in_bf16, scaled_gradient)
-}
+    for f in (
+        a_binade_and_more_below,
+        one_large_batch,
+        a_mask,
+        a_mask_behind_scores,
+        scores_on_a_mask,
+        finfo_min,
+        in_bf16,
+        scaled_gradient,
+    )
+} | {"a_clamp_for_outliers": lambda: clamped(2.2e4)}

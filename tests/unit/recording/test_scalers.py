@@ -1,0 +1,65 @@
+"""Which gradients still carry the loss scale, with one optimizer and with several."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from precdoctor.recording.scalers import Scalers  # noqa: E402
+
+
+@pytest.fixture
+def training():
+    """Two layers, an optimizer each, one scaler, after the backward pass."""
+    layers = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scalers = Scalers(None, None, None, {id(o): o for o in optimizers}.get)
+    scaler.scale(layers[1](layers[0](torch.ones(2, 3))).sum()).backward()
+    scalers._in_use.add(scaler)
+    return scalers, scaler, optimizers, layers
+
+
+def parameters(*layers):
+    return [p for layer in layers for p in layer.parameters()]
+
+
+def test_unknown_without_a_scaler(training):
+    scalers, scaler, _, layers = training
+    scalers._in_use.discard(scaler)
+    assert scalers.still_scaled(parameters(*layers)) is None
+
+
+def test_every_optimizer_of_the_parameters_has_to_be_unscaled(training):
+    scalers, scaler, (first, second), (one, two) = training
+    assert scalers.still_scaled(parameters(one, two)) is True
+    scaler.unscale_(second)
+    assert scalers.still_scaled(parameters(one, two)) is True
+    assert scalers.still_scaled(parameters(two)) is False
+    assert scalers.still_scaled(parameters(one)) is True
+    scaler.unscale_(first)
+    assert scalers.still_scaled(parameters(one, two)) is False
+
+
+def test_what_has_stepped_is_unscaled(training):
+    scalers, scaler, (first, second), (one, two) = training
+    scaler.step(first)
+    assert scalers.still_scaled(parameters(two)) is True
+    scaler.unscale_(second)
+    assert scalers.still_scaled(parameters(one, two)) is False
+
+
+def test_frozen_parameters_and_those_without_gradient_do_not_count(training):
+    scalers, scaler, (_, second), (one, two) = training
+    scaler.unscale_(second)
+    one.weight.requires_grad_(False)
+    one.bias.grad = None
+    assert scalers.still_scaled(parameters(one, two)) is False
+
+
+def test_an_optimizer_nobody_has_met_is_believed(training):
+    scalers, scaler, (_, second), layers = training
+    scalers._optimizer_of = lambda _: None
+    scaler.unscale_(second)
+    assert scalers.still_scaled(parameters(*layers)) is False
