@@ -21,6 +21,7 @@ from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordO
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
 from precdoctor.recording.shadowing.shadow import Shadow
+from precdoctor.recording.thrown_away import ThrownAway
 
 if TYPE_CHECKING:
     from precdoctor.recording.applying.applier import Applier
@@ -83,13 +84,14 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             recorder.warnings.append(CHANGES_ROUNDING)
             recorder.probes = Probes(recorder)
             recorder.probes.install()
-        manual, scene = ManualSteps(recorder), Scene(recorder)
+        thrown = ThrownAway(recorder)
+        manual, scene = ManualSteps(recorder, thrown), Scene(recorder)
         loss_code = LossCode(recorder, scene)
         casts = Casts(recorder)
         Forward(recorder, manual, scene, loss_code, casts).install()
-        Backward(recorder, manual, loss_code, casts).install()
+        Backward(recorder, manual, thrown, loss_code, casts).install()
         casts.install()
-        Optimizers(recorder, manual, Guard(recorder, scene), casts).install()
+        Optimizers(recorder, manual, thrown, Guard(recorder, scene), casts).install()
         recorder.end_open_step = manual.end_step_if_updated
         if applier is not None:
             applier.install_after()

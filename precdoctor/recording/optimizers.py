@@ -1,7 +1,8 @@
 """The optimizer step: attempts, loss scalers, clipping, weights before, what the optimizer is given, and what stuck.
 
 A step is an *attempt*: ``scaler.step(optimizer)`` or ``optimizer.step()``, whichever is outermost. A scaler that skips
-does not call the optimizer at all (unless it is fused), so neither hook alone would do.
+does not call the optimizer at all (unless it is fused), so neither hook alone would do. A script that skips by itself
+calls neither: see ``scalers`` and ``thrown_away``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scalers import Scalers
 from precdoctor.recording.sentinel import Look, gradient_sentinel
 from precdoctor.recording.standing import Standing
+from precdoctor.recording.thrown_away import ThrownAway
 from precdoctor.recording.together import HELD, Together, Update
 from precdoctor.recording.updates import intended_update, intention_of
 
@@ -53,10 +55,11 @@ class Attempt:
 class Optimizers:
     """Global optimizer hooks and the patches around them."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps, guard: Guard, casts: Casts) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps, thrown: ThrownAway, guard: Guard, casts: Casts) -> None:
         self._recorder = recorder
         self._guard = guard
         self._manual = manual
+        self._thrown = thrown
         self._attempt: Attempt | None = None
         #: The gradients were read in this step, so that nobody has to read them again.
         self._look: Look | None = None
@@ -67,7 +70,7 @@ class Optimizers:
         self._masters = Masters(recorder)
         self._state_rows = StateRows(recorder)
         self._weights, self._given, self._updates = Together(), Together(), Together(HELD)
-        self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler)
+        self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler, self.leave_out)
 
     def install(self) -> None:
         """Register with torch, for every optimizer and scaler of the process."""
@@ -86,6 +89,7 @@ class Optimizers:
         register_optimizer_step_post_hook(after)
         recorder.when_forked.append(self._forget)
         self.scalers.install()
+        self._thrown.install(self._leave_out, lambda: self._attempt is not None, self.scalers.has_unscaled)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             original = getattr(torch.nn.utils, name)
             wrapped = self._noting_clip(original)
@@ -126,6 +130,7 @@ class Optimizers:
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
         attempt.closure = closure
         self._manual.has_optimizer = True
+        self._thrown.meet(optimizer)
         facts = self._recorder.current
         facts.optimizer = attempt.name
         facts.lrs = [defer(group["lr"]) for group in optimizer.param_groups if "lr" in group]
@@ -152,6 +157,7 @@ class Optimizers:
             self._recorder.trace.end()
         self._attempt = self._look = None
         self._recorder.current.not_reached = not attempt.reached
+        self.scalers.attempted(attempt.optimizer)
         self._recorder.end_step()
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
@@ -164,6 +170,21 @@ class Optimizers:
         """``scaler.step(optimizer)`` has ended, also by an exception."""
         if self._attempt is not None and self._attempt.by_scaler:
             self._close(self._attempt)
+
+    def _leave_out(self, optimizer: torch.optim.Optimizer) -> None:
+        """Its gradients are about to be thrown away."""
+        if not self.scalers.leaves_out(optimizer):
+            self.leave_out(None, optimizer)
+
+    def leave_out(self, scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
+        """An attempt has ended that the script gave up: neither the scaler nor the optimizer was asked to step."""
+        had_optimizer = self._manual.has_optimizer
+        attempt = self._open(optimizer, by_scaler=False)
+        self._manual.has_optimizer = had_optimizer  # an optimizer may be there for its ``zero_grad`` alone
+        self._recorder.current.left_out = True
+        self._guard.left_out(optimizer, scaler)
+        self._trace("gradients", optimizer)
+        self._close(attempt)
 
     def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
         attempt = self._attempt
