@@ -92,7 +92,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         Backward(recorder, manual, thrown, loss_code, casts).install()
         casts.install()
         Optimizers(recorder, manual, thrown, Guard(recorder, scene), casts).install()
-        recorder.end_open_step = manual.end_step_if_updated
+        recorder.end_open_step = manual.end_open_step
         if applier is not None:
             applier.install_after()
         recorder.scan = DeepScan(recorder)

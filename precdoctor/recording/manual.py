@@ -75,6 +75,11 @@ class ManualSteps:
         if not self.has_optimizer:
             self.end_step_if_updated()
 
+    def end_open_step(self) -> None:
+        """The run ends: so may a step have done."""
+        self._thrown.run_ends()
+        self.end_step_if_updated()
+
     def end_step_if_updated(self) -> None:
         """At a forward pass and at the end of the run: end the step if the weights were updated since."""
         parameter = self._watched() if self._watched is not None else None

@@ -27,7 +27,7 @@ from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scalers import Scalers
 from precdoctor.recording.sentinel import Look, gradient_sentinel
 from precdoctor.recording.standing import Standing
-from precdoctor.recording.thrown_away import ThrownAway
+from precdoctor.recording.thrown_away import Found, ThrownAway
 from precdoctor.recording.together import HELD, Together, Update
 from precdoctor.recording.updates import intended_update, intention_of
 
@@ -89,7 +89,7 @@ class Optimizers:
         register_optimizer_step_post_hook(after)
         recorder.when_forked.append(self._forget)
         self.scalers.install()
-        self._thrown.install(self._leave_out, lambda: self._attempt is not None, self.scalers.has_unscaled)
+        self._thrown.install(self._thrown_away, lambda: self._attempt is not None, self.scalers.has_unscaled)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             original = getattr(torch.nn.utils, name)
             wrapped = self._noting_clip(original)
@@ -158,6 +158,7 @@ class Optimizers:
         self._attempt = self._look = None
         self._recorder.current.not_reached = not attempt.reached
         self.scalers.attempted(attempt.optimizer)
+        self._thrown.attempt_ended()
         self._recorder.end_step()
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
@@ -171,17 +172,22 @@ class Optimizers:
         if self._attempt is not None and self._attempt.by_scaler:
             self._close(self._attempt)
 
-    def _leave_out(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its gradients are about to be thrown away."""
+    def _thrown_away(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
+        """Gradients of norm and amax ``found`` were thrown away, or are about to be."""
         if not self.scalers.leaves_out(optimizer):
-            self.leave_out(None, optimizer)
+            self.leave_out(None, optimizer, found)
 
-    def leave_out(self, scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
+    def leave_out(
+        self, scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer, found: Found | None = None
+    ) -> None:
         """An attempt has ended that the script gave up: neither the scaler nor the optimizer was asked to step."""
         had_optimizer = self._manual.has_optimizer
         attempt = self._open(optimizer, by_scaler=False)
         self._manual.has_optimizer = had_optimizer  # an optimizer may be there for its ``zero_grad`` alone
-        self._recorder.current.left_out = True
+        facts = self._recorder.current
+        facts.left_out = True
+        if found is not None and facts.gradients_of is None:
+            facts.grad_norm, facts.grad_amax = found
         self._guard.left_out(optimizer, scaler)
         self._trace("gradients", optimizer)
         self._close(attempt)
