@@ -125,7 +125,7 @@ class ThrownAway:
             return
         optimizer = self._known()
         if optimizer is not None and not self._in_step() and not self._is_unscaled(optimizer):
-            found = self._look(optimizer)
+            found = self._look(_parameters_of(optimizer))
             if found is not None and _is_lost(found, optimizer):
                 self._end(optimizer, found)
 
@@ -155,7 +155,7 @@ class ThrownAway:
             return  # stepped with already, or for a closure to know
         if self._is_unscaled(optimizer):  # nobody unscales what is not for a step
             self._leave_out(optimizer, None)
-        elif (found := self._look(optimizer)) is not None:
+        elif (found := self._look(_parameters_of(optimizer))) is not None:
             if _is_finite(found):
                 self._unclear = True
             elif not self._went_forward and _is_lost(found, optimizer):
@@ -163,7 +163,10 @@ class ThrownAway:
 
     def _module_throws(self, module: nn.Module) -> None:
         optimizer = self._known()
-        if optimizer is not None and not self._unclear and self._covers(module, optimizer):
+        if optimizer is None:  # it has yet to make itself known
+            if self._recorder.micro_step and (found := self._look(list(module.parameters()))) is not None:
+                self._unclear = self._unclear or _is_finite(found)
+        elif not self._unclear and self._covers(module, optimizer):
             self._optimizer_throws(optimizer)
 
     def _covers(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
@@ -180,13 +183,12 @@ class ThrownAway:
     def _known(self) -> torch.optim.Optimizer | None:
         return self._optimizer() if self._optimizer is not None else None
 
-    def _look(self, optimizer: torch.optim.Optimizer) -> Found | None:
-        """Norm and amax of its gradients; null without any, and where nobody may look.
+    def _look(self, parameters: list[Tensor]) -> Found | None:
+        """Norm and amax of their gradients; null without any, and where nobody may look.
 
         Reading them waits for the device, as the guard does: not with ``--on-nonfinite observe``, nor in a graph being
         captured. Ranks might come to different answers about gradients that are not reduced yet, and count differently.
         """
-        parameters = _parameters_of(optimizer)
         if self._unclear or _is_distributed():
             return None
         if not all(p.is_cpu for p in parameters) and (

@@ -55,16 +55,16 @@ def test_a_scaler_that_is_updated_without_a_step_has_seen_an_attempt(zoo, name):
 
 def test_each_optimizer_of_a_scaler_has_its_own_attempt(zoo):
     steps = zoo.steps("skips_two_optimizers")
-    assert steps["optimizer"].tolist() == ["SGD#0", "SGD#1"] * 6
-    assert steps["skipped"].tolist() == [skipped for skipped in SKIPPED for _ in range(2)]
-    assert steps["micro_steps"].tolist() == [1, 0] * 6
+    assert steps["optimizer"].tolist() == ["SGD#0", "SGD#1"] * 4
+    assert steps["skipped"].tolist() == [True] * 4 + [False] * 4
+    assert steps["micro_steps"].tolist() == [1, 0] * 4
 
 
 @pytest.mark.parametrize(
     ("name", "micro_steps"),
     [
         ("gradient_surgery", [2, 2, 2]),
-        ("two_ascents", [2, 2, 2]),
+        ("two_ascents", [2, 2]),
         ("polluted_critic", [1] * 6),
         ("saliency_between", [2, 2, 2]),
         ("overflow_accumulated", [3, 3, 3]),
