@@ -18,6 +18,7 @@ from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place, Root
 from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.thrown_away import ThrownAway
 from precdoctor.recording.together import Gradients
 
 _LOSS = Place("", "", "")
@@ -28,11 +29,14 @@ _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_ligh
 class Backward:
     """Patches ``torch.autograd.backward`` (``Tensor.backward`` calls it by attribute) and hooks leaf gradients."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps, loss_code: LossCode, casts: Casts) -> None:
+    def __init__(
+        self, recorder: Recorder, manual: ManualSteps, thrown: ThrownAway, loss_code: LossCode, casts: Casts
+    ) -> None:
         self._recorder = recorder
         self._casts = casts
         self._loss_code = loss_code
         self._manual = manual
+        self._thrown = thrown
         self._gradients = Gradients()
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
@@ -82,6 +86,7 @@ class Backward:
     def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
         recorder = self._recorder
         recorder.in_backward = True
+        self._thrown.backward_begins()
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
         facts = recorder.current
         if facts.loss_scale is None:
@@ -107,6 +112,7 @@ class Backward:
     def _ended(self) -> None:
         self._recorder.in_backward = False
         self._recorder.end_micro_step()
+        self._thrown.backward_ended()
         self._manual.backward_ended()
 
     def hook_parameters(self) -> None:

@@ -68,6 +68,8 @@ class StepFacts:
     narrow_loss: bool = False
     #: The optimizer's own step hook never fired.
     not_reached: bool = False
+    #: The script gave the attempt up by itself: it threw the gradients away, or updated the scaler without a step.
+    left_out: bool = False
     autocast_dtype: str | None = None
     sampled: bool = False
     recorder_ns: int = 0

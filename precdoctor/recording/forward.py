@@ -174,8 +174,8 @@ class Forward:
             return
         recompute = _in_recompute() != -1
         inside = above if above is not None and above.place is not None else None
-        if inside is None and not recompute and not self._manual.has_optimizer:
-            self._manual.end_step_if_updated()
+        if inside is None and not recompute:
+            self._manual.forward_begins()
         parent, caller = (None, None) if inside is None else (inside.place, inside.module)
         place = recorder.names.place(module, parent, caller)
         mode = self._root_mode(module, place, recompute) if inside is None else _inner_mode(inside.mode)

@@ -24,6 +24,7 @@ from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.rows import looks_like_a_scale
 from precdoctor.recording.scene import Scene
 from precdoctor.recording.sentinel import Look, amax, gradient_amax
 from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
@@ -108,12 +109,8 @@ class Guard:
             return False
         self._skips += 1
         if scaler is not None and not loss_bad and not self._is_stuck(scaler):
-            self._examine_buffers(poisoned)
-            if self._let_through and self._skips == SUSPICIOUS_SKIPS and not poisoned:
-                if self._recorder.scan is not None:
-                    self._recorder.scan.suspect()
-                self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[])
-            return False  # the scaler takes care of it
+            self._leave_to_scaler(poisoned)
+            return False
         follows, self._last_bad = self._last_bad == step - 1, step
         if not (follows and self._policy == "examine"):  # weights that are bad already explain the steps after them
             more = {"finite_before": self._finite_before(optimizer, parameters)}
@@ -121,6 +118,43 @@ class Guard:
         if self._policy == "stop":
             self._stop(f"--on-nonfinite stop, at step {step}")
         return self._policy == "skip" and (gradients_bad or not _is_distributed())
+
+    def left_out(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+        """The script itself does not step: look at what it gives up. As the weights are safe, the run is never stopped.
+
+        Args:
+            optimizer: that is not asked to step.
+            scaler: that has unscaled its gradients; null when they were thrown away because they are not finite.
+        """
+        recorder = self._recorder
+        if self._policy == "observe" or (recorder.trace is not None and recorder.trace.running):
+            return
+        found = recorder.current.found_inf
+        gradients_bad = scaler is None or bool(read(found))
+        poisoned = self._buffers.judge(*self._buffers.launch())
+        scaled = scaler is not None or any(map(looks_like_a_scale, recorder.current.root_factors))
+        loss_bad = self._loss_is_bad(scaled=scaled)
+        if not gradients_bad and not loss_bad:
+            self._skips, self._let_through = 0, True
+            self._examine_buffers(poisoned)
+            return
+        self._skips += 1
+        if scaled and not loss_bad and (scaler is None or not self._is_stuck(scaler)):
+            self._leave_to_scaler(poisoned)
+            return
+        follows, self._last_bad = self._last_bad == recorder.step - 1, recorder.step
+        if not follows:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            more = {"finite_before": self._finite_before(optimizer, parameters)}
+            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned)
+
+    def _leave_to_scaler(self, poisoned: list[Poisoned]) -> None:
+        """It takes care of the step; the second in a row is worth a look all the same."""
+        self._examine_buffers(poisoned)
+        if self._let_through and self._skips == SUSPICIOUS_SKIPS and not poisoned:
+            if self._recorder.scan is not None:
+                self._recorder.scan.suspect()
+            self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[])
 
     def found_bad(self, step: int) -> bool:
         """Whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""

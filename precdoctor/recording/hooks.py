@@ -22,6 +22,7 @@ from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
 from precdoctor.recording.shadowing.shadow import Shadow
 from precdoctor.recording.taken import TakenGradients
+from precdoctor.recording.thrown_away import ThrownAway
 
 if TYPE_CHECKING:
     from precdoctor.recording.applying.applier import Applier
@@ -84,15 +85,16 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             recorder.warnings.append(CHANGES_ROUNDING)
             recorder.probes = Probes(recorder)
             recorder.probes.install()
-        manual, scene = ManualSteps(recorder), Scene(recorder)
+        thrown = ThrownAway(recorder)
+        manual, scene = ManualSteps(recorder, thrown), Scene(recorder)
         loss_code = LossCode(recorder, scene)
         casts = Casts(recorder)
         Forward(recorder, manual, scene, loss_code, casts).install()
-        Backward(recorder, manual, loss_code, casts).install()
+        Backward(recorder, manual, thrown, loss_code, casts).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
-        Optimizers(recorder, manual, Guard(recorder, scene), casts).install()
-        recorder.end_open_step = manual.end_step_if_updated
+        Optimizers(recorder, manual, thrown, Guard(recorder, scene), casts).install()
+        recorder.end_open_step = manual.end_open_step
         if applier is not None:
             applier.install_after()
         recorder.scan = DeepScan(recorder)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.thrown_away import ThrownAway
 from precdoctor.recording.together import Together
 
 #: Larger parameters are not copied to be compared.
@@ -23,8 +24,9 @@ _MAX_COPY = 1 << 20
 class ManualSteps:
     """Watches one parameter between a backward pass and the next forward pass."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, thrown: ThrownAway) -> None:
         self._recorder = recorder
+        self._thrown = thrown
         self._weights = Together()
         self._forget()
         recorder.when_forked.append(self._forget)
@@ -67,8 +69,19 @@ class ManualSteps:
                         site = recorder.site(found[0], "weight", found[1], parameter)
                         recorder.measure(site, parameter, restart=True, together=together)
 
+    def forward_begins(self) -> None:
+        """A root module is called: a step may have ended before it."""
+        self._thrown.forward_begins()
+        if not self.has_optimizer:
+            self.end_step_if_updated()
+
+    def end_open_step(self) -> None:
+        """The run ends: so may a step have done."""
+        self._thrown.run_ends()
+        self.end_step_if_updated()
+
     def end_step_if_updated(self) -> None:
-        """Called as a forward pass begins and at the end of the run: end the step if the weights were updated since."""
+        """At a forward pass and at the end of the run: end the step if the weights were updated since."""
         parameter = self._watched() if self._watched is not None else None
         if self.has_optimizer or parameter is None or not self._recorder.micro_step:
             return

@@ -1,7 +1,8 @@
 """The optimizer step: attempts, loss scalers, clipping, weights before, what the optimizer is given, and what stuck.
 
 A step is an *attempt*: ``scaler.step(optimizer)`` or ``optimizer.step()``, whichever is outermost. A scaler that skips
-does not call the optimizer at all (unless it is fused), so neither hook alone would do.
+does not call the optimizer at all (unless it is fused), so neither hook alone would do. A script that skips by itself
+calls neither: see ``scalers`` and ``thrown_away``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precdoctor.recording import kernels, leaves
+from precdoctor.recording.attempt import Attempt, gradients_of, parameters_of
 from precdoctor.recording.batch import defer
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import GradientsAside, Guard
@@ -26,39 +28,19 @@ from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scalers import Scalers
 from precdoctor.recording.sentinel import Look, gradient_sentinel
 from precdoctor.recording.standing import Standing
+from precdoctor.recording.thrown_away import Found, ThrownAway
 from precdoctor.recording.together import HELD, Together, Update
 from precdoctor.recording.updates import intended_update, intention_of
-
-
-class Attempt:
-    """One optimizer-step attempt in progress."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, name: str, *, by_scaler: bool) -> None:
-        self.optimizer = optimizer
-        self.name = name
-        self.by_scaler = by_scaler
-        #: The optimizer's own step ran.
-        self.reached = False
-        #: It was given a closure: the gradients of this step come into being inside the step.
-        self.closure = False
-        #: The guard wants this step skipped: its gradients, while they are taken from the parameters.
-        self.skipped = False
-        self.aside: GradientsAside | None = None
-        #: Copies of weights from before the step, by id of the parameter.
-        self.before: dict[int, Tensor] = {}
-        #: The gradients that a step with a closure began with, and their version counters.
-        self.given: list[tuple[Tensor, Tensor, int]] = []
-        #: Optimizers that this one drives, and that stepped.
-        self.driven: list[torch.optim.Optimizer] = []
 
 
 class Optimizers:
     """Global optimizer hooks and the patches around them."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps, guard: Guard, casts: Casts) -> None:
+    def __init__(self, recorder: Recorder, manual: ManualSteps, thrown: ThrownAway, guard: Guard, casts: Casts) -> None:
         self._recorder = recorder
         self._guard = guard
         self._manual = manual
+        self._thrown = thrown
         self._attempt: Attempt | None = None
         #: The gradients were read in this step, so that nobody has to read them again.
         self._look: Look | None = None
@@ -69,7 +51,7 @@ class Optimizers:
         self._masters = Masters(recorder)
         self._state_rows = StateRows(recorder)
         self._weights, self._given, self._updates = Together(), Together(), Together(HELD)
-        self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler, self._optimizer_of)
+        self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of)
 
     def install(self) -> None:
         """Register with torch, for every optimizer and scaler of the process."""
@@ -88,6 +70,7 @@ class Optimizers:
         register_optimizer_step_post_hook(after)
         recorder.when_forked.append(self._forget)
         self.scalers.install()
+        self._thrown.install(self._thrown_away, lambda: self._attempt is not None, self.scalers.has_unscaled)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             original = getattr(torch.nn.utils, name)
             wrapped = self._noting_clip(original)
@@ -132,6 +115,7 @@ class Optimizers:
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
         attempt.closure = closure
         self._manual.has_optimizer = True
+        self._thrown.meet(optimizer)
         facts = self._recorder.current
         facts.optimizer = attempt.name
         facts.lrs = [defer(group["lr"]) for group in optimizer.param_groups if "lr" in group]
@@ -139,7 +123,7 @@ class Optimizers:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
         if not closure:  # else those there are left over from the step before
-            self._look_at_gradients(_parameters_of(optimizer))
+            self._look_at_gradients(parameters_of(optimizer))
         return attempt
 
     def _look_at_gradients(self, parameters: Iterable[Tensor]) -> None:
@@ -158,6 +142,8 @@ class Optimizers:
             self._recorder.trace.end()
         self._attempt = self._look = None
         self._recorder.current.not_reached = not attempt.reached
+        self.scalers.attempted(attempt.optimizer)
+        self._thrown.attempt_ended()
         self._recorder.end_step()
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
@@ -170,6 +156,26 @@ class Optimizers:
         """``scaler.step(optimizer)`` has ended, also by an exception."""
         if self._attempt is not None and self._attempt.by_scaler:
             self._close(self._attempt)
+
+    def _thrown_away(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
+        """Gradients of norm and amax ``found`` were thrown away, or are about to be."""
+        if not self.scalers.leaves_out(optimizer):
+            self.leave_out(None, optimizer, found)
+
+    def leave_out(
+        self, scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer, found: Found | None = None
+    ) -> None:
+        """An attempt has ended that the script gave up: neither the scaler nor the optimizer was asked to step."""
+        had_optimizer = self._manual.has_optimizer
+        attempt = self._open(optimizer, by_scaler=False)
+        self._manual.has_optimizer = had_optimizer  # an optimizer may be there for its ``zero_grad`` alone
+        facts = self._recorder.current
+        facts.left_out = True
+        if found is not None and facts.gradients_of is None:
+            facts.grad_norm, facts.grad_amax = found
+        self._guard.left_out(optimizer, scaler)
+        self._trace("gradients", optimizer)
+        self._close(attempt)
 
     def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
         attempt = self._attempt
@@ -187,7 +193,7 @@ class Optimizers:
             self._shadow(attempt)
         attempt.reached = not attempt.skipped
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
-            attempt.given = self._gradients_of(optimizer)
+            attempt.given = gradients_of(optimizer, self._recorder.options.scene_memory)
         self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(p for group in optimizer.param_groups for p in group["params"])
@@ -202,7 +208,7 @@ class Optimizers:
         if attempt is None or (attempt.optimizer is not optimizer and not attempt.by_scaler):
             return
         if attempt.closure:
-            self._look_at_gradients(_parameters_of(optimizer))
+            self._look_at_gradients(parameters_of(optimizer))
         self._trace("weights", optimizer)
         if attempt.aside is not None:
             attempt.aside.restore()
@@ -228,9 +234,7 @@ class Optimizers:
     def _trace(self, kind: str, optimizer: torch.optim.Optimizer) -> None:
         """Have a trace of the step, if there is one, look at gradients or weights."""
         if (trace := self._recorder.trace) is not None and trace.running:
-            found = (
-                (self._guard.full_name(p), p.grad if kind == "gradients" else p) for p in _parameters_of(optimizer)
-            )
+            found = ((self._guard.full_name(p), p.grad if kind == "gradients" else p) for p in parameters_of(optimizer))
             trace.look_at(kind, found)
 
     # --- rows --------------------------------------------------------------------------------------------------------
@@ -309,13 +313,6 @@ class Optimizers:
                 attempt.before[id(parameter)] = dense.detach().clone()
         self._next_copied = start + taken
 
-    def _gradients_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, Tensor, int]]:
-        """By reference, within ``--scene-memory``: a closure makes others, and lets go of these."""
-        found = [(p, p.grad, p.grad._version) for p in _parameters_of(optimizer) if p.grad is not None]
-        plain = all(leaves.plain(grad) is grad and grad.is_cpu for _, grad, _ in found)
-        size = sum(grad.nbytes for _, grad, _ in found) if plain else 0
-        return found if plain and size <= self._recorder.options.scene_memory else []
-
     def _record_updates(self, attempt: Attempt) -> None:
         recorder = self._recorder
         with self._updates as together:
@@ -377,10 +374,6 @@ class Optimizers:
             return result
 
         return clip
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    return (p for group in optimizer.param_groups for p in group["params"])
 
 
 def _on_device(value: object) -> bool:

@@ -34,7 +34,11 @@ class LossScales:
         known = read(facts.loss_scale)
         if known is not None:
             return known, False
-        if facts.sampled and facts.complete:
+        if facts.left_out:  # no optimizer was given gradients to compare with
+            factor = _constant(facts.root_factors)
+            if factor is not None and (self._inferred is not None or looks_like_a_scale(factor)):
+                self._inferred = factor
+        elif facts.sampled and facts.complete:
             clipped = facts.clip_norm is not None
             self._inferred = infer_loss_scale(facts.root_factors, ratios, clipped=clipped)
         elif self._inferred is not None and (factor := _constant(facts.root_factors)) is not None:
@@ -57,24 +61,25 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
     """
     factor = _constant(root_factors)
     if not ratios:
-        return factor if factor is not None and _looks_like_a_scale(factor) else None
+        return factor if factor is not None and looks_like_a_scale(factor) else None
     middle = float(np.median(ratios))
     spread = max(abs(r / middle - 1.0) for r in ratios)
     if factor is not None and factor >= 2:  # a ratio is good to a percent, so not for factors near one
         if not clipped and spread < 0.02 and abs(middle / factor - 1.0) < 0.01:
             return factor
         lowest = factor * (0.99 if clipped else 0.25)
-        return factor if _looks_like_a_scale(factor) and middle >= lowest else None
+        return factor if looks_like_a_scale(factor) and middle >= lowest else None
     nearest = 2.0 ** round(math.log2(middle))
     exact = spread < 1e-3 and abs(middle / nearest - 1.0) < 1e-4 and len(ratios) > 1
-    return nearest if exact and _looks_like_a_scale(nearest) and not clipped else None
+    return nearest if exact and looks_like_a_scale(nearest) and not clipped else None
 
 
 def _constant(factors: Sequence[float]) -> float | None:
     return factors[0] if factors and len(set(factors)) == 1 else None
 
 
-def _looks_like_a_scale(factor: float) -> bool:
+def looks_like_a_scale(factor: float) -> bool:
+    """Whether a factor at the root of a backward pass can be nothing else: a power of two from 16 up."""
     return 16 <= factor < math.inf and math.log2(factor).is_integer()
 
 
@@ -103,7 +108,7 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
         "loss_scale": scale,
         "growth_tracker": None if (tracker := read(facts.growth_tracker)) is None else int(tracker),
         "found_inf": None if found_inf is None else found_inf > 0,
-        "skipped": bool(found_inf) if found_inf is not None else facts.not_reached,
+        "skipped": facts.left_out or (bool(found_inf) if found_inf is not None else facts.not_reached),
         "autocast_dtype": facts.autocast_dtype,
         "lost_update_fraction": _lost_updates(tensors),
         "non_finite": _non_finite(tensors, losses) + _bad_sentinel(batch),

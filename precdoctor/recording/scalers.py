@@ -17,6 +17,8 @@ from torch import Tensor
 from precdoctor.recording.batch import defer
 from precdoctor.recording.recorder import Recorder, guarded
 
+#: A scaler is updated although this optimizer, whose gradients it has unscaled, was not stepped.
+LeftOutHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
 BeginHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
 StepHook = Callable[[torch.optim.Optimizer], None]
 #: The optimizer with an id, as a scaler keeps its state; None for one that has not been met.
@@ -24,13 +26,21 @@ Known = Callable[[int], "torch.optim.Optimizer | None"]
 
 
 class Scalers:
-    """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``, which overrides ``scale``."""
+    """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``, which overrides
+    ``scale``, ``unscale_`` and ``update``.
+    """
 
-    def __init__(self, recorder: Recorder, begin: BeginHook, end: StepHook, optimizer_of: Known) -> None:
+    def __init__(
+        self, recorder: Recorder, begin: BeginHook, end: StepHook, left_out: LeftOutHook, optimizer_of: Known
+    ) -> None:
         self._recorder = recorder
         self._begin = begin
         self._end = end
+        self._left_out = left_out
         self._optimizer_of = optimizer_of
+        #: Optimizers that ``unscale_`` was called for and that have made no attempt since, each with its scaler.
+        self._unscaled: dict[int, tuple[weakref.ref[torch.amp.GradScaler], weakref.ref[torch.optim.Optimizer]]] = {}
+        recorder.when_forked.append(self._unscaled.clear)
         self._known: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
         self._in_use: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
@@ -39,7 +49,8 @@ class Scalers:
     def install(self) -> None:
         """Patch the class; every CPU and CUDA scaler of torch derives from it."""
         kind = torch.amp.GradScaler
-        for name, wrap in (("scale", self._scaling), ("step", self._stepping), ("update", self._updating)):
+        wraps = {"scale": self._scaling, "unscale_": self._unscaling, "step": self._stepping, "update": self._updating}
+        for name, wrap in wraps.items():
             setattr(kind, name, wrap(getattr(kind, name)))
 
     def still_scaled(self, parameters: Iterable[Tensor]) -> bool | None:
@@ -98,14 +109,30 @@ class Scalers:
 
         return step
 
+    def _unscaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @guarded(self._recorder)
+        def note(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+            if self._recorder.state == "armed" and scaler.is_enabled():
+                self._unscaled[id(optimizer)] = (weakref.ref(scaler), weakref.ref(optimizer))
+
+        @functools.wraps(original)
+        def unscale_(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = original(scaler, optimizer, *args, **kwargs)  # raises when it is the second one
+            note(scaler, optimizer)
+            return result
+
+        return unscale_
+
     def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @guarded(self._recorder)
         def note(scaler: torch.amp.GradScaler) -> None:
+            if self._unscaled and self._recorder.state == "armed":
+                self._end_left_out(scaler)
             self._in_use.discard(scaler)
 
         @functools.wraps(original)
         def update(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-            note(scaler)
+            note(scaler)  # before it: the update adds up what was found in place, and forgets it
             return original(scaler, *args, **kwargs)
 
         return update
@@ -115,26 +142,83 @@ class Scalers:
             return
         self._patch_sharded()
         self._meet(scaler)
+        self._note_scale(scaler)
+        self._begin(scaler, optimizer)
+
+    def _note_scale(self, scaler: torch.amp.GradScaler) -> None:
         facts = self._recorder.current
         facts.loss_scale = defer(scaler._scale)
         facts.growth_tracker = defer(scaler._growth_tracker)
-        self._begin(scaler, optimizer)
 
     def _step_ended(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         if self._recorder.state != "armed":
             return
+        self._note_found(scaler, optimizer)
+        self._end(optimizer)
+
+    def _note_found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the scaler has looked at gradients at all; what it found is read later."""
         state = scaler._per_optimizer_states.get(id(optimizer), {})
         found = list(state.get("found_inf_per_device", {}).values())
         if found:
             total = found[0] if len(found) == 1 else torch.stack([f.to(found[0].device) for f in found]).sum()
             self._recorder.current.found_inf = defer(total)
-        self._end(optimizer)
+        return bool(found)
+
+    # --- attempts that the script leaves out --------------------------------------------------------------------------
+
+    def attempted(self, optimizer: torch.optim.Optimizer) -> None:
+        """An attempt of this optimizer has ended: what was unscaled for it is used up.
+
+        One that wraps another, or is wrapped, has the same parameters.
+        """
+        if not self._unscaled:
+            return
+        first = _first_parameter(optimizer)
+        for key, (_, known) in list(self._unscaled.items()):
+            other = known()
+            if other is None or other is optimizer or _first_parameter(other) is first:
+                del self._unscaled[key]
+
+    def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether ``unscale_`` was called for it, and no attempt of it has followed."""
+        known = self._unscaled.get(id(optimizer))
+        return known is not None and known[1]() is optimizer
+
+    def leaves_out(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Gradients are thrown away: end the attempt if a scaler has unscaled them for a step. False if none has."""
+        scaler = self._unscaled[id(optimizer)][0]() if self.has_unscaled(optimizer) else None
+        return scaler is not None and self._leave_out(scaler, optimizer)
+
+    def _end_left_out(self, scaler: torch.amp.GradScaler) -> None:
+        """``update`` is called: whatever it has unscaled and nobody has stepped with was an attempt all the same."""
+        for used, known in list(self._unscaled.values()):
+            optimizer = known()
+            if used() is scaler and optimizer is not None:
+                self._leave_out(scaler, optimizer)
+
+    def _leave_out(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+        if not self._note_found(scaler, optimizer):
+            return False  # it had no gradients
+        self._patch_sharded()
+        self._meet(scaler)
+        self._note_scale(scaler)
+        self._left_out(scaler, optimizer)
+        return True
 
     def _patch_sharded(self) -> None:
-        """FSDP's scaler overrides ``scale``; its module is heavy, so it is only patched where the script loads it."""
+        """FSDP's scaler overrides them; its module is heavy, so it is only patched where the script loads it."""
         module = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
         if module is not None and not self._sharded_patched:
             self._sharded_patched = True
             kind = module.ShardedGradScaler
             if "scale" in vars(kind):
                 kind.scale = self._scaling(kind.scale)
+            if "unscale_" in vars(kind):
+                kind.unscale_ = self._unscaling(kind.unscale_)
+            if "update" in vars(kind):
+                kind.update = self._updating(kind.update)
+
+
+def _first_parameter(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    return next((p for group in optimizer.param_groups for p in group["params"]), None)

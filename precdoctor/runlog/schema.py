@@ -130,7 +130,7 @@ STEPS: Final = pa.schema(
         pa.field("loss_scale", pa.float64()),  # the multiplier the backward pass ran with
         pa.field("growth_tracker", pa.int64()),
         pa.field("found_inf", pa.bool_()),  # null without a GradScaler
-        pa.field("skipped", pa.bool_()),  # the optimizer left the weights alone
+        pa.field("skipped", pa.bool_()),  # the optimizer left the weights alone, or the script left it out
         pa.field("autocast_dtype", _name),
         pa.field("lost_update_fraction", pa.float64()),  # of the intended non-zero updates of this step's update rows
         pa.field("non_finite", pa.int64()),  # tensors with a NaN or Inf among loss, weight gradients, weights, updates

@@ -13,7 +13,8 @@ from precdoctor.diagnosis.view import Process, RunView, StepFacts
 PAGE = RulePage(
     finds="""
 A `GradScaler` whose count of clean steps stays at 0 and whose scale never changes, although steps go through: its
-`update()` is never called, the scaler is made anew on every step or epoch, or `update(new_scale)` pins it.
+`update()` is never called, the scaler is made anew on every step or epoch, or `update(new_scale)` pins it. Also a
+constant written by hand, if the script skips every single step because its gradients overflow.
 """,
     matters="""
 A dynamic scaler that does not move is a constant. It does not back off after an overflow, so every later step
@@ -32,7 +33,8 @@ Make one scaler before the loop, keep it in checkpoints (`scaler.state_dict()`),
 every `scaler.step`. If a constant scale is what you want, make that plain with a `growth_interval` longer than the run.
 """,
     confidence="""
-0.95 when an overflow left the scale where it was, 0.9 otherwise: the counter is read from the scaler on every step.
+0.95 when an overflow left the scale where it was, 0.9 otherwise: the counter is read from the scaler on every step. 0.9
+for a constant written by hand, which is inferred from the loss and the gradients.
 """,
     references=("PyTorch documentation: torch.amp.GradScaler.update",),
 )
@@ -40,7 +42,12 @@ every `scaler.step`. If a constant scale is what you want, make that plain with 
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding for the first process whose scaler stands still."""
-    courses = {p: steps for p, steps in scaled_steps(view).items() if is_dynamic(steps)}
+    scaled = scaled_steps(view)
+    for process, steps in scaled.items():
+        if not is_dynamic(steps) and _always_overflows(steps, options):
+            finding = _finding_by_hand(view, process, steps, options)
+            return Checked([finding], f"all of {plural(len(steps), 'step')} overflowed", Status.FAILED)
+    courses = {p: steps for p, steps in scaled.items() if is_dynamic(steps)}
     if not courses:
         return Checked.not_applicable("no dynamic loss scaler was seen")
     for process, steps in courses.items():
@@ -59,6 +66,44 @@ def _stands_still(view: RunView, process: Process, steps: Sequence[StepFacts], o
         return False  # it grows on every clean step, which sets its count to 0
     moved = len({s.loss_scale for s in steps}) > 1 or any(s.growth_tracker for s in steps)
     return not moved and len(steps) >= options["min_steps"]
+
+
+def _always_overflows(steps: Sequence[StepFacts], options: Options) -> bool:
+    constant = len({s.loss_scale for s in steps}) == 1
+    return constant and len(steps) >= options["min_steps"] and all(s.skipped for s in steps)
+
+
+def _finding_by_hand(view: RunView, process: Process, steps: Sequence[StepFacts], options: Options) -> Finding:
+    scale, count = steps[0].loss_scale or 0.0, plural(len(steps), "step")
+    return Finding(
+        code="PD307",
+        name="frozen-loss-scale",
+        severity=Severity.ERROR,
+        confidence=0.9,
+        title=f"the loss scale stands still at {scale:g}, and every step overflows and is skipped",
+        message=(
+            f"Over {count} (limit {options['min_steps']:g}) the loss was multiplied by {scale:g}, the gradients held "
+            "an Inf or a NaN, and the script threw them away: the weights have not moved, nor has the scale."
+        ),
+        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=steps[0].step),
+        evidence={
+            "steps": len(steps),
+            "limit": options["min_steps"],
+            "loss_scale": scale,
+            "clean_steps": 0,
+            "overflows": len(steps),
+            "last_bad_step": steps[-1].step,
+            "confidence_reason": "the scale was inferred from the loss and the gradients",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"a scaler that backs off by itself: loss scale after an overflow {scale:g} -> {scale / 2.0:g}",
+                change={"scaler_update": {"from": "never", "to": "after every step"}},
+                predicted={"loss_scale_after_overflow": {"from": scale, "to": scale / 2.0}},
+                snippet=_snippet(view),
+            ),
+        ),
+    )
 
 
 def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], options: Options) -> Finding:
@@ -105,16 +150,20 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
                     "clean_steps_counted": {"from": 0, "to": clean},
                     "loss_scale_after_overflow": {"from": scale, "to": scale / 2.0},
                 },
-                snippet=(
-                    "import torch\n\n"
-                    f"scaler = torch.amp.GradScaler({view.device!r})  # once, before the loop\n\n"
-                    "for batch in batches:\n"
-                    "    scaler.scale(compute_loss(model, batch)).backward()\n"
-                    "    scaler.step(optimizer)\n"
-                    "    scaler.update()\n"
-                ),
+                snippet=_snippet(view),
             ),
         ),
+    )
+
+
+def _snippet(view: RunView) -> str:
+    return (
+        "import torch\n\n"
+        f"scaler = torch.amp.GradScaler({view.device!r})  # once, before the loop\n\n"
+        "for batch in batches:\n"
+        "    scaler.scale(compute_loss(model, batch)).backward()\n"
+        "    scaler.step(optimizer)\n"
+        "    scaler.update()\n"
     )
 
 

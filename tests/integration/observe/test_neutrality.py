@@ -39,7 +39,8 @@ def test_execution_order_is_one_sequence_per_step(zoo):
             if name in ("lbfgs", "closure_adam"):  # they look at their weights before the forward
                 assert last["weight"] < first["loss"], name
                 continue
-            assert last.get("output", 0) < first["weight"], name
-            assert last["weight_grad"] < first["weight"], name
+            assert last.get("output", -1) < first["weight"], name
+            # the second optimizer of a backward pass has the weights alone
+            assert last.get("weight_grad", -1) < first["weight"], name
             if "update" in first:
                 assert last["weight"] < first["weight_grad_step"] and last["weight_grad_step"] < first["update"], name

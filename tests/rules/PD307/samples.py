@@ -31,6 +31,14 @@ def backs_off() -> Training:
     return scaled([1024.0] * 6 + [512.0] * 6, [5])
 
 
+def by_hand(skipped: list[int]) -> Training:
+    return Training(steps=12, dtype="float16", scale=2.0**20).scales([2.0**20] * 12).skip(*skipped)
+
+
+def one_step_gets_through() -> Training:
+    return by_hand([step for step in range(12) if step != 7])
+
+
 FIRING = {
     "never_updated": Sample(
         lambda: scaled([1024.0] * 12, [], tracker=False), 0, severity="warning", bare=True, says=("limit 8", "1024"),
@@ -38,5 +46,6 @@ FIRING = {
     "overflows_repeat": Sample(
         lambda: scaled([1024.0] * 12, [4, 9], tracker=False), 0, bare=True, says=("4, 9", "2 overflows"),
     ),
+    "by_hand": Sample(lambda: by_hand(list(range(12))), 0, bare=True, says=("1.04858e+06", "limit 8")),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (counting, grows_on_every_step, too_short, backs_off)}
+HEALTHY = {f.__name__: f for f in (counting, grows_on_every_step, too_short, backs_off, one_step_gets_through)}

@@ -90,6 +90,7 @@ def load(names: Iterable[str]) -> list[Callable[[], Trained]]:
         narrow,
         oddities,
         sequences,
+        skipping,
         vision,
     )
 

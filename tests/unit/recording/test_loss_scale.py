@@ -101,3 +101,15 @@ def test_a_grad_scaler_is_believed():
 def test_the_factor_at_the_root_of_a_graph(expression, factor):
     loss = torch.nn.Parameter(torch.ones(3)).sum()
     assert constant_factor(expression(loss)) == factor
+
+
+def left_out(factors: list[float]) -> StepBatch:
+    return StepBatch(StepFacts(0, complete=True, sampled=True, left_out=True, root_factors=factors), [], {})
+
+
+def test_a_step_that_was_left_out_says_its_scale_by_the_loss_alone():
+    scales = LossScales()
+    assert scales.of(left_out([2.0**16]), []) == (2.0**16, True)
+    assert scales.of(left_out([]), []) == (2.0**16, True)  # it need not be readable
+    assert scales.of(left_out([3000.0]), []) == (3000.0, True)  # where there is a scale, it may have moved
+    assert LossScales().of(left_out([3000.0]), []) == (None, False)

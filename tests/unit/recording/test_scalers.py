@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,7 +17,8 @@ def training():
     layers = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scalers = Scalers(None, None, None, {id(o): o for o in optimizers}.get)
+    recorder = types.SimpleNamespace(when_forked=[])
+    scalers = Scalers(recorder, None, None, None, {id(o): o for o in optimizers}.get)
     scaler.scale(layers[1](layers[0](torch.ones(2, 3))).sum()).backward()
     scalers._in_use.add(scaler)
     return scalers, scaler, optimizers, layers

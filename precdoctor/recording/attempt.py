@@ -1,0 +1,51 @@
+"""An optimizer-step attempt in progress, and what there is to an optimizer at its beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import leaves
+from precdoctor.recording.guard import GradientsAside
+
+
+class Attempt:
+    """One of them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, *, by_scaler: bool) -> None:
+        self.optimizer = optimizer
+        self.name = name
+        self.by_scaler = by_scaler
+        #: The optimizer's own step ran.
+        self.reached = False
+        #: It was given a closure: the gradients of this step come into being inside the step.
+        self.closure = False
+        #: The guard wants this step skipped: its gradients, while they are taken from the parameters.
+        self.skipped = False
+        self.aside: GradientsAside | None = None
+        #: Copies of weights from before the step, by id of the parameter.
+        self.before: dict[int, Tensor] = {}
+        #: The gradients that a step with a closure began with, and their version counters.
+        self.given: list[tuple[Tensor, Tensor, int]] = []
+        #: Optimizers that this one drives, and that stepped.
+        self.driven: list[torch.optim.Optimizer] = []
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """All of its parameters, group by group."""
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Tensor, Tensor, int]]:
+    """Parameters, their gradients by reference, and version counters: a closure makes others, and lets go of these.
+
+    Args:
+        optimizer: about to step.
+        limit: bytes that may be held; there are none if the gradients take more.
+    """
+    found = [(p, p.grad, p.grad._version) for p in parameters_of(optimizer) if p.grad is not None]
+    plain = all(leaves.plain(grad) is grad and grad.is_cpu for _, grad, _ in found)
+    size = sum(grad.nbytes for _, grad, _ in found) if plain else 0
+    return found if plain and size <= limit else []
