@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,11 @@ def defer(value: torch.Tensor | float | None) -> Deferred:
         return float(host)
 
     return arrived
+
+
+def looks_like_a_scale(factor: float) -> bool:
+    """Whether a factor at the root of a backward pass can be nothing else: a power of two from 16 up."""
+    return 16 <= factor < math.inf and math.log2(factor).is_integer()
 
 
 @dataclass

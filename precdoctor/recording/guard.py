@@ -17,14 +17,13 @@ from torch import Tensor
 
 from precdoctor.recording import attach, kernels
 from precdoctor.recording.attach import STOPPED_BY_US
-from precdoctor.recording.batch import Deferred, read
+from precdoctor.recording.batch import Deferred, looks_like_a_scale, read
 from precdoctor.recording.microscope import examination, optimizer_facts
 from precdoctor.recording.microscope.facts import describe
 from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.rows import looks_like_a_scale
 from precdoctor.recording.scene import Scene
 from precdoctor.recording.sentinel import Look, amax, gradient_amax
 from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors

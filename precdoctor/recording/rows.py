@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.recording.batch import StepBatch, read
+from precdoctor.recording.batch import StepBatch, looks_like_a_scale, read
 from precdoctor.recording.table import StepTensors
 
 Row = dict[str, Any]
@@ -76,11 +76,6 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
 
 def _constant(factors: Sequence[float]) -> float | None:
     return factors[0] if factors and len(set(factors)) == 1 else None
-
-
-def looks_like_a_scale(factor: float) -> bool:
-    """Whether a factor at the root of a backward pass can be nothing else: a power of two from 16 up."""
-    return 16 <= factor < math.inf and math.log2(factor).is_integer()
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
