@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from precdoctor.diagnosis.histories import watched_steps
-from precdoctor.diagnosis.records import records
 from precdoctor.diagnosis.rows import text
 from precdoctor.diagnosis.view import RunView
 
@@ -26,15 +25,14 @@ def _starved(view: RunView) -> dict[Module, int]:
     steps = watched_steps(view)
     zero: dict[Module, int] = {}
     alive: set[Module] = set()
-    for frame in view.scan(("root", "module", "shape", "numel", "zero"), ("weight_grad",), steps=steps):
-        for r in records(frame):
-            if r["shape"] is None or len(r["shape"]) < 2:
-                continue
-            place = text(r["root"]), text(r["module"])
-            if int(r["zero"]) == int(r["numel"]):
-                zero[place] = zero.get(place, 0) + 1
-            else:
-                alive.add(place)
+    for r in view.scan_records(("root", "module", "shape", "numel", "zero"), ("weight_grad",), steps=steps):
+        if r["shape"] is None or len(r["shape"]) < 2:
+            continue
+        place = text(r["root"]), text(r["module"])
+        if int(r["zero"]) == int(r["numel"]):
+            zero[place] = zero.get(place, 0) + 1
+        else:
+            alive.add(place)
     left = {p: n for p, n in zero.items() if p not in alive}
     if not left:
         return {}

@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording.attempt import parameters_of
 from precdoctor.recording.batch import Deferred, read
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.sentinel import amax, gradient_sentinel
@@ -28,7 +29,7 @@ from precdoctor.recording.sentinel import amax, gradient_sentinel
 #: Backward passes after which a loop is known: the first one of an accumulation begins with fresh gradients, too.
 _KNOWN_AFTER: Final = 2
 
-
+#: Norm and amax of gradients.
 Found = tuple[Deferred, Deferred]
 LeaveOut = Callable[[torch.optim.Optimizer, Found | None], None]
 
@@ -125,7 +126,7 @@ class ThrownAway:
             return
         optimizer = self._known()
         if optimizer is not None and not self._in_step() and not self._is_unscaled(optimizer):
-            found = self._look(_parameters_of(optimizer))
+            found = self._look(list(parameters_of(optimizer)))
             if found is not None and _is_lost(found, optimizer):
                 self._end(optimizer, found)
 
@@ -155,7 +156,7 @@ class ThrownAway:
             return  # stepped with already, or for a closure to know
         if self._is_unscaled(optimizer):  # nobody unscales what is not for a step
             self._leave_out(optimizer, None)
-        elif (found := self._look(_parameters_of(optimizer))) is not None:
+        elif (found := self._look(list(parameters_of(optimizer)))) is not None:
             if _is_finite(found):
                 self._unclear = True
             elif not self._went_forward and _is_lost(found, optimizer):
@@ -173,7 +174,7 @@ class ThrownAway:
         """Whether all that the optimizer trains is in the module; asked again only of another module."""
         if self._module is None or self._module() is not module:
             own = {id(p) for p in module.parameters()}
-            if not all(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            if not all(id(p) in own for p in parameters_of(optimizer)):
                 return False
             self._module = weakref.ref(module)
         return True
@@ -198,10 +199,6 @@ class ThrownAway:
         return gradient_sentinel(parameters)
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 def _is_finite(found: Found) -> bool:
     largest = read(found[1])
     return largest is None or math.isfinite(largest)
@@ -211,7 +208,7 @@ def _is_lost(found: Found, optimizer: torch.optim.Optimizer) -> bool:
     """Whether gradients are not finite and the weights are: SAM's first step would have spoiled them."""
     if _is_finite(found):
         return False
-    largest = read(amax(_parameters_of(optimizer)))
+    largest = read(amax(list(parameters_of(optimizer))))
     return largest is None or math.isfinite(largest)
 
 
