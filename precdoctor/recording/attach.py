@@ -53,6 +53,11 @@ def is_distributed() -> bool:
     return bool(distributed is not None and distributed.is_available() and distributed.is_initialized())
 
 
+def has_other_ranks() -> bool:
+    """Whether that group has other processes, too."""
+    return is_distributed() and bool(sys.modules["torch.distributed"].get_world_size() > 1)
+
+
 def at_exit(close: Callable[[], None]) -> None:
     """Run ``close`` at a clean end of this process, also of a ``multiprocessing`` child, which skips ``atexit``."""
     atexit.register(close)

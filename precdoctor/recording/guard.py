@@ -8,7 +8,6 @@ same decision and no collective of ours is needed.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -116,7 +115,7 @@ class Guard:
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned)
         if self._policy == "stop":
             self._stop(f"--on-nonfinite stop, at step {step}")
-        return self._policy == "skip" and (gradients_bad or not _is_distributed())
+        return self._policy == "skip" and (gradients_bad or not attach.has_other_ranks())
 
     def left_out(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """The script itself does not step: look at what it gives up. As the weights are safe, the run is never stopped.
@@ -368,16 +367,6 @@ def _value(amax: Deferred) -> float:
 
 def _is_sharded(parameter: Tensor) -> bool:
     return type(parameter).__name__ == "DTensor" or type(parameter.grad).__name__ == "DTensor"
-
-
-def _is_distributed() -> bool:
-    distributed: Any = sys.modules.get("torch.distributed")
-    return bool(
-        distributed is not None
-        and distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
 
 
 class GradientsAside:

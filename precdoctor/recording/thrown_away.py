@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording import attach
 from precdoctor.recording.attempt import parameters_of
 from precdoctor.recording.batch import Deferred, read
 from precdoctor.recording.recorder import Recorder, guarded
@@ -190,7 +191,7 @@ class ThrownAway:
         Reading them waits for the device, as the guard does: not with ``--on-nonfinite observe``, nor in a graph being
         captured. Ranks might come to different answers about gradients that are not reduced yet, and count differently.
         """
-        if self._unclear or _is_distributed():
+        if self._unclear or attach.has_other_ranks():
             return None
         if not all(p.is_cpu for p in parameters) and (
             self._recorder.options.on_nonfinite == "observe" or _is_capturing()
@@ -214,11 +215,3 @@ def _is_lost(found: Found, optimizer: torch.optim.Optimizer) -> bool:
 
 def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-def _is_distributed() -> bool:
-    return (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and (torch.distributed.get_world_size() > 1)
-    )

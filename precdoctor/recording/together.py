@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from precdoctor.recording import kernels, leaves
+from precdoctor.recording import attach, kernels, leaves
 
 #: Of tensors that nobody else may keep any more, so many bytes wait for a launch at most.
 HELD: int = 64 << 20
@@ -104,7 +104,12 @@ class Gradients:
 
     def waiting_room(self, gradient: Tensor) -> Together | None:
         """Where a gradient that has just been accumulated may wait to be measured; null where it may not."""
-        if self._quiet is False or gradient.layout is not torch.strided or not kernels.gathers(gradient) or _reduced():
+        if (
+            self._quiet is False
+            or gradient.layout is not torch.strided
+            or not kernels.gathers(gradient)
+            or attach.is_distributed()
+        ):
             return None
         known = self._seen.get(id(gradient))
         if known is not None and known[0]() is not gradient:  # that one is gone already
@@ -119,7 +124,3 @@ class Gradients:
         self._together.flush()
         if seen and self._quiet is not False:
             self._quiet = all((x := ref()) is not None and leaves.version(x) == was for ref, was in seen.values())
-
-
-def _reduced() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
