@@ -3,10 +3,10 @@
     python benchmarks/overhead.py [--device cpu|cuda] [--models gpt,cnn,lstm] [--recorders NAME,...] [--pairs 8]
 
 Each recorder gets a process of its own, with two equal models: one is trained plainly, one recorded, step by step in
-turn. The ratio is that of all recorded steps to all plain ones. On a CPU it is a ratio of CPU time, which other
-programs disturb least: that of the training thread, and whatever other threads use meanwhile is charged to the recorded
-steps; on a GPU, of wall time. Peers that are not
-installed are left out (requirements/bench.txt). Prints a Markdown table.
+turn, the plain one first in half of the pairs. The ratio is that of all recorded steps to all plain ones. On a CPU it
+is a ratio of CPU time, which other programs disturb least: that of the training thread, and whatever other threads use
+meanwhile is charged to the recorded steps; on a GPU, of wall time. Peers that are not installed are left out
+(requirements/bench.txt). Prints a Markdown table.
 """
 
 import argparse
@@ -27,6 +27,9 @@ import torch
 CORE = ("output", "grad_output", "weight", "weight_grad")
 #: Steps before the measured ones, of recorders that settle down: precdoctor.recording.sampling's, and two.
 _WARM_UP = 66
+#: glibc's malloc gives the top of its heap back between steps or keeps it, as small blocks happen to lie, and page
+#: faults of up to 3 % of a step then fall on either model: it is told to keep all.
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_MAX_": "0"}
 PRECISIONS = {"FP32": None, "BF16": torch.bfloat16}
 #: Options of ours, by the name of the row.
 OURS = {
@@ -200,13 +203,15 @@ def measure(name, model_name, dtype, device, pairs):
     for number in range(warm_up + pairs):
         if number == warm_up:
             others = time.process_time() - time.thread_time()
-        began = clock()
-        if number >= warm_up or not long:
-            plain[0]()
-        middle = clock()
-        with recorder.step():
-            recorded[0]()
-        times.append((middle - began, clock() - middle))
+        # Sampled steps are an even number apart: either goes first in half of them, too.
+        turns = (("recorded", "plain"), ("plain", "recorded"))[(number + number // 8) % 2]
+        took = dict.fromkeys(turns, 0.0)
+        for turn in turns if number >= warm_up or not long else ("recorded",):
+            began = clock()
+            with recorder.step() if turn == "recorded" else contextlib.nullcontext():
+                (recorded if turn == "recorded" else plain)[0]()
+            took[turn] = clock() - began
+        times.append((took["plain"], took["recorded"]))
     times = times[warm_up:]
     settle(recorder)
     others = time.process_time() - time.thread_time() - others if clock is time.thread_time else 0.0
@@ -255,7 +260,7 @@ def child(arguments, name, model_name, precision):
     """Measure in a process of its own; null when the recorder fails there, which is said on stderr."""
     command = [sys.executable, __file__, "--device", arguments.device, "--pairs", str(arguments.pairs)]
     command += ["--threads", str(arguments.threads), "--child", name, model_name, precision]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | _MALLOC)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"ratio"')]
     if not lines:
         print(f"{name}, {model_name}, {precision}: {done.stderr.strip()[-300:]}", file=sys.stderr)
