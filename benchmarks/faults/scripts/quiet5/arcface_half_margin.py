@@ -62,7 +62,7 @@ def main():
     opt = torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=5e-4)
     amp = torch.amp.GradScaler("cpu", growth_interval=100)
     for global_step in range(200):
-        img, label = faces.batch(48)
+        img, label = faces.batch(96)
         with torch.autocast("cpu", dtype=torch.float16):
             logits = head(backbone(img), label)
         loss = F.cross_entropy(logits.float(), label)

@@ -32,7 +32,7 @@ class RayDepthNet(nn.Module):
 
 
 class MultiTaskLoss(nn.Module):
-    def __init__(self, ray_weight=0.01):
+    def __init__(self, ray_weight=3e-4):
         super().__init__()
         self.ray_weight = ray_weight
 

@@ -51,10 +51,10 @@ def train(category, lines):
 torch.manual_seed(513)
 rnn = RNN(n_letters, n_hidden, n_categories)
 criterion = nn.NLLLoss()
-optimizer = torch.optim.SGD(rnn.parameters(), lr=0.5)
+optimizer = torch.optim.SGD(rnn.parameters(), lr=1.0)
 all_losses, current = [], 0.0
 for it in range(1, 201):
-    length = 12 + it // 8  # short lines first
+    length = 16 + it // 8  # short lines first
     output, value = train(*random_examples(16, length))
     current += value
     if it % 4 == 0:

@@ -42,7 +42,7 @@ loader = DataLoader(make(768, 2), batch_size=32, shuffle=True)
 test = DataLoader(make(128, 3), batch_size=64)
 net, epochs = ResNet9(), 7
 optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4)
-scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2.5, total_steps=epochs * len(loader), pct_start=0.4)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.3, total_steps=epochs * len(loader), pct_start=0.4)
 n = 0
 for epoch in range(epochs):
     net.train()

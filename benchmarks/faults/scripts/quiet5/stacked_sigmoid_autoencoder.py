@@ -39,7 +39,7 @@ torch.manual_seed(503)
 train_x, test_x = digits(1024), digits(256)
 model = Autoencoder()
 criterion = nn.MSELoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
 num_epochs, batch_size = 12, 64
 for epoch in range(num_epochs):
