@@ -56,9 +56,16 @@ def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
     blamed = blame(examined) if examined is not None and examined.outcome == "origin" else None
     if examined is None or blamed is None:
         return None
-    facts = view.step_facts(process, step)
-    cause = op_cause(examined, blamed, facts.loss_scale if facts is not None else None)
+    cause = op_cause(examined, blamed, scale_of_gradients(view, process, step))
     return Culprit(examined, blamed, _phase(view, examined, blamed), cause)
+
+
+def scale_of_gradients(view: RunView, process: Process, step: int) -> float | None:
+    """The loss scale in a step's gradients; they are those of the step before when there was no backward pass."""
+    facts = view.step_facts(process, step)
+    while facts is not None and facts.loss_scale is None and not facts.micro_steps:
+        facts = view.step_facts(process, facts.step - 1)
+    return facts.loss_scale if facts is not None else None
 
 
 def _phase(view: RunView, examined: Examined, blamed: Blame) -> Phase:

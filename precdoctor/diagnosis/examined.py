@@ -73,7 +73,7 @@ class Op:
     makers: tuple[tuple[int, ...] | tuple[str, str], ...]
     operands: tuple[Operand, ...]
     results: tuple[Operand, ...]
-    #: The first result when computed in FP64.
+    #: The first non-finite result when computed in FP64, the first one of an op without any.
     reference: Operand | None
     settings: Mapping[str, Any] = field(default_factory=dict)
     #: Optimizer steps: the name of the parameter in its module.

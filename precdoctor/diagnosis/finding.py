@@ -74,6 +74,11 @@ class Prescription:
     predicted: Mapping[str, Any]
     snippet: str
 
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether it says only where to look."""
+        return bool({"hook", "detect_anomaly"} & set(self.change))
+
 
 @dataclass(frozen=True)
 class Finding:

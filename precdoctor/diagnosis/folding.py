@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from precdoctor.diagnosis.finding import Finding
+from precdoctor.diagnosis.finding import Finding, Prescription
 
 #: Findings of the first code explain those of the others when they cover the same steps.
 _EXPLAINS = {
@@ -20,6 +20,8 @@ _EXPLAINS = {
 }
 #: What leads to a non-finite value, or is the same fault seen from another side: told with it, whatever the steps.
 _NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD709")
+#: Of these what leads a run out of range by itself, the surest first: their advice is that of a finding without any.
+_LEADING = ("PD504", "PD604", "PD603", "PD601", "PD602")
 #: Findings of the first code explain those of the others wherever they are: both speak of the run as a whole.
 _EXPLAINS_RUN = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105"), _NEAR_NONFINITE),
@@ -130,4 +132,14 @@ def _with_consequences(finding: Finding, effects: Sequence[Finding]) -> Finding:
     heaviest = max([finding, *effects], key=lambda f: f.severity.weight)
     confidence = max(finding.confidence, *(min(0.9, e.confidence) for e in effects))
     evidence = {**finding.evidence, "consequences": own}
-    return replace(finding, severity=heaviest.severity, confidence=confidence, evidence=evidence)
+    advice = _advice(finding, effects)
+    return replace(finding, severity=heaviest.severity, confidence=confidence, evidence=evidence, prescriptions=advice)
+
+
+def _advice(finding: Finding, effects: Sequence[Finding]) -> Sequence[Prescription]:
+    """Its own; before it that of what led to it, where its own is only where to look."""
+    if not all(p.changes_nothing for p in finding.prescriptions):
+        return finding.prescriptions
+    leading = [e for code in _LEADING for e in effects if e.code == code]
+    lent = [p for e in leading for p in e.prescriptions if not p.changes_nothing]
+    return (*lent[:1], *finding.prescriptions)

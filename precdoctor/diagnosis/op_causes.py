@@ -41,6 +41,8 @@ _SOFTMAXES = _names("_softmax _log_softmax softmax log_softmax _safe_softmax log
 _OVERFLOWS = frozenset(
     ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
 )
+#: Losses whose mean leaves out what has no label.
+UNLABELLED = _names("nll_loss_forward nll_loss2d_forward nll_loss nll_loss2d nll_loss_nd cross_entropy_loss")
 _QUOTIENTS = _names("div reciprocal true_divide addcdiv remainder floor_divide")
 
 
@@ -130,6 +132,9 @@ def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
         return _exp_cause(op)
     if name in _DOMAINS and first is not None:
         return _domain_cause(op, first)
+    if name in UNLABELLED and op.bad_out & NAN and not any(o.bad for o in op.operands):
+        why = "no label counts (each is ignore_index, or of weight 0): their mean is 0/0"
+        return Cause("division-by-zero", 0.95, why)
     if name in _SOFTMAXES and any(o.pos_inf for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "a softmax of +Inf subtracts Inf from Inf")
     return _range_cause(op)
@@ -207,6 +212,8 @@ def _range_cause(op: Op) -> Cause | None:
         return Cause("matmul-overflow", 0.95, exact)
     if op.short == "square" or (op.short == "mul" and _is_square(op)):
         return Cause("square-overflow", 0.95, exact)
+    if op.short == "mse_loss" and fmt is not None and _farthest(op) > math.sqrt(fmt.max):
+        return Cause("square-overflow", 0.95, f"the square of a difference alone leaves the range: {exact}")
     if op.short in {"add", "sub"} and op.bad_out & NAN and not any(o.bad for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "no two finite numbers make NaN: infinities met that the log does not show")
     if op.short in _REDUCTIONS:
@@ -216,6 +223,12 @@ def _range_cause(op: Op) -> Cause | None:
     if op.short == "mul" and op.bad_out & (POS_INF | NAN):
         return Cause("square-overflow", 0.6, f"a product left the range: {exact}")
     return None
+
+
+def _farthest(op: Op) -> float:
+    """At least how far apart two elements of the operands are that the op compares."""
+    amax = [o.amax or 0.0 for o in op.operands[:2]]
+    return max(amax) - min(amax) if len(amax) == 2 else 0.0
 
 
 def _is_square(op: Op) -> bool:

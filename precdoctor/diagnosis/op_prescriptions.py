@@ -8,10 +8,11 @@ from typing import Any
 from precdoctor.diagnosis import edge_prescriptions as edges
 from precdoctor.diagnosis import optimizer_prescriptions, snippets
 from precdoctor.diagnosis.culprit_words import Maker, bad_of, line_words, look, operand_of
-from precdoctor.diagnosis.examination import Culprit
+from precdoctor.diagnosis.examination import Culprit, scale_of_gradients
 from precdoctor.diagnosis.examined import BadSetting, Poisoned
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.op_causes import UNLABELLED
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import BF16, FP32
@@ -80,7 +81,23 @@ def _clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescri
     )
 
 
-def _guard_divisor(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+def _count_labels(incident: Incident, culprit: Culprit) -> Prescription:
+    return Prescription(
+        title=f"divide the loss by the number of labels that count, at least 1{line_words(culprit)}, or leave out "
+        f"batches like that of step {incident.step}, which has none",
+        change={"reduction": {"from": "mean", "to": "sum"}, "divisor": "labels that count, at least 1"},
+        predicted={"nonfinite_elements": {"from": bad_of(culprit), "to": 0}},
+        snippet=(
+            "import torch.nn.functional as F\n\n"
+            "counted = (labels != ignore_index).sum().clamp_min(1)  # -100 by default\n"
+            "loss = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction='sum') / counted\n"
+        ),
+    )
+
+
+def _guard_divisor(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    if culprit.op.short in UNLABELLED:
+        return _count_labels(incident, culprit)
     operand = operand_of(culprit, -1)
     fmt = known_format(operand.dtype) if operand is not None else None
     eps = 1e-3 if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
@@ -147,9 +164,21 @@ def _double_where(_view: RunView, _incident: Incident, culprit: Culprit) -> Pres
     )
 
 
+def _step_once(refused: int, incident: Incident) -> Prescription:
+    return Prescription(
+        title=f"leave stepping to `scaler.step(optimizer)` alone: at step {refused} the scaler kept the optimizer from "
+        f"gradients that were not finite, and at step {incident.step} `optimizer.step()` was called with the same ones",
+        change={"optimizer_step": {"from": "scaler.step and optimizer.step", "to": "scaler.step"}},
+        predicted={"steps_that_reach_the_weights_with_inf": 0, "skipped_step": refused},
+        snippet="scaler.step(optimizer)  # and no optimizer.step() beside it\nscaler.update()\n",
+    )
+
+
 def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    facts = view.step_facts(incident.process, incident.step)
-    scale = facts.loss_scale if facts is not None and facts.loss_scale else 1.0
+    facts, before = (view.step_facts(incident.process, s) for s in (incident.step, incident.step - 1))
+    if facts is not None and before is not None and before.skipped and not (facts.micro_steps or facts.skipped):
+        return _step_once(before.step, incident)
+    scale = scale_of_gradients(view, incident.process, incident.step) or 1.0
     reach = culprit.op.reference.amax if culprit.op.reference is not None else None
     down = max(1, math.ceil(math.log2(reach / 65504.0)) + 1) if reach and reach > 65504.0 else 1
     target = 2.0 ** (math.floor(math.log2(scale)) - down)

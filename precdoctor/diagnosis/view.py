@@ -60,6 +60,7 @@ class StepFacts:
     loss_is_bad: bool
     #: Of the attempt's optimizer: class + ``#n``.
     optimizer: str = ""
+    #: Backward passes; none where gradients of the step before were used again.
     micro_steps: int = 1
     #: L2, unscaled, before clipping.
     grad_norm: float | None = None
@@ -361,7 +362,7 @@ def _step_facts(record: Mapping[str, Any]) -> StepFacts:
         lr=number(record.get("lr")),
         loss_is_bad=bool(record["loss_is_bad"]),
         optimizer=text(record.get("optimizer")),
-        micro_steps=integer(record.get("micro_steps")) or 1,
+        micro_steps=1 if (micro_steps := integer(record.get("micro_steps"))) is None else micro_steps,
         grad_norm=number(record.get("grad_norm")),
         clip_norm=number(record.get("clip_norm")),
         clipped_before_unscale=None if (early := number(record.get("clipped_before_unscale"))) is None else early != 0,

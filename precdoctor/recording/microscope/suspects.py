@@ -28,7 +28,9 @@ def closer_look(
     operands: list[dict[str, Any]] = []
     settings: dict[str, Any] = {}
     schema = func._schema.arguments
-    bad = next((r for r in map(describe, results) if "first_bad" in r), None)
+    described = [describe(r) for r in results]
+    at = next((i for i, r in enumerate(described) if "first_bad" in r), None)
+    bad = described[at] if at is not None else None
     named = [(schema[i].name if i < len(schema) else str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
     for name, argument in named:
         for x in _listed(argument):
@@ -43,8 +45,8 @@ def closer_look(
     return {
         "operands": operands,
         "settings": settings,
-        "results": [describe(r) for r in results[:_MAX_RESULTS]],
-        "reference": _reference(func, args, kwargs, swapped, bad, values=values),
+        "results": described[:_MAX_RESULTS],
+        "reference": _reference(in_fp64(func, args, kwargs, swapped), at or 0, bad, values=values),
     }
 
 
@@ -64,13 +66,12 @@ def _plain(value: Any) -> Any:
     return None
 
 
-def _reference(
-    func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], bad: dict[str, Any] | None, *, values: bool
-) -> dict[str, Any] | None:
-    """What the op gives when its operands and its result are FP64; None where it cannot be run so."""
-    result = in_fp64(func, args, kwargs, swapped)
-    first = result[0] if isinstance(result, (tuple, list)) and result else result
-    if not isinstance(first, Tensor) or first.dtype != torch.float64:
+def _reference(result: Any, at: int, bad: dict[str, Any] | None, *, values: bool) -> dict[str, Any] | None:
+    """What the op's ``at``-th tensor is in FP64, operands and result; None where it could not be run so."""
+    given = list(result) if isinstance(result, (tuple, list)) else [result]
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    first = tensors[at] if at < len(tensors) else None
+    if first is None or first.dtype != torch.float64:
         return None
     facts = describe(first)
     if values and bad is not None and list(first.shape) == bad["shape"]:

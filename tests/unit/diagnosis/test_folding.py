@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.finding import Finding, Location, Severity
+from precdoctor.diagnosis.finding import Finding, Location, Prescription, Severity
 from precdoctor.diagnosis.folding import explains, fold
 
 
@@ -127,3 +127,16 @@ def test_a_scale_that_makes_nan_takes_the_nan_along() -> None:
     assert len(fold([finding("PD101", 2), bad])) == 2, (
         "an infinity that came before is the history's cause, not its work"
     )
+
+
+def test_a_finding_that_says_only_where_to_look_lends_advice_from_what_led_to_it() -> None:
+    look = Prescription("stop there", {"module": "head", "hook": "forward"}, {"stops_at_step": 6}, "")
+    lower = Prescription("lower the rate", {"lr": {"from": 1.0, "to": 0.1}}, {"update_ratio": 0.01}, "")
+    eps = Prescription("add eps", {"eps": {"from": 0.0, "to": 1e-6}}, {"zeros": 0}, "")
+    loss = Finding(**{**finding("PD103", 6).__dict__, "prescriptions": (look,)})
+    steps = Finding(**{**finding("PD504", 0).__dict__, "prescriptions": (lower,)})
+    assert list(fold([loss, steps])[0].prescriptions) == [lower, look]
+    cured = Finding(**{**loss.__dict__, "prescriptions": (eps,)})
+    assert list(fold([cured, steps])[0].prescriptions) == [eps]
+    elsewhere = Finding(**{**finding("PD709", 0).__dict__, "prescriptions": (eps,)})  # led to nothing
+    assert list(fold([loss, elsewhere])[0].prescriptions) == [look]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from precdoctor.diagnosis.blame import Blame, blame
-from precdoctor.diagnosis.examination import Culprit, _phase
+from precdoctor.diagnosis.examination import Culprit, _phase, scale_of_gradients
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, BadSetting, Examined, Op, Operand
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.op_causes import op_cause
@@ -301,3 +301,34 @@ def test_a_fill_of_infinity_is_blamed_only_where_nothing_makes_nan_of_it(bad_out
     seen = replace(examined("forward", fills, spoils, root=""), origins=(3,), path=(3, 6))
 
     assert blame(seen).op.index == blamed
+
+
+@pytest.mark.parametrize(("amax", "cause"), [((3e20, 500.0), "square-overflow"), ((1e19, 500.0), "reduction-overflow")])
+def test_a_squared_error_overflows_in_a_square_or_in_their_sum(amax, cause):
+    prediction, target = (
+        replace(tensor(n), min=-a, max=a, amax=a) for n, a in zip(("self", "target"), amax, strict=True)
+    )
+    made = replace(op(1, "aten.mse_loss.default", prediction, target, bad_out=POS_INF), reference=tensor("out"))
+    assert cause_of(examined("forward", made)).name == cause
+
+
+def test_the_mean_over_no_label_is_a_quotient_by_zero():
+    made = op(1, "aten.nll_loss_forward.default", tensor("self"), bad_out=NAN)
+    cause = cause_of(examined("forward", made))
+    assert cause.name == "division-by-zero"
+    assert "no label counts" in cause.why
+
+
+@pytest.mark.parametrize(
+    ("steps", "scale"),
+    [
+        ({3: (65536.0, 1), 4: (None, 0), 5: (None, 0)}, 65536.0),  # the gradients of step 3, used twice more
+        ({3: (65536.0, 1), 4: (None, 1), 5: (None, 0)}, None),
+        ({5: (None, 0)}, None),
+        ({4: (512.0, 1), 5: (256.0, 0)}, 256.0),
+    ],
+)
+def test_gradients_used_again_bear_the_scale_they_were_made_with(steps, scale):
+    facts = {s: SimpleNamespace(step=s, loss_scale=x, micro_steps=m) for s, (x, m) in steps.items()}
+    view = SimpleNamespace(step_facts=lambda _process, step: facts.get(step))
+    assert scale_of_gradients(view, None, 5) == scale
