@@ -35,6 +35,17 @@ def test_a_finding_without_step_is_left_alone() -> None:
     assert len(fold([finding("PD104", None), finding("PD101", None)])) == 2
 
 
+@pytest.mark.parametrize(("cause", "effect"), [("PD506", "PD504"), ("PD507", "PD701")])
+def test_one_fault_of_one_module_is_told_once(cause: str, effect: str) -> None:
+    """A second moment of zero makes huge updates; a count in half is a sum in half."""
+    here, there = (Location(step=3, root="Net#0", module=m) for m in ("head", "body"))
+    first = Finding(**{**finding(cause, 3).__dict__, "location": here})
+    same = Finding(**{**finding(effect, 0).__dict__, "location": here})
+    other = Finding(**{**finding(effect, 0).__dict__, "location": there})
+    assert [f.code for f in fold([same, first])] == [cause]
+    assert len(fold([other, first])) == 2
+
+
 def test_a_layer_that_pulls_the_scale_down_is_told_once() -> None:
     place = {"root": "GPT#0", "module": "head"}
     collapse = Finding(**{**finding("PD301", 5).__dict__, "location": Location(step=5, **place)})
