@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from precdoctor.diagnosis.finding import Finding
+from precdoctor.diagnosis.forerunners import with_forerunners
 
 #: Findings of the first code explain those of the others when they cover the same steps.
 _EXPLAINS = {
@@ -112,7 +113,7 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
         if any(other is not finding and explains(other, finding) for other in findings):
             continue
         effects = _effects(finding, findings)
-        kept.append(_with_consequences(finding, effects) if effects else finding)
+        kept.append(with_forerunners(_with_consequences(finding, effects), effects) if effects else finding)
     return kept
 
 

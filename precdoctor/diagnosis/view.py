@@ -67,8 +67,7 @@ class StepFacts:
     clipped_before_unscale: bool | None = None
     growth_tracker: int | None = None
     autocast_dtype: str | None = None
-    #: What the loss scaler found in the gradients of this optimizer; None without one.
-    found_inf: bool | None = None
+    found_inf: bool | None = None  # by the loss scaler, in what this optimizer was given
     #: Parameter groups whose learning rate is NaN or infinite, and that rate.
     bad_rates: tuple[tuple[int, float], ...] = ()
 
@@ -331,8 +330,7 @@ class RunView:
 
 
 def _projected(table: str, columns: Sequence[str]) -> pa.Schema:
-    schema = TABLES[table]
-    return pa.schema([*(schema.field(c) for c in columns), pa.field("attempt", pa.int32(), nullable=False)])
+    return pa.schema([*(TABLES[table].field(c) for c in columns), pa.field("attempt", pa.int32(), nullable=False)])
 
 
 def _decoded(data: Any) -> Mapping[str, Any]:
@@ -397,6 +395,6 @@ def _together(a: StepFacts, b: StepFacts) -> StepFacts:
         clipped_before_unscale=a.clipped_before_unscale or b.clipped_before_unscale,
         growth_tracker=b.growth_tracker if b.growth_tracker is not None else a.growth_tracker,
         autocast_dtype=a.autocast_dtype or b.autocast_dtype,
-        found_inf=b.found_inf if a.found_inf is None else a.found_inf or b.found_inf is True,
+        found_inf=a.found_inf or b.found_inf,
         bad_rates=a.bad_rates or b.bad_rates,
     )
