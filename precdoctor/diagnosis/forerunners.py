@@ -25,15 +25,17 @@ _GENERAL = ("hook", "detect_anomaly", "checkpoint_at_or_before", "clip_norm")
 def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
     """The finding with the advice of what came before it, and the step at which the run left its course.
 
+    That of large updates, which many runs survive, only where the finding has no cure of its own.
+
     Args:
         finding: kept; of any code.
         effects: what is told with it.
     """
-    before = [e for e in effects if _led_to(e, finding)]
+    own = [p for p in finding.prescriptions if not _is_general(p)]
+    before = [e for e in effects if _led_to(e, finding) and (e.code != "PD504" or not own)]
     off = sorted((int(e.location.step), e.code) for e in before if e.code != "PD504" and e.location.step is not None)
     if not before:
         return finding
-    own = [p for p in finding.prescriptions if not _is_general(p)]
     general = [p for p in finding.prescriptions if _is_general(p)]
     told = replace(finding, prescriptions=[*own, *(p for e in before for p in e.prescriptions), *general])
     if not off:

@@ -24,6 +24,14 @@ def test_the_rate_comes_before_a_closer_look_and_behind_a_cure() -> None:
     assert [p.title for p in kept.prescriptions] == ["widen", "a smaller rate", "stop and look"]
 
 
+def test_large_updates_are_advised_against_where_there_is_no_cure() -> None:
+    [kept] = fold([finding("PD101", 26, LOOK), finding("PD504", 2, SLOWER)])
+    assert [p.title for p in kept.prescriptions] == ["a smaller rate", "stop and look"]
+    assert kept.resume_step == 25
+    [kept] = fold([finding("PD101", 26, WIDEN), finding("PD504", 2, SLOWER)])
+    assert [p.title for p in kept.prescriptions] == ["widen"]
+
+
 def test_one_goes_back_to_before_the_divergence() -> None:
     cause = finding("PD101", 126, LOOK)
     assert cause.resume_step == 125
