@@ -96,8 +96,14 @@ def _announced_kinds(view: RunView, process: Process, facts: StepFacts) -> froze
 
 
 def _handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
-    """A gradient overflow for which the scaler skipped the step is the scaler doing its work."""
-    return facts is not None and facts.skipped and kinds <= GRADIENTS
+    """A gradient overflow for which the scaler skipped the step is the scaler doing its work.
+
+    So is one that the optimizer of this step was not given: the scaler has looked at all that it was. In a GAN the
+    discriminator's gradients of a skipped step lie about, and the generator's backward pass adds to them.
+    """
+    if facts is None:
+        return False
+    return (facts.skipped and kinds <= GRADIENTS) or (facts.found_inf is False and kinds <= {"weight_grad"})
 
 
 def _scaler_cannot_help(view: RunView, process: Process, step: int) -> bool:

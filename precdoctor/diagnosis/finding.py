@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 
@@ -74,11 +75,6 @@ class Prescription:
     predicted: Mapping[str, Any]
     snippet: str
 
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether it says only where to look."""
-        return bool({"hook", "detect_anomaly"} & set(self.change))
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -100,6 +96,14 @@ class Finding:
     cause: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     prescriptions: Sequence[Prescription] = ()
+
+    @property
+    def resume_step(self) -> int | None:
+        """A checkpoint at or before this step is sound; None where there is nothing to go back from, or to."""
+        finite, off = self.evidence.get("last_finite_step"), self.evidence.get("left_its_course_at")
+        steps = [int(finite)] if isinstance(finite, Integral) else []
+        steps += [int(off) - 1] if isinstance(off, Integral) else []
+        return None if self.evidence.get("recovered") or not steps or min(steps) < 0 else min(steps)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from precdoctor.diagnosis.finding import Finding, Prescription
+from precdoctor.diagnosis.finding import Finding
+from precdoctor.diagnosis.forerunners import with_forerunners
 
 #: Findings of the first code explain those of the others when they cover the same steps.
 _EXPLAINS = {
@@ -20,8 +21,6 @@ _EXPLAINS = {
 }
 #: What leads to a non-finite value, or is the same fault seen from another side: told with it, whatever the steps.
 _NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD709")
-#: Of these what leads a run out of range by itself, the surest first: their advice is that of a finding without any.
-_LEADING = ("PD504", "PD604", "PD603", "PD601", "PD602")
 #: Findings of the first code explain those of the others wherever they are: both speak of the run as a whole.
 _EXPLAINS_RUN = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105"), _NEAR_NONFINITE),
@@ -42,6 +41,8 @@ _EXPLAINS_RUN = {
 _EXPLAINS_PLACE = {
     "PD101": ("PD107", "PD206", "PD705", "PD706"),
     "PD301": ("PD601", "PD602"),
+    "PD506": ("PD504",),
+    "PD507": ("PD701",),
     "PD402": ("PD203", "PD706"),
     "PD602": ("PD406", "PD601"),
     "PD703": ("PD706",),
@@ -112,7 +113,7 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
         if any(other is not finding and explains(other, finding) for other in findings):
             continue
         effects = _effects(finding, findings)
-        kept.append(_with_consequences(finding, effects) if effects else finding)
+        kept.append(with_forerunners(_with_consequences(finding, effects), effects) if effects else finding)
     return kept
 
 
@@ -132,14 +133,4 @@ def _with_consequences(finding: Finding, effects: Sequence[Finding]) -> Finding:
     heaviest = max([finding, *effects], key=lambda f: f.severity.weight)
     confidence = max(finding.confidence, *(min(0.9, e.confidence) for e in effects))
     evidence = {**finding.evidence, "consequences": own}
-    advice = _advice(finding, effects)
-    return replace(finding, severity=heaviest.severity, confidence=confidence, evidence=evidence, prescriptions=advice)
-
-
-def _advice(finding: Finding, effects: Sequence[Finding]) -> Sequence[Prescription]:
-    """Its own; before it that of what led to it, where its own is only where to look."""
-    if not all(p.changes_nothing for p in finding.prescriptions):
-        return finding.prescriptions
-    leading = [e for code in _LEADING for e in effects if e.code == code]
-    lent = [p for e in leading for p in e.prescriptions if not p.changes_nothing]
-    return (*lent[:1], *finding.prescriptions)
+    return replace(finding, severity=heaviest.severity, confidence=confidence, evidence=evidence)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.lost_updates import Counts, guessed, survey
-from precdoctor.diagnosis.parameters import states_per_parameter
+from precdoctor.diagnosis.parameters import parameter_label, states_per_parameter
 from precdoctor.diagnosis.rows import Key, integer, range_evidence
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
@@ -36,7 +36,7 @@ class Large:
     @property
     def name(self) -> str:
         """As ``named_parameters`` has it."""
-        return ".".join(part for part in (self.key[1], self.key[3]) if part)
+        return parameter_label(self.key[0], self.key[1], self.key[3])
 
 
 def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float) -> list[Large]:

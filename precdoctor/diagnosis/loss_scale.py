@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from precdoctor.diagnosis.rows import number
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
@@ -13,9 +13,41 @@ STOCK_INTERVAL = 2000
 
 
 def scaled_steps(view: RunView) -> Mapping[Process, Sequence[StepFacts]]:
-    """Per process the complete steps that ran under a loss scale; processes without any are left out."""
-    found = {p: [s for s in steps if s.loss_scale is not None and s.complete] for p, steps in view.timeline.items()}
+    """Per process the complete steps that ran under a loss scale; processes without any are left out.
+
+    The attempts of several optimizers that share a scaler are one step here: a bad batch is one backoff, however many
+    optimizers were to make use of it.
+    """
+    found = {
+        p: joined_updates(s for s in steps if s.loss_scale is not None and s.complete)
+        for p, steps in view.timeline.items()
+    }
     return {p: steps for p, steps in found.items() if steps}
+
+
+def joined_updates(steps: Iterable[StepFacts]) -> Sequence[StepFacts]:
+    """Each run of attempts between which no ``scaler.update()`` lies as one: the skipped one among them, if any.
+
+    Told as in :mod:`~precdoctor.diagnosis.replay.updates`: by another optimizer, and a state that is still the same.
+    """
+    joined: list[StepFacts] = []
+    optimizers: set[str] = set()
+    for facts in steps:
+        last = joined[-1] if joined else None
+        if last is not None and facts.optimizer not in optimizers and _same_state(last, facts):
+            optimizers.add(facts.optimizer)
+            if facts.skipped and not (last.skipped and (last.sampled or not facts.sampled)):
+                joined[-1] = facts
+            continue
+        joined.append(facts)
+        optimizers = {facts.optimizer}
+    return joined
+
+
+def _same_state(a: StepFacts, b: StepFacts) -> bool:
+    """Whether a scaler object was in the same state at both."""
+    known = b.growth_tracker is not None
+    return known and (a.loss_scale, a.growth_tracker) == (b.loss_scale, b.growth_tracker)
 
 
 def after_calibration(steps: Sequence[StepFacts]) -> Sequence[StepFacts]:

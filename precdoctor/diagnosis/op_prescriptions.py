@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis import edge_prescriptions as edges
@@ -127,7 +128,9 @@ def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     reference = culprit.op.reference
     narrow = known_format(result.dtype) if result is not None else None
     reach = reference.amax if reference is not None else None
-    if narrow is None or reach is None or narrow.exponent_bits >= FP32.exponent_bits:
+    if narrow is not None and narrow.exponent_bits >= FP32.exponent_bits:
+        return _hold_back(view, incident, culprit)
+    if narrow is None or reach is None:
         return look(view, incident, culprit)
     predicted: dict[str, Any] = {
         "headroom_binades": {"from": round(narrow.headroom(reach), 1), "to": round(BF16.headroom(reach), 1)},
@@ -139,6 +142,22 @@ def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
         change={"module": culprit.module, "dtype": {"from": narrow.dtype, "to": BF16.dtype}},
         predicted=predicted,
         snippet=snippets.bfloat16_autocast(view.device),
+    )
+
+
+def _hold_back(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """No format holds what leaves FP32's range: where exploding gradients led there, they are clipped."""
+    steps = [s for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.grad_norm]
+    norms = [s.grad_norm for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm)]
+    level = median(norms[:-1]) if len(norms) > _ENOUGH_NORMS else 1.0
+    if not norms or steps[-1].clip_norm is not None or norms[-1] <= _EXPLODED * level:
+        return look(view, incident, culprit)
+    return Prescription(
+        title=f"clip gradients to a norm of {level:.3g} and lower the learning rate: the last finite norm was "
+        f"{norms[-1]:.3g}",
+        change={"clip_norm": level, "lr_factor": 0.1},
+        predicted={"largest_norm": {"from": norms[-1], "to": level}},
+        snippet=snippets.lower_rate_and_clip(level),
     )
 
 
@@ -209,6 +228,10 @@ def _off_the_edge(view: RunView, incident: Incident, culprit: Culprit) -> Prescr
     return (_guard_divisor if quotient else edges.off_the_edge)(view, incident, culprit)
 
 
+#: Norms from whose median a usual one is told; with fewer it is the 1 that most recipes clip to.
+_ENOUGH_NORMS = 8
+#: Times the usual norm: as in ``norm_factor`` of PD605.
+_EXPLODED = 4.0
 _BY_CAUSE: dict[str, Maker] = {
     "log-of-nonpositive": _clamp_log,
     "division-by-zero": _guard_divisor,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.diagnosis.parameters import ADAM, beta2_of
+from precdoctor.diagnosis.parameters import ADAM, beta2_of, parameter_label
 from precdoctor.diagnosis.rows import integer, number, text
 from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -158,4 +158,4 @@ def divides_by_gradient(view: RunView) -> bool:
 
 def label(owner: Owner) -> str:
     """The parameter's full name below its root."""
-    return ".".join(part for part in owner[1:] if part)
+    return parameter_label(*owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,24 @@ from precdoctor.diagnosis.view import RunView
 #: Adam as torch has it: moments in the dtype of the weight, ``eps`` outside the root.
 ADAM = ("Adam", "AdamW")
 HALF = ("bfloat16", "float16")
+#: No module has a parameter with a dot in its own name.
+_BARE = re.compile(r"\d+\.\d+")
+
+
+def parameter_label(root: str, module: str, name: str) -> str:
+    """The parameter's dotted name; of one that no module owns, where its optimizer has it.
+
+    Such a parameter (a bare ``nn.Parameter`` that the script made) is recorded under its optimizer, as group and index.
+    """
+    if is_bare(module, name):
+        group, index = name.split(".")
+        return f"parameter {index} of group {group} of {root}"
+    return ".".join(part for part in (module, name) if part)
+
+
+def is_bare(module: str, name: str) -> bool:
+    """Whether no module owns the parameter of this name."""
+    return not module and _BARE.fullmatch(name) is not None
 
 
 def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:

@@ -70,13 +70,13 @@ def halt_on_nonfinite(module: str) -> str:
     )
 
 
-def lower_rate_and_clip() -> str:
-    """A tenth of the learning rate, and gradients clipped before every step."""
+def lower_rate_and_clip(norm: float = 1.0) -> str:
+    """A tenth of the learning rate, and gradients clipped to ``norm`` before every step."""
     return (
         "import torch\n\n"
         "for group in optimizer.param_groups:\n    group['lr'] /= 10\n"
         "# before optimizer.step():\n"
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        f"torch.nn.utils.clip_grad_norm_(model.parameters(), {float(f'{norm:.3g}')!r})\n"
     )
 
 

@@ -68,6 +68,7 @@ class StepFacts:
     clipped_before_unscale: bool | None = None
     growth_tracker: int | None = None
     autocast_dtype: str | None = None
+    found_inf: bool | None = None  # by the loss scaler, in what this optimizer was given
     #: Parameter groups whose learning rate is NaN or infinite, and that rate.
     bad_rates: tuple[tuple[int, float], ...] = ()
 
@@ -330,8 +331,7 @@ class RunView:
 
 
 def _projected(table: str, columns: Sequence[str]) -> pa.Schema:
-    schema = TABLES[table]
-    return pa.schema([*(schema.field(c) for c in columns), pa.field("attempt", pa.int32(), nullable=False)])
+    return pa.schema([*(TABLES[table].field(c) for c in columns), pa.field("attempt", pa.int32(), nullable=False)])
 
 
 def _decoded(data: Any) -> Mapping[str, Any]:
@@ -368,6 +368,7 @@ def _step_facts(record: Mapping[str, Any]) -> StepFacts:
         clipped_before_unscale=None if (early := number(record.get("clipped_before_unscale"))) is None else early != 0,
         growth_tracker=integer(record.get("growth_tracker")),
         autocast_dtype=text(record.get("autocast_dtype")) or None,
+        found_inf=None if (found := number(record.get("found_inf"))) is None else found != 0,
         bad_rates=_bad_rates(record.get("lrs")),
     )
 
@@ -395,5 +396,6 @@ def _together(a: StepFacts, b: StepFacts) -> StepFacts:
         clipped_before_unscale=a.clipped_before_unscale or b.clipped_before_unscale,
         growth_tracker=b.growth_tracker if b.growth_tracker is not None else a.growth_tracker,
         autocast_dtype=a.autocast_dtype or b.autocast_dtype,
+        found_inf=a.found_inf or b.found_inf,
         bad_rates=a.bad_rates or b.bad_rates,
     )

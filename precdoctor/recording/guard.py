@@ -8,6 +8,7 @@ same decision and no collective of ours is needed.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,18 +27,13 @@ from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
 from precdoctor.recording.sentinel import Look, amax, gradient_amax
 from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
+from precdoctor.recording.streak import Streak
 from precdoctor.recording.variables import Notebook
 
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
 #: Poisoned tensors named per incident.
 _MAX_POISONED = 8
-#: In a row: half the scale did not help, so that it is worth a look whether the scale is to blame at all.
-SUSPICIOUS_SKIPS = 2
-#: Steps a loss scaler may skip in a row, after it has let one through, before that is an incident.
-MAX_SKIPS = 6
-#: A scale that has come down to this and still overflows does not suffer from the scale.
-SCALE_FLOOR = 1.0
 
 
 class Guard:
@@ -53,8 +49,8 @@ class Guard:
         self._examined = 0
         self._incidents = 0
         self._last_bad: int | None = None
-        self._skips = 0
-        self._let_through = False
+        #: By optimizer, for several may share a scaler, whose backoff is then one skip of each.
+        self._streaks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Streak] = weakref.WeakKeyDictionary()
         self._buffers = BufferWatch(self._recorder)
         self._state = OptimizerStateWatch(self._recorder)
         #: The largest gradient of the step in progress, where it was read.
@@ -101,18 +97,18 @@ class Guard:
         poisoned = self._buffers.judge(*launched)
         loss_bad = self._loss_is_bad(scaled=scaler is not None)
         step = self._recorder.step
+        streak = self._streaks.setdefault(optimizer, Streak())
+        streak.add(bad=gradients_bad or loss_bad)
         if not gradients_bad and not loss_bad:
-            self._skips, self._let_through = 0, True
-            self._examine_buffers(poisoned)
+            self._examine_buffers(poisoned, streak)
             return False
-        self._skips += 1
-        if scaler is not None and not loss_bad and not self._is_stuck(scaler):
-            self._leave_to_scaler(poisoned)
+        if scaler is not None and not loss_bad and not streak.is_stuck(scaler):
+            self._leave_to_scaler(poisoned, streak)
             return False
         follows, self._last_bad = self._last_bad == step - 1, step
         if not (follows and self._policy == "examine"):  # weights that are bad already explain the steps after them
             more = {"finite_before": self._finite_before(optimizer, parameters)}
-            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned)
+            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
         if self._policy == "stop":
             self._stop(f"--on-nonfinite stop, at step {step}")
         return self._policy == "skip" and (gradients_bad or not attach.has_other_ranks())
@@ -132,27 +128,27 @@ class Guard:
         poisoned = self._buffers.judge(*self._buffers.launch())
         scaled = scaler is not None or any(map(looks_like_a_scale, recorder.current.root_factors))
         loss_bad = self._loss_is_bad(scaled=scaled)
+        streak = self._streaks.setdefault(optimizer, Streak())
+        streak.add(bad=gradients_bad or loss_bad)
         if not gradients_bad and not loss_bad:
-            self._skips, self._let_through = 0, True
-            self._examine_buffers(poisoned)
+            self._examine_buffers(poisoned, streak)
             return
-        self._skips += 1
-        if scaled and not loss_bad and (scaler is None or not self._is_stuck(scaler)):
-            self._leave_to_scaler(poisoned)
+        if scaled and not loss_bad and (scaler is None or not streak.is_stuck(scaler)):
+            self._leave_to_scaler(poisoned, streak)
             return
         follows, self._last_bad = self._last_bad == recorder.step - 1, recorder.step
         if not follows:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             more = {"finite_before": self._finite_before(optimizer, parameters)}
-            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned)
+            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
 
-    def _leave_to_scaler(self, poisoned: list[Poisoned]) -> None:
+    def _leave_to_scaler(self, poisoned: list[Poisoned], streak: Streak) -> None:
         """It takes care of the step; the second in a row is worth a look all the same."""
-        self._examine_buffers(poisoned)
-        if self._let_through and self._skips == SUSPICIOUS_SKIPS and not poisoned:
+        self._examine_buffers(poisoned, streak)
+        if streak.is_suspicious and not poisoned:
             if self._recorder.scan is not None:
                 self._recorder.scan.suspect()
-            self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[])
+            self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[], streak=streak)
 
     def found_bad(self, step: int) -> bool:
         """Whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""
@@ -276,12 +272,6 @@ class Guard:
             scaled and any(math.isinf(v) for v in values) and not self._recorder.current.narrow_loss
         )
 
-    def _is_stuck(self, scaler: torch.amp.GradScaler) -> bool:
-        if self._let_through and self._skips >= MAX_SKIPS:
-            return True
-        scale = scaler._scale
-        return scale is not None and float(scale) <= SCALE_FLOOR
-
     def _finite_before(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> dict[str, bool]:
         """Whether everything a checkpoint holds was finite as the step began."""
         state = amax(x for _, _, x in state_tensors(optimizer))
@@ -293,19 +283,22 @@ class Guard:
 
     # --- what is done ------------------------------------------------------------------------------------------------
 
-    def _examine_buffers(self, poisoned: list[Poisoned]) -> None:
+    def _examine_buffers(self, poisoned: list[Poisoned], streak: Streak) -> None:
         """Buffers have become non-finite in a step whose loss and gradients are finite, or that a scaler skips."""
         if poisoned and self._examined < MAX_EXAMINED:
-            self._examine(loss_bad=False, gradients_bad=False, more={"target": "buffers"}, poisoned=poisoned)
+            more = {"target": "buffers"}
+            self._examine(loss_bad=False, gradients_bad=False, more=more, poisoned=poisoned, streak=streak)
 
-    def _examine(self, *, loss_bad: bool, gradients_bad: bool, more: dict[str, Any], poisoned: list[Poisoned]) -> None:
+    def _examine(
+        self, *, loss_bad: bool, gradients_bad: bool, more: dict[str, Any], poisoned: list[Poisoned], streak: Streak
+    ) -> None:
         recorder = self._recorder
         number = self._number()
         data: dict[str, Any] = {
             "policy": self._policy,
             "loss_is_bad": loss_bad,
             "gradients_are_bad": gradients_bad,
-            "skips_in_a_row": self._skips,
+            "skips_in_a_row": streak.skips,
             "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
             **more,
         }

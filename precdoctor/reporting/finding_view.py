@@ -43,8 +43,8 @@ def finding_view(finding: Finding, console: Console) -> RenderableType:
         if prescription.snippet.strip():  # at the left, so that few lines wrap and all can be copied
             snippet = Text(clean_block(prescription.snippet.strip("\n")), "pd.code")
             parts.append(Padding(snippet, (1, 0, 0, 4)))
-    resume = finding.evidence.get("last_finite_step")
-    if resume is not None and not finding.evidence.get("recovered"):
+    resume = finding.resume_step
+    if resume is not None:
         parts += ["", _grid([("resume", Text(f"from a checkpoint at or before step {number(resume)}"))])]
     return Group(*parts)
 

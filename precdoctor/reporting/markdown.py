@@ -107,8 +107,8 @@ def _finding(finding: Finding) -> Iterator[str]:
     detected = finding.evidence.get("detected_at")
     if isinstance(detected, Source):
         yield f"- seen at: {_source(detected)}"
-    resume = finding.evidence.get("last_finite_step")
-    if resume is not None and not finding.evidence.get("recovered"):
+    resume = finding.resume_step
+    if resume is not None:
         yield f"- resume from a checkpoint at or before step {escaped(resume)}"
     for prescription in finding.prescriptions:
         predicted = predicted_effect(prescription.predicted)

@@ -11,6 +11,7 @@ import pytest
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.finding import Finding, Severity, Status, jsonable
 from precdoctor.diagnosis.registry import RULES
+from precdoctor.diagnosis.worth import is_worthwhile
 from precdoctor.runlog import open_run
 from tests.support import samples
 from tests.support.samples import Sample
@@ -58,6 +59,7 @@ def _check_form(finding: Finding, *, bare: bool) -> None:
     assert any(c.isdigit() for c in finding.message)
     assert "limit" in finding.message or bare
     assert finding.prescriptions
+    assert is_worthwhile(finding.prescriptions[0]), finding.prescriptions[0].predicted
     for prescription in finding.prescriptions:
         assert any(c.isdigit() for c in prescription.title), prescription.title
         assert prescription.change

@@ -10,7 +10,7 @@ from statistics import median
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.optimizer_state import Owner, decay_of, second_moments
-from precdoctor.diagnosis.parameters import adam_groups
+from precdoctor.diagnosis.parameters import adam_groups, parameter_label
 from precdoctor.diagnosis.rows import Key, integer, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -166,7 +166,7 @@ def _finding(
     key, gradient = max(guilty.items(), key=lambda item: item[1].share)
     process, step = gradient.last
     row = next(r for r in view.rows(process, step) if r.key == key)
-    parameter = ".".join(p for p in (key[1], key[3]) if p)
+    parameter = parameter_label(key[0], key[1], key[3])
     better = _smaller(gradient.histogram, eps)
     after = gradient.histogram.at_most(better).low / gradient.histogram.total
     rms = row.rms or 0.0
@@ -198,7 +198,7 @@ def _finding(
             "sqrt_v_rms": root.rms if root is not None else None,
             "step_size_factor": factor,
             "weights": [
-                {"parameter": f"{k[1]}.{k[3]}".strip("."), "below_eps_share": g.share}
+                {"parameter": parameter_label(k[0], k[1], k[3]), "below_eps_share": g.share}
                 for k, g in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
             ],
             "range": range_evidence(row),

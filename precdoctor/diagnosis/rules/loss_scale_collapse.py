@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from precdoctor.diagnosis import snippets
-from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.overflows import Culprits, culprits
-from precdoctor.diagnosis.rows import known_format, number
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.loss_scale import joined_updates
+from precdoctor.diagnosis.overflows import culprits
+from precdoctor.diagnosis.rows import number
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.scale_cures import cures, lower_bound
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView, StepFacts
 
@@ -32,7 +33,10 @@ A logit without `1/sqrt(d)` or an auxiliary loss multiplied by 1e4 overflows in 
 """,
     remedy="""
 Run the named layer in FP32 or BF16, or fix the magnitude there; then the scale recovers by itself. If many layers
-overflow together, start lower and grow more slowly. With BF16 there is nothing to scale: drop the scaler.
+overflow together, start lower and grow more slowly. A scaler that may not go below some value (`min_scale`, as those of
+DeepSpeed, Megatron and fairseq have it) skips for ever what overflows there: take the bound away. With BF16 there is
+nothing to scale: drop the scaler. A change that by its own prediction saves less than a quarter of the skips is not
+advised.
 """,
     confidence="""
 0.95 when the scale fell below 1 or the overflowing layer was recorded, 0.8 otherwise. With a non-finite loss at the
@@ -86,11 +90,11 @@ def check(view: RunView, options: Options) -> Checked:
         low = min(s.loss_scale or 0.0 for s in courses[0].steps)
         return Checked((), f"{seen}: lowest {low:g}, {plural(skipped, 'skipped step')}")
     course, collapse = max(judged, key=lambda j: (j[1].severe, -j[1].end, -j[0].process.rank))
-    return Checked([_finding(view, course, collapse)], f"{collapse.measured} in {seen}", Status.FAILED)
+    return Checked([_finding(view, course, collapse, options)], f"{collapse.measured} in {seen}", Status.FAILED)
 
 
 def _course(process: Process, steps: Sequence[StepFacts]) -> _Course:
-    scaled = [s for s in steps if s.loss_scale is not None and s.complete]
+    scaled = joined_updates(s for s in steps if s.loss_scale is not None and s.complete)
     calibrated = next((i for i, s in enumerate(scaled) if not s.skipped), len(scaled))
     return _Course(process, scaled, calibrated)
 
@@ -143,19 +147,24 @@ def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
     return _Collapse("busy", after[0].step, after[-1].step, start, end, words, severe=False)
 
 
-def _finding(view: RunView, course: _Course, collapse: _Collapse) -> Finding:
+def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Options) -> Finding:
     steps = [s for s in course.steps if s.skipped and collapse.first <= s.step <= collapse.last]
     skipped = [s.step for s in steps]
     found = culprits(view, course.process, steps)
     shown = found.shown
     message = f"On rank {course.process.rank}, {collapse.measured} at steps {collapse.first} to {collapse.last}: "
     message += f"{plural(len(skipped), 'step')} skipped. {found.words(view)}"
+    bound = lower_bound(course.steps, options["held_skips"])
+    if bound is not None:
+        held = sum((s.loss_scale or 0.0) <= bound for s in steps)
+        message += f" {plural(held, 'skip')} at {bound:g} left the scale where it was: the scaler may not go lower."
     evidence = {
         "first_overflow_step": skipped[0] if skipped else collapse.first,
         "last_bad_step": collapse.last,
         "scale": {"from": collapse.start, "to": collapse.end},
         "skipped_steps": len(skipped),
         "culprits": found.as_evidence(),
+        "lower_bound": bound,
         "loss_scale_history": [[s.step, s.loss_scale] for s in _thinned(course.steps)],
         "last_finite_step": None,
         "confidence_reason": "the overflowing layer is recorded" if shown is not None else "no overflow was sampled",
@@ -180,7 +189,7 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse) -> Finding:
             step=collapse.first,
         ),
         evidence=evidence,
-        prescriptions=(_prescribe(view, course, collapse, found),),
+        prescriptions=cures(view, course.steps, collapse.start, collapse.end, found, bound),
     )
 
 
@@ -188,40 +197,6 @@ def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]
     """First and last of every level of the scale, at most ``limit``."""
     kept = [s for i, s in enumerate(steps) if i in (0, len(steps) - 1) or s.loss_scale != steps[i - 1].loss_scale]
     return kept[:: max(1, math.ceil(len(kept) / limit))]
-
-
-def _prescribe(view: RunView, course: _Course, collapse: _Collapse, found: Culprits) -> Prescription:
-    shown, examined, hits = found.shown, len(found.overflows), found.hits
-    fmt = known_format(shown.dtype) if shown is not None else None
-    # A gradient that overflows is passed on: one module in FP32 mends the forward pass only.
-    forward = shown is not None and shown.phase is Phase.FORWARD
-    if shown is not None and fmt is not None and forward and shown.module and 2 * hits >= examined:
-        return Prescription(
-            title=f"run `{shown.module}` in FP32: it overflows {fmt.name} ({fmt.max:g}) in {hits} of {examined} steps",
-            change={"module": shown.module, "dtype": {"from": shown.dtype, "to": "float32"}},
-            predicted={
-                "loss_scale": {"from": collapse.end, "to": collapse.start},
-                "overflows_in_examined_steps": {"from": examined, "to": examined - hits},
-            },
-            snippet=snippets.run_in_float32(shown.module, view.device),
-        )
-    clean = [s.loss_scale for s in course.steps if not s.skipped and s.loss_scale]
-    if collapse.end < 1.0 or not clean:
-        return Prescription(
-            title=f"use BF16 autocast without a scaler: at scale {collapse.end:g} gradients still leave FP16's range",
-            change={"autocast_dtype": {"from": "float16", "to": "bfloat16"}},
-            predicted={"largest_finite": {"from": 65504.0, "to": 3.3895e38}, "skipped_steps": 0},
-            snippet=snippets.bfloat16_autocast(view.device),
-        )
-    target = 2.0 ** math.floor(math.log2(collapse.end))
-    over = sum(s.skipped and (s.loss_scale or 0.0) <= target for s in course.steps)
-    skipped = sum(s.skipped for s in course.steps)
-    return Prescription(
-        title=f"start at loss scale {target:g} and probe upwards every 2000 steps",
-        change={"init_scale": target, "growth_interval": 2000},
-        predicted={"skipped_steps": {"from": skipped, "to": over}},
-        snippet=snippets.grad_scaler(view.device, target, 2000),
-    )
 
 
 RULE = Rule(
@@ -255,6 +230,14 @@ RULE = Rule(
             "steps",
             "Steps after calibration before that share is judged.",
             "Precdoctor's own.",
+            1.0,
+        ),
+        RuleOption(
+            "held_skips",
+            3.0,
+            "steps",
+            "Skips that leave a scale at its lowest before it is said to have a lower bound.",
+            "Precdoctor's own: without one, every skip lowers the scale.",
             1.0,
         ),
     ),

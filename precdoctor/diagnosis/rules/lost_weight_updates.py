@@ -9,7 +9,7 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.large_weights import finding as large_finding
 from precdoctor.diagnosis.large_weights import large_weights, lose_updates
 from precdoctor.diagnosis.lost_updates import Counts, survey, usable_steps
-from precdoctor.diagnosis.parameters import states_per_parameter
+from precdoctor.diagnosis.parameters import is_bare, parameter_label, states_per_parameter
 from precdoctor.diagnosis.rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.rows import Key, known_format, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -141,7 +141,7 @@ def _finding(
     process, step = worst.worst
     fmt = known_format(worst.dtype)
     name = f"{worst.dtype} ({fmt.mantissa_bits + 1} significant bits)" if fmt is not None else worst.dtype
-    parameter = ".".join(part for part in (key[1], key[3]) if part)
+    parameter = parameter_label(key[0], key[1], key[3])
     if general:
         title = f"{percent(share)} of the weight updates are lost in {worst.dtype}"
         severity = Severity.ERROR if share >= options["error_share"] else Severity.WARNING
@@ -169,7 +169,7 @@ def _finding(
         "limit": options["lost_share"],
         "stuck_tensors": len(stuck),
         "tensors": [
-            {"root": k[0], "parameter": f"{k[1]}.{k[3]}".strip("."), "lost_share": p.share}
+            {"root": k[0], "parameter": parameter_label(k[0], k[1], k[3]), "lost_share": p.share}
             for k, p in sorted(narrow.items(), key=lambda item: -item[1].lost)[:16]
         ],
         "relative_update": {"exp_lo": worst.relative.lo, "exp_hist": worst.relative.counts.tolist()},
@@ -231,6 +231,7 @@ def _prescribe(view: RunView, narrow: Mapping[Key, Counts], share: float, dtype:
     tensors = 2 + states_per_parameter(view)  # weight, gradient and the optimizer's state follow the weight's dtype
     extra = elements * tensors * (4 - narrow_bytes)
     kept = sum(p.intended for p in narrow.values())
+    bare = all(is_bare(k[1], k[3]) for k in narrow)
     fp32_lost = sum(_lost_in_fp32(p) for p in narrow.values())
     after = fp32_lost / kept if kept else 0.0
     return Prescription(
@@ -238,6 +239,12 @@ def _prescribe(view: RunView, narrow: Mapping[Key, Counts], share: float, dtype:
         change={"weight_dtype": {"from": dtype, "to": "float32"}},
         predicted={"lost_share": {"from": share, "to": after}, "extra_bytes": extra},
         snippet=(
+            "import torch\n\n"
+            "parameter = torch.nn.Parameter(parameter.detach().float())  # before the optimizer is made\n"
+            "x = compute(parameter.to(torch.bfloat16))  # narrow where it is used\n"
+        )
+        if bare
+        else (
             "import torch\n\n"
             "model = model.float()  # before the optimizer is made, which is then given these weights\n\n"
             f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"

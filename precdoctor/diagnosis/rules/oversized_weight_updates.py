@@ -9,8 +9,11 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.bad_steps import is_well
+from precdoctor.diagnosis.decayed_weights import Decay, strongest_decay
+from precdoctor.diagnosis.decayed_weights import finding as decay_finding
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import by_optimizer, watched_steps
+from precdoctor.diagnosis.parameters import parameter_label
 from precdoctor.diagnosis.rows import TensorRow, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
@@ -26,6 +29,11 @@ of what the weight was initialised to, in their median, and losses behind them m
 that never fell (those of the newer half less than `learnt` below the first ones) and a weight that has outgrown its
 initialisation `outgrown` times since, of which nothing is left then. Weights that were initialised to almost nothing
 (RMS times the square root of the fan-in below `sized`) have nothing to lose.
+
+The same rule tells weight decay that outruns the gradient: the optimizer takes the share `decay` of every weight or
+more away per step (learning rate times weight decay, over 1 - momentum under SGD), and half of the weight matrices
+have shrunk to the fraction `shrunk` of their first size. Adam with L2 regularisation in place of decoupled decay
+divides it by the gradient's size and is not judged.
 """,
     matters="""
 A weight that is replaced by a third of itself on every step follows the newest batch, not the data. The loss stays on a
@@ -42,13 +50,15 @@ outright.
 Lower the learning rate by the factor in the finding, for the named weights at least. Under Adam the ratio is
 proportional to the learning rate, under SGD as well while the gradient stays what it is. Where the first steps only
 were too large, a warm-up is enough. Where nothing was learnt at a rate that stayed what it was (half of the first or
-more), the rate itself is too large: a warm-up comes second, it would end at the same rate.
+more), the rate itself is too large: a warm-up comes second, it would end at the same rate. Weights that decay want
+a smaller weight decay: a weight is an average over 1 / (learning rate x weight decay) steps, which should be thousands.
 """,
     confidence="""
 0.85; 0.7 when fewer than eight steps of the newer half were recorded.
 """,
     references=(
         "Bottou, Curtis, Nocedal, Optimization Methods for Large-Scale Machine Learning, arXiv:1606.04838",
+        "Wang and Aitchison, How to set AdamW's weight decay as you scale model and dataset size, arXiv:2405.13698",
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
 )
@@ -85,6 +95,10 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no weight matrix was recorded together with its update")
     steps = max(len(w.ratios) for w in weights.values())
     seen = f"the updates of {len(weights):,} weight matrices on {plural(steps, 'step')}"
+    decay, shrunk = _decayed(view, options)
+    if decay is not None and shrunk:
+        told = decay_finding(view, decay, shrunk, options["decay"])
+        return Checked([told], f"{plural(len(shrunk), 'weight')} of {seen} decay to nothing", Status.FAILED)
     guilty = {p: w for p, w in weights.items() if len(w.ratios) >= options["min_steps"] and w.ratio >= options["ratio"]}
     early = {} if guilty else _thrown_off(view, options)
     if not guilty and not early:
@@ -94,6 +108,16 @@ def check(view: RunView, options: Options) -> Checked:
     finding = _finding(view, guilty or early, len(weights), options, early=bool(early))
     limit = options["early_ratio" if early else "ratio"]
     return Checked([finding], f"{plural(len(guilty or early), 'weight')} of {seen} above {limit:g}", Status.FAILED)
+
+
+def _decayed(view: RunView, options: Options) -> tuple[Decay | None, Mapping[_Place, tuple[str, float, float]]]:
+    """Matrices at a fraction of their first size, if that is most of them and weight decay can have done it."""
+    decay = strongest_decay(view)
+    if decay is None or decay.share < options["decay"]:
+        return None, {}
+    sizes = {p: w for p, w in _survey(view, first=int(options["min_steps"])).items() if w.first > 0.0}
+    shrunk = {p: (w.module_class, w.first, w.final) for p, w in sizes.items() if w.final <= options["shrunk"] * w.first}
+    return decay, shrunk if 2 * len(shrunk) >= len(sizes) else {}
 
 
 def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
@@ -167,7 +191,7 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
     process, step = max(weight.ratios, key=lambda k: k[1])
     row = _row(view, process, step, place)
-    parameter = ".".join(p for p in place[1:] if p)
+    parameter = parameter_label(*place)
     rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
     limit = options["early_ratio" if early else "ratio"]
     rate = (rates[0] if early else rates[-1]) if rates else None
@@ -184,7 +208,7 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
         "limit": limit,
         "lr": rate,
         "weights": [
-            {"parameter": f"{p[1]}.{p[2]}".strip("."), "update_to_weight": w.ratio}
+            {"parameter": parameter_label(*p), "update_to_weight": w.ratio}
             for p, w in sorted(guilty.items(), key=lambda item: -item[1].ratio)[:16]
         ],
         "confidence_reason": "weights and updates are recorded as stored",
@@ -309,6 +333,22 @@ RULE = Rule(
             "RMS x sqrt(fan-in)",
             "Weights below it were initialised to almost nothing.",
             "Usual initialisations keep a signal's size and give about 1, PyTorch's 0.6, N(0, 0.02) at width 256 0.3.",
+        ),
+        RuleOption(
+            "decay",
+            0.005,
+            "fraction per step",
+            "Learning rate times weight decay from which weights that shrink are told with it.",
+            "Fifty times the strongest usual in pre-training, 1e-4 (Wang and Aitchison, arXiv:2405.13698).",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "shrunk",
+            0.5,
+            "fraction",
+            "Of its first RMS, which half of the weight matrices are down to by then.",
+            "Precdoctor's own: sizes that training finds by itself stay within a factor of two.",
+            maximum=1.0,
         ),
         RuleOption("early_steps", 3.0, "steps", "Recorded steps that are the first ones.", "Precdoctor's own.", 1.0),
         RuleOption("min_steps", 6.0, "steps", "Recorded steps in the newer half, at least.", "Precdoctor's own.", 2.0),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
@@ -29,6 +29,8 @@ two never changed a bit in `min_writes` writes or more, while the other one did,
 Of other statistics the count is told as well: a 16-bit buffer of whole numbers that rose from write to write up to
 the value at which a sum of like terms stalls (256 in BF16, 2048 in FP16, times the term), and has stayed there for
 `min_writes` writes.
+
+All of it is one finding, which names one tensor and counts the others.
 """,
     matters="""
 An average moves by (1 - decay) of the distance to the weight. With a decay of 0.999 that is below half an ulp of BF16
@@ -78,21 +80,35 @@ class _Weight:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the averages that stand still, or else the counts."""
+    """One finding over all that stands still: averages of weights, running statistics, counts, in this order."""
     averages, counts = _averages(view, options), stalled_counts(view, options["min_writes"])
     statistics = running_statistics(view, options["min_writes"])
     still = {p: b for p, b in statistics.items() if not b.changes}
-    if averages.findings:
-        return averages
+    told: list[tuple[str, Finding]] = [(averages.reason, f) for f in averages.findings]
     if still:
         seen = f"{len(still):,} of {plural(len(statistics), '16-bit running statistic')} never change"
-        return Checked([_statistics_finding(still, options)], seen, Status.FAILED)
+        told.append((seen, _statistics_finding(still, options)))
     if counts:
         seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
-        return Checked([_count_finding(counts, options)], seen, Status.FAILED)
+        told.append((seen, _count_finding(counts, options)))
+    if told:
+        return Checked([_together([f for _, f in told])], "; ".join(seen for seen, _ in told), Status.FAILED)
     if statistics and averages.status is Status.NOT_APPLICABLE:
         return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, all of which move")
     return averages
+
+
+def _together(findings: Sequence[Finding]) -> Finding:
+    """The first, with what is wrong of other kinds in its message, and their changes behind its own."""
+    first, *others = findings
+    if not others:
+        return first
+    return replace(
+        first,
+        message=f"{first.message} Beside it, {'; '.join(f.title for f in others)}.",
+        evidence={**first.evidence, "also": [f.title for f in others]},
+        prescriptions=[p for f in findings for p in f.prescriptions],
+    )
 
 
 def _averages(view: RunView, options: Options) -> Checked:
@@ -150,8 +166,34 @@ def _parts(place: _Place) -> list[str]:
     return [p for p in ".".join(place[1:]).split(".") if p][::-1]
 
 
+def _and_more(places: Sized) -> str:
+    """For a title that names one of several tensors."""
+    return f" (and {len(places) - 1:,} more)" if len(places) > 1 else ""
+
+
 def _label(place: _Place) -> str:
     return ".".join(p for p in place[1:] if p)
+
+
+def _tell(
+    confidence: float,
+    title: str,
+    message: str,
+    location: Location,
+    evidence: Mapping[str, object],
+    prescriptions: Sequence[Prescription],
+) -> Finding:
+    return Finding(
+        "PD507",
+        "stalled-average",
+        Severity.WARNING,
+        confidence,
+        title,
+        message,
+        location,
+        evidence=evidence,
+        prescriptions=prescriptions,
+    )
 
 
 def _finding(
@@ -173,12 +215,9 @@ def _finding(
         f"{plural(weights[twin].moves, 'time')}: what is added is below half an ulp, {half_ulp:.2g} of an element. "
         f"{len(stalled):,} of {plural(len(averages), 'averaged tensor')} stand still."
     )
-    return Finding(
-        code="PD507",
-        name="stalled-average",
-        severity=Severity.WARNING,
+    return _tell(
         confidence=0.9 if len(averages) > 1 else 0.75,
-        title=f"the average `{_label(place)}` is written to and never moves in {weight.dtype}",
+        title=f"the average `{_label(place)}`{_and_more(stalled)} is written to and never moves in {weight.dtype}",
         message=message,
         location=Location(
             *(place[0], place[1], weight.module_class or None, "weight"),
@@ -223,12 +262,9 @@ def _statistics_finding(stalled: Mapping[tuple[str, str, str], Buffer], options:
         f"{half_ulp:.2g} of an element. Evaluation will use what it was at the start. "
         f"{plural(len(stalled), 'running statistic')} in all."
     )
-    return Finding(
-        code="PD507",
-        name="stalled-average",
-        severity=Severity.WARNING,
+    return _tell(
         confidence=0.9,
-        title=f"the running statistic `{label}` is written to and never moves in {buffer.dtype}",
+        title=f"the running statistic `{label}`{_and_more(stalled)} is written to and never moves in {buffer.dtype}",
         message=message,
         location=Location(
             *(place[0], place[1], buffer.module_class or None, "buffer"),
@@ -265,12 +301,10 @@ def _count_finding(counts: Mapping[tuple[str, str, str], Buffer], options: Optio
         f"a bit of it changing: neighbours in {count.dtype} are {ulp:g} apart there, and half of that is rounded away. "
         f"What is divided by it is wrong from step {count.last_change} on, and sums kept beside it stall later."
     )
-    return Finding(
-        code="PD507",
-        name="stalled-average",
-        severity=Severity.WARNING,
+    return _tell(
         confidence=0.85,
-        title=f"the count `{label}` stops at {count.value:,g}, where adding one is lost in {count.dtype}",
+        title=f"the count `{label}`{_and_more(counts)} stops at {count.value:,g}, where adding one is lost in "
+        f"{count.dtype}",
         message=message,
         location=Location(
             *(place[0], place[1], count.module_class or None, "buffer"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import by_optimizer
-from precdoctor.diagnosis.optimizer_state import excess, label, second_moments
+from precdoctor.diagnosis.optimizer_state import excess, second_moments
 from precdoctor.diagnosis.parameters import HALF, adam_groups, beta2_of, stepped
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -101,7 +101,7 @@ def _recorded(view: RunView, beta2: float) -> _Narrow | None:
     factors = [e for kept in of[dtype].values() if (e := excess(kept, beta2)) is not None]
     return _Narrow(
         dtype,
-        {f"{owner[0]}.{label(owner)}": kept[-1].held.numel for owner, kept in of[dtype].items()},
+        {".".join(part for part in owner if part): kept[-1].held.numel for owner, kept in of[dtype].items()},
         math.sqrt(median(factors)) if factors else None,
     )
 

@@ -119,8 +119,8 @@ def _facts(finding: Finding) -> list[tuple[str, str, str]]:
     if finding.confidence < 1.0:
         reason = evidence.get("confidence_reason")
         out.append(("certainty", percent(finding.confidence) + (f": {clean(reason)}" if reason else ""), ""))
-    resume = evidence.get("last_finite_step")
-    if resume is not None and not evidence.get("recovered"):
+    resume = finding.resume_step
+    if resume is not None:
         out.append(("resume", f"from a checkpoint at or before step {number(resume)}", ""))
     return [fact for fact in out if fact[1]]
 

@@ -81,6 +81,16 @@ def zero_gradients() -> Training:
     return run
 
 
+def left_by_another_optimizer() -> Training:
+    """In a GAN the generator's backward pass adds to what a skipped step of the discriminator has left in its
+    gradients; the generator is given nothing of that.
+    """
+    run = Training(dtype="float16", scale=1024.0).skip(4)
+    spoil(find(run.tensors[5], "weight_grad", "emb"), pos_inf=7)
+    run.step_rows[5] |= {"optimizer": "AdamW#1", "non_finite": 1}
+    return run
+
+
 FIRING = {
     "constant_loss_scale": Sample(
         constant_loss_scale, 7, cause="loss-scale-overflow", last_finite=6, says=("65536", "Inf")
@@ -94,5 +104,12 @@ FIRING = {
     "later_than_a_mask": Sample(later_than_a_mask, 7, "head", "grad_output"),
 }
 HEALTHY = {
-    f.__name__: f for f in (scaler_backoff, gradient_nan_thrown_away, overflow_of_one_rank_skipped, zero_gradients)
+    f.__name__: f
+    for f in (
+        scaler_backoff,
+        gradient_nan_thrown_away,
+        left_by_another_optimizer,
+        overflow_of_one_rank_skipped,
+        zero_gradients,
+    )
 }

@@ -47,6 +47,21 @@ def busy() -> Training:
     return scaled(scales, [s for s in range(60) if s % 4 == 3])
 
 
+def may_not_go_lower() -> Training:
+    """From 2^16 to a bound of 2^12, where every second batch overflows all the same."""
+    falling = [2.0 ** (16 - k) for k in range(4)]
+    return scaled([*falling, *[4096.0] * 60], [*range(4), *range(5, 64, 2)])
+
+
+def fresh_gan_scaler() -> Training:
+    """Two optimizers are skipped together, ten times in all, for each of five backoffs; then at two growth probes."""
+    scales = [2.0 ** (16 - k // 2) for k in range(10)] + [2048.0] * 50
+    run = scaled(scales, [*range(10), 30, 31])
+    for step, row in run.step_rows.items():
+        row |= {"optimizer": f"Adam#{step % 2}", "growth_tracker": 0 if step < 10 else (step - 10) // 2}
+    return run
+
+
 def fresh_scaler() -> Training:
     return scaled([2.0 ** (16 - min(s, 9)) for s in range(24)], list(range(9)))
 
@@ -94,9 +109,22 @@ FIRING = {
         one_layer, 10, "blocks.0.mlp.up", "grad_output", says=("14 of 14 examined", "gradient of the output")
     ),
     "cascade": Sample(cascade, severity="warning", says=("6 binades (limit 5)", "from 65536 to 1024")),
+    "may_not_go_lower": Sample(
+        may_not_go_lower, severity="warning", evidence={"lower_bound": 4096.0},
+        says=("the scaler may not go lower", "skips at 4096"),
+    ),
     "busy": Sample(busy, severity="warning", says=("25 %", "limit 10 %")),
-}
+}  # fmt: skip
 HEALTHY = {
     f.__name__: f
-    for f in (fresh_scaler, one_bad_batch, probing_upwards, constant_scale, small_on_purpose, mask_and_scaler, Training)
+    for f in (
+        fresh_gan_scaler,
+        fresh_scaler,
+        one_bad_batch,
+        probing_upwards,
+        constant_scale,
+        small_on_purpose,
+        mask_and_scaler,
+        Training,
+    )
 }

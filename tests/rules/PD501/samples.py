@@ -20,6 +20,16 @@ def pure_bfloat16() -> Training:
     return weights("bfloat16", 4014, 4014, -13, [NUMEL])
 
 
+def bare_parameter() -> Training:
+    """A prompt that the script made itself: no module owns it, and it is recorded under its optimizer."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        more = {"unchanged": 4014, "zero": 4014, "rel_lo": -13, "rel_hist": [NUMEL], "dtype": "bfloat16"}
+        place = {"root": "AdamW#0", "module_class": "AdamW", "name": "0.3"}
+        rows.append(tensor(step, "update", "", len(rows), **more, **place))
+    return run
+
+
 def a_third() -> Training:
     return weights("bfloat16", NUMEL // 3, NUMEL // 3, -9, [NUMEL // 3, NUMEL - NUMEL // 3])
 
@@ -162,6 +172,9 @@ FIRING = {
         kind="update",
         says=("98 %", "limit 25 %", "8 significant bits", "0.001"),
         evidence={"limit": 0.25},
+    ),
+    "bare_parameter": Sample(
+        bare_parameter, module="", kind="update", bare=True, says=("`parameter 3 of group 0 of AdamW#0`", "98 %")
     ),
     "keeps_a_remainder": Sample(keeps_a_remainder, severity="info", says=("98 %", "KahanAdamW rounds")),
     "torch_rmsprop": Sample(

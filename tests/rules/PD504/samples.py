@@ -1,7 +1,7 @@
 """Updates against the weights they change."""
 
 from tests.support.samples import Sample
-from tests.support.training import Training, normal
+from tests.support.training import FACTS, Training, normal
 
 
 def updates(sigma: float, until: int = 12) -> Training:
@@ -63,6 +63,33 @@ def from_zero() -> Training:
     return run
 
 
+def decays(weight_decay: float, left: float = 0.01, kind: str = "AdamW") -> Training:
+    """Every matrix shrinks to a hundredth of its size, at a learning rate of 1e-3."""
+    [optimizer] = FACTS["optimizers"]
+    [group] = optimizer["groups"]
+    group = {**group, "weight_decay": weight_decay, "decoupled_weight_decay": kind == "AdamW"}
+    run = Training(facts={**FACTS, "optimizers": [{**optimizer, "class": kind, "groups": [group]}]})
+    for step in run.tensors:
+        size = left ** (step / (run.steps - 1))
+        run.change(lambda r, size=size: r.update(normal(size)), kind="weight", step=step)
+        run.change(lambda r, size=size: r.update(normal(1e-3 * size)), kind="update", step=step)
+    return run
+
+
+def shrinks_by_itself() -> Training:
+    """At a decay that takes ten thousand steps."""
+    return decays(weight_decay=0.1)
+
+
+def decay_that_the_gradient_balances() -> Training:
+    return decays(weight_decay=20.0, left=0.7)
+
+
+def l2_under_adam() -> Training:
+    """Divided by the gradient's size, it takes no share of the weight away."""
+    return decays(weight_decay=20.0, kind="Adam")
+
+
 def brisk() -> Training:
     return updates(0.1)
 
@@ -81,6 +108,10 @@ FIRING = {
                          says=("the first 3 steps", "limit 0.5", "more than doubled")),
     "never_fell": Sample(never_fell, module="head", severity="warning", says=("never fell", "12 times its initial")),
     "without_warm_up": Sample(without_warm_up, module="head", severity="warning", says=("initialised to",)),
+    "decays": Sample(
+        lambda: decays(weight_decay=20.0), kind="weight", severity="warning", bare=True,
+        says=("weight decay takes 2 %", "down to 1 %", "0.02 per step", "remember about 50 steps"),
+    ),
     "replaced": Sample(lambda: updates(0.9), module="head", kind="update", severity="warning",
                        says=("limit 0.3", "0.001")),
 }  # fmt: skip
@@ -88,6 +119,9 @@ HEALTHY = {
     f.__name__: f
     for f in (
         brisk,
+        shrinks_by_itself,
+        decay_that_the_gradient_balances,
+        l2_under_adam,
         large_at_first,
         a_bias,
         large_at_first_without_harm,

@@ -61,6 +61,14 @@ def batch_norm(mean_changes: bool) -> Training:
     return run
 
 
+def both() -> Training:
+    """A teacher that stands still, and a batch norm's variance as well."""
+    run = average(changes=False)
+    for step, rows in batch_norm(mean_changes=True).tensors.items():
+        run.tensors[step] += [r for r in rows if r["kind"] == "buffer"]
+    return run
+
+
 def momentum_of_zero() -> Training:
     return batch_norm(mean_changes=False)
 
@@ -84,6 +92,10 @@ def still_counting() -> Training:
 
 
 FIRING = {
+    "both": Sample(
+        both, module="teacher.attn.proj", kind="weight", severity="warning", bare=True,
+        says=("the average `teacher.attn.proj.weight`", "Beside it, the running statistic `norm.running_var`"),
+    ),
     "count": Sample(
         lambda: count(lambda s: min(2048.0, 320.0 * (1 + s))), 6, module="norm", kind="buffer", severity="warning",
         bare=True, says=("`norm.count`", "2,048", "17 recorded steps", "limit 6"),

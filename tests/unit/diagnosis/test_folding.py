@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.finding import Finding, Location, Prescription, Severity
+from precdoctor.diagnosis.finding import Finding, Location, Severity
 from precdoctor.diagnosis.folding import explains, fold
 
 
@@ -33,6 +33,17 @@ def test_what_began_before_or_after_is_not_explained() -> None:
 
 def test_a_finding_without_step_is_left_alone() -> None:
     assert len(fold([finding("PD104", None), finding("PD101", None)])) == 2
+
+
+@pytest.mark.parametrize(("cause", "effect"), [("PD506", "PD504"), ("PD507", "PD701")])
+def test_one_fault_of_one_module_is_told_once(cause: str, effect: str) -> None:
+    """A second moment of zero makes huge updates; a count in half is a sum in half."""
+    here, there = (Location(step=3, root="Net#0", module=m) for m in ("head", "body"))
+    first = Finding(**{**finding(cause, 3).__dict__, "location": here})
+    same = Finding(**{**finding(effect, 0).__dict__, "location": here})
+    other = Finding(**{**finding(effect, 0).__dict__, "location": there})
+    assert [f.code for f in fold([same, first])] == [cause]
+    assert len(fold([other, first])) == 2
 
 
 def test_a_layer_that_pulls_the_scale_down_is_told_once() -> None:
@@ -127,16 +138,3 @@ def test_a_scale_that_makes_nan_takes_the_nan_along() -> None:
     assert len(fold([finding("PD101", 2), bad])) == 2, (
         "an infinity that came before is the history's cause, not its work"
     )
-
-
-def test_a_finding_that_says_only_where_to_look_lends_advice_from_what_led_to_it() -> None:
-    look = Prescription("stop there", {"module": "head", "hook": "forward"}, {"stops_at_step": 6}, "")
-    lower = Prescription("lower the rate", {"lr": {"from": 1.0, "to": 0.1}}, {"update_ratio": 0.01}, "")
-    eps = Prescription("add eps", {"eps": {"from": 0.0, "to": 1e-6}}, {"zeros": 0}, "")
-    loss = Finding(**{**finding("PD103", 6).__dict__, "prescriptions": (look,)})
-    steps = Finding(**{**finding("PD504", 0).__dict__, "prescriptions": (lower,)})
-    assert list(fold([loss, steps])[0].prescriptions) == [lower, look]
-    cured = Finding(**{**loss.__dict__, "prescriptions": (eps,)})
-    assert list(fold([cured, steps])[0].prescriptions) == [eps]
-    elsewhere = Finding(**{**finding("PD709", 0).__dict__, "prescriptions": (eps,)})  # led to nothing
-    assert list(fold([loss, elsewhere])[0].prescriptions) == [look]

@@ -1,0 +1,61 @@
+"""Runs that had left their course before a value became non-finite: the overflow is how that ended, not how it began.
+
+What is wrong then is what threw the run off, and a checkpoint from just before the overflow is one of a run that is
+lost already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from precdoctor.diagnosis.finding import Finding, Prescription, Severity
+
+#: Findings of non-finite values that a divergence may end in.
+_ENDS = ("PD101", "PD102", "PD103", "PD105")
+#: Explosion, loss spike, oversized updates.
+_DIVERGES = ("PD603", "PD605", "PD504")
+#: Steps that a spike or an oversized update may lie back: as many as a spike is measured against. An explosion says
+#: itself that the run did not come back.
+_WINDOW = 32
+#: Changes that only look closer, only go back, or hold down any run: what threw this one off is mended before.
+_GENERAL = ("hook", "detect_anomaly", "checkpoint_at_or_before", "clip_norm")
+
+
+def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
+    """The finding with the advice of what came before it, and the step at which the run left its course.
+
+    That of large updates, which many runs survive, only where the finding has no cure of its own.
+
+    Args:
+        finding: kept; of any code.
+        effects: what is told with it.
+    """
+    own = [p for p in finding.prescriptions if not _is_general(p)]
+    before = [e for e in effects if _led_to(e, finding) and (e.code != "PD504" or not own)]
+    off = sorted((int(e.location.step), e.code) for e in before if e.code != "PD504" and e.location.step is not None)
+    if not before:
+        return finding
+    general = [p for p in finding.prescriptions if _is_general(p)]
+    told = replace(finding, prescriptions=[*own, *(p for e in before for p in e.prescriptions), *general])
+    if not off:
+        return told
+    return replace(
+        told,
+        message=f"{finding.message} By then the run had left its course, at step {off[0][0]} ({off[0][1]}, told "
+        "below): this is how it ended, and only a checkpoint from before that step is worth going back to.",
+        evidence={**finding.evidence, "left_its_course_at": off[0][0]},
+    )
+
+
+def _led_to(effect: Finding, finding: Finding) -> bool:
+    begun, ended = effect.location.step, finding.location.step
+    if finding.code not in _ENDS or effect.code not in _DIVERGES or effect.severity is Severity.INFO:
+        return False
+    if begun is None or ended is None or finding.evidence.get("recovered"):
+        return False
+    return begun < ended and (effect.code == "PD603" or ended - begun <= _WINDOW)
+
+
+def _is_general(prescription: Prescription) -> bool:
+    return any(key in prescription.change for key in _GENERAL)
