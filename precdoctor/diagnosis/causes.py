@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.origin import Origin
 from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format
+from precdoctor.diagnosis.words import plural
 
 _PRODUCT = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
@@ -114,7 +115,9 @@ def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause
     terms = _summed(after.shape, row.shape)
     looks_like_probabilities = after.zero > 0 and amax <= 1.0
     if row.inf and not row.nan and looks_like_probabilities:
-        return Cause("log-of-nonpositive", 0.6, f"{after.zero:,} exact zeros among values up to {amax:.4g} went in")
+        return Cause(
+            "log-of-nonpositive", 0.6, f"{plural(after.zero, 'exact zero')} among values up to {amax:.4g} went in"
+        )
     if row.inf and terms > 1 and amax < math.log(largest) and amax * terms >= largest:
         why = f"sums of {terms:,} values up to {amax:.4g} can reach {amax * terms:.3g} > {largest:g}"
         return Cause("reduction-overflow", 0.6, why)

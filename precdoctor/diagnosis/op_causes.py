@@ -14,6 +14,7 @@ from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op, O
 from precdoctor.diagnosis.optimizer_causes import optimizer_cause, settings_cause
 from precdoctor.diagnosis.power_causes import is_root, power_cause, power_gradient_cause
 from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.words import plural, there_are
 
 _LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
 
@@ -156,8 +157,10 @@ def _log_cause(op: Op) -> Cause:
     operand = op.operand("other") or op.operands[0] if op.short.startswith(("xlogy", "special")) else op.operands[0]
     assert operand is not None, "checked by the caller"
     if operand.min is not None and operand.min <= _LOGS[op.short]:
-        zeros = f"{operand.zero:,} exact zeros" if operand.zero else ""
-        below = f"{operand.negative:,} negative values down to {_number(operand.min)}" if operand.negative else ""
+        zeros = plural(operand.zero, "exact zero") if operand.zero else ""
+        below = (
+            f"{plural(operand.negative, 'negative value')} down to {_number(operand.min)}" if operand.negative else ""
+        )
         return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(filter(None, (zeros, below)))}")
     return Cause("other", 0.5, f"{op.name} of positive values")
 
@@ -181,7 +184,7 @@ def _quotient_cause(examined: Examined, op: Op) -> Cause:
 def _zero_words(examined: Examined, op: Op, at: int, what: str) -> str:
     """How the zeros came about: from an op that would not have made them in FP64, or as they are."""
     operand = op.operands[at]
-    words = f"{what} holds {operand.zero:,} exact zeros"
+    words = f"{what} holds {plural(operand.zero, 'exact zero')}"
     makers = op.makers[at] if at < len(op.makers) else ()
     for index in makers:
         maker = examined.ops.get(index) if isinstance(index, int) else None
@@ -241,7 +244,7 @@ def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cau
     if made is not None and made.phase != "backward" and made.bad_out & ~NEG_INF:
         why = f"{made.short} is non-finite in the forward pass, too, where its result is thrown away"
         return Cause("where-gradient-trap", 0.9, why)
-    zeros = f": {before.zero:,} elements are exactly 0 there" if before is not None and before.zero else ""
+    zeros = f": {there_are(before.zero, 'element')} exactly 0 there" if before is not None and before.zero else ""
     incoming = op.operands[0] if op.operands else None
     if node in _EDGES and incoming is not None and _thrown_away(examined, op, incoming):
         return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")

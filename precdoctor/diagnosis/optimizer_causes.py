@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examined import BadSetting, Op, Operand, real
 from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.words import plural
 
 #: State tensors whose root the update divides by.
 _SECOND_MOMENTS = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "v")
@@ -68,7 +69,7 @@ def _division(op: Op, divisor: Operand) -> str | None:
     if isinstance(eps, (int, float)) and eps != 0 and not flushed:
         return None
     reason = f"eps {eps:g} is 0 in {divisor.dtype}" if flushed else "eps is 0"
-    return f"`{divisor.argument}` holds {divisor.zero:,} exact zeros ({divisor.dtype}) and {reason}"
+    return f"`{divisor.argument}` holds {plural(divisor.zero, 'exact zero')} ({divisor.dtype}) and {reason}"
 
 
 def _overflow_words(op: Op, state: Operand) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.finding import Location, Phase
+from precdoctor.diagnosis.words import plural
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import Format, Kind, format_of_dtype
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -193,7 +194,7 @@ class TensorRow:
     def count_words(self) -> str:
         """Its non-finite values in words: ``12 NaN and 3 Inf of 4096 elements``."""
         parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
-        return f"{' and '.join(parts) or 'no non-finite value'} of {self.numel:,} elements"
+        return f"{' and '.join(parts) or 'no non-finite value'} of {plural(self.numel, 'element')}"
 
 
 def location(row: TensorRow | None, phase: Phase, rank: int, step: int) -> Location:

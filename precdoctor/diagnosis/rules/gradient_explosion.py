@@ -94,9 +94,9 @@ def check(view: RunView, options: Options) -> Checked:
     found = [e for (p, _), steps in series.items() if (e := _explosion(p, steps, options)) is not None]
     if not found:
         largest = max(s.grad_norm or 0.0 for steps in series.values() for s in steps)
-        return Checked((), f"{count:,} gradient norms, largest {largest:.3g}")
+        return Checked((), f"{plural(count, 'gradient norm')}, largest {largest:.3g}")
     worst = max(found, key=lambda e: e.peak / e.baseline)
-    return Checked([_finding(view, worst, options)], f"{plural(len(found), 'explosion')} in {count:,} steps",
+    return Checked([_finding(view, worst, options)], f"{plural(len(found), 'explosion')} in {plural(count, 'step')}",
                    Status.FAILED)  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from precdoctor.diagnosis.telling import (
     where_words,
 )
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import there_are
 
 PAGE = RulePage(
     finds="""
@@ -110,7 +111,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
     if incident.cause.name == "sqrt-gradient-at-zero":
         count = row.nan + row.inf
         return Prescription(
-            title=f"add a small constant inside the square root: {count:,} elements are exactly 0 there",
+            title=f"add a small constant inside the square root: {there_are(count, 'element')} exactly 0 there",
             change={"eps": {"from": 0.0, "to": 1e-6}, "module": origin.module},
             predicted={"nonfinite_elements": {"from": count, "to": 0}, "largest_derivative": 0.5 / math.sqrt(1e-6)},
             snippet="import torch\n\ny = torch.sqrt(x + 1e-6)  # the derivative at 0 is 500, not infinite\n",

@@ -19,6 +19,7 @@ from precdoctor.diagnosis.telling import (
     where_words,
 )
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import there_are
 from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
@@ -120,8 +121,9 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
             snippet=snippets.lower_rate_and_clip(),
         )
     count = row.nan + row.inf if row is not None else None
+    now = f" ({there_are(count, 'element')} non-finite now)" if count else ""
     return Prescription(
-        title=f"load a finite checkpoint and check it{f' ({count:,} elements are non-finite now)' if count else ''}",
+        title=f"load a finite checkpoint and check it{now}",
         change={"checkpoint_at_or_before": incident.last_finite},
         predicted={"nonfinite_elements": {"from": count, "to": 0}},
         snippet=(
