@@ -11,7 +11,7 @@ import math
 from precdoctor.diagnosis.blame import Blame
 from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op, Operand
-from precdoctor.diagnosis.optimizer_causes import optimizer_cause, settings_cause
+from precdoctor.diagnosis.optimizer_causes import optimizer_cause, scalar_cause, settings_cause
 from precdoctor.diagnosis.power_causes import is_root, power_cause, power_gradient_cause
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.words import plural, there_are
@@ -42,6 +42,8 @@ _SOFTMAXES = _names("_softmax _log_softmax softmax log_softmax _safe_softmax log
 _OVERFLOWS = frozenset(
     ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
 )
+#: An infinite number is a fault in these; in a mask, a bound or a fill it is meant.
+_WITH_SCALARS = _names("add sub rsub mul div pow lerp addcmul")
 _QUOTIENTS = _names("div reciprocal true_divide addcdiv remainder floor_divide")
 
 
@@ -117,6 +119,8 @@ def _mask_cause(op: Op) -> Cause:
 def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
     first = op.operands[0] if op.operands else None
     name = op.short
+    if name in _WITH_SCALARS and (given := scalar_cause(op)) is not None:
+        return given
     if name in _LOGS and op.operands:
         return _log_cause(op)
     if name in {"sqrt", "rsqrt"} and first is not None:

@@ -75,7 +75,8 @@ def _clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescri
         },
         snippet=(
             "import torch\n\n"
-            "y = torch.log(x.float().clamp_min(torch.finfo(torch.float32).tiny))  # or log_softmax on the logits\n"
+            "# of a softmax: use log_softmax on the logits instead\n"
+            "y = torch.log(x.float().clamp_min(torch.finfo(torch.float32).tiny))\n"
         ),
     )
 

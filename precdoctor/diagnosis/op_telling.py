@@ -49,7 +49,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
         message += f" Cause: {culprit.cause.name}: {culprit.cause.why}."
     elif external is not None and not external[1]:
         message += " It was made without a gradient; `precdoctor autopsy RUN` runs the training again and finds the op."
-    message += _reference_words(op) if external is None else ""
+    message += _reference_words(op, culprit.cause.name) if external is None else ""
     message += headroom_story(incident) if culprit.cause.name in _OF_RANGE else ""
     effects = consequences(incident)
     if effects:
@@ -273,9 +273,11 @@ def _operand_words(op: Op) -> str:
     return f"Operand{'s' if len(parts) > 1 else ''} {'; '.join(parts)}." if parts else ""
 
 
-def _reference_words(op: Op) -> str:
+def _reference_words(op: Op, cause: str | None) -> str:
     if op.reference is None:
         return ""
+    if op.reference.bad and cause == "optimizer-division-by-zero":
+        return " In FP64 these operands divide by zero, too."
     if op.reference.bad:
         return " In FP64 the result is non-finite, too: no wider format would help."
     if op.reference.amax is None:

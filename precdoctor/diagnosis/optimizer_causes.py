@@ -24,10 +24,15 @@ def settings_cause(op: Op, settings: Sequence[BadSetting]) -> Cause | None:
     if settings:
         same = [s for s in settings if s.name == settings[0].name]
         return Cause("other", 0.97, f"{words_of(same)}, and every weight that it is multiplied with becomes so")
+    return None if op.name.startswith("optim.") else scalar_cause(op)
+
+
+def scalar_cause(op: Op) -> Cause | None:
+    """A NaN or an infinity that the user's code computed with Python's numbers and gave to an operation on tensors."""
     if any(o.bad for o in op.operands):
         return None
     scalar = next((k for k, v in op.settings.items() if (x := real(v)) is not None and not math.isfinite(x)), None)
-    if scalar is None or op.name.startswith("optim."):
+    if scalar is None:
         return None
     return Cause("other", 0.95, f"the scalar `{scalar}` that {op.short} was given is {op.settings[scalar]}")
 

@@ -57,6 +57,16 @@ def bfloat16_autocast(device: str) -> str:
     )
 
 
+def stop_behind_line() -> str:
+    """Raise on the first bad result of a line outside all modules."""
+    return (
+        "import torch\n\n"
+        "# behind that line, with its result for `value`:\n"
+        "if not torch.isfinite(value).all():\n"
+        "    raise FloatingPointError(f'{value}')\n"
+    )
+
+
 def halt_on_nonfinite(module: str) -> str:
     """Stop at the first non-finite output of one module, with its inputs at hand."""
     return (

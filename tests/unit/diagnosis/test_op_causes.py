@@ -184,6 +184,12 @@ def test_a_difference_whose_operands_are_not_known(bad_out, name):
     assert cause_of(examined("forward", op(1, "aten.sub.default", bad_out=bad_out), root="")).name == name
 
 
+@pytest.mark.parametrize("scalar", ["Infinity", "NaN"])
+def test_a_number_of_the_script_that_is_not_finite_is_named(scalar):
+    cause = cause_of(examined("forward", op(1, "aten.mul.Tensor", bad_out=NAN, settings={"other": scalar}), root=""))
+    assert cause.name == "other" and f"the scalar `other` that mul was given is {scalar}" in cause.why
+
+
 def test_a_weight_with_a_name_is_still_told_as_one():
     reads = op(1, "aten.mul.Tensor", tensor("self", nan=1), bad_out=NAN, makers=(("weight", "scale.g"),))
     seen = examined("forward", reads, externals=(("weight", "scale.g", 1),))
