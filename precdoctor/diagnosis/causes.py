@@ -30,6 +30,18 @@ class Cause:
     confidence: float
     why: str
 
+    @property
+    def in_brackets(self) -> str:
+        """`` (log-of-nonpositive)``, for a title; nothing for ``other``, which says nothing."""
+        return f" ({self.name})" if self.name not in (None, "other") else ""
+
+    @property
+    def sentence(self) -> str:
+        """`` Cause: log-of-nonpositive: its operand holds 3 exact zeros.``; empty without a cause."""
+        if self.name is None:
+            return ""
+        return f" Cause: {self.why}." if self.name == "other" else f" Cause: {self.name}: {self.why}."
+
 
 UNKNOWN = Cause(None, 0.0, "the log at module level does not tell the operation")
 

@@ -68,7 +68,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         message = unrecorded_message(view, incident, "The loss is non-finite")
         return f"the loss became non-finite {where_words(view, incident)}", message, _guard(view, incident)
     row, after = origin.row, preceding(incident)
-    cause = f" ({incident.cause.name})" if incident.cause.name else ""
+    cause = incident.cause.in_brackets
     maker = "the loss code" if origin.how == "loss" else origin.maker
     title = f"the loss became non-finite in {maker}{cause}, the model's outputs are finite"
     message = (
@@ -77,8 +77,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     if after is not None and after.amax is not None:
         zeros = f" and holds {plural(after.zero, 'exact zero')}" if after.zero else ""
         message += f" The last tensor before it, {after.label}, is finite, reaches {after.amax:.4g}{zeros}."
-    if incident.cause.name:
-        message += f" Cause: {incident.cause.name}: {incident.cause.why}."
+    message += incident.cause.sentence
     return title, f"{message} {resume_advice(incident)}", _prescribe(view, incident)
 
 

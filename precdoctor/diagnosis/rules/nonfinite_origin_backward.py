@@ -73,7 +73,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         title = f"a gradient became non-finite {where_words(view, incident)}"
         return title, message, _look_closer(incident)
     row = origin.row
-    cause = f" ({incident.cause.name})" if incident.cause.name else ""
+    cause = incident.cause.in_brackets
     maker = "reduction, unscaling or clipping" if origin.how == "reduction" else origin.maker
     title = f"first non-finite gradient comes from {maker}{cause}"
     message = (
@@ -83,8 +83,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     after = incident.path[-2] if len(incident.path) > 1 else None
     if after is not None and after.amax is not None and not after.bad:
         message += f" The last finite tensor before it, {after.label}, reaches {after.amax:.4g}."
-    if incident.cause.name:
-        message += f" Cause: {incident.cause.name}: {incident.cause.why}."
+    message += incident.cause.sentence
     message += headroom_story(incident)
     effects = consequences(incident)
     if effects:

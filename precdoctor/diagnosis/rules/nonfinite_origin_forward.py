@@ -76,7 +76,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD101"
     row = origin.row
-    cause = f" ({incident.cause.name})" if incident.cause.name else ""
+    cause = incident.cause.in_brackets
     title = f"first non-finite value of the forward pass comes from {origin.maker}{cause}"
     message = (
         f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
@@ -90,8 +90,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     mask = preceding(incident)
     if mask is not None and mask.mask_like:
         message += f" A mask with {mask.neg_inf:,} -inf went in; it is legal and not the origin."
-    if incident.cause.name:
-        message += f" Cause: {incident.cause.name}: {incident.cause.why}."
+    message += incident.cause.sentence
     message += headroom_story(incident)
     effects = consequences(incident)
     if effects:

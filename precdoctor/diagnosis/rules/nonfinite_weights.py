@@ -73,7 +73,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     row = origin.row
     where = where_words(view, incident)
     name = f"`{'.'.join(p for p in (row.module, row.name) if p)}`"
-    cause = f" ({incident.cause.name})" if incident.how == "optimizer" and incident.cause.name else ""
+    cause = incident.cause.in_brackets if incident.how == "optimizer" else ""
     titles = {
         "optimizer": f"the optimizer step made {name} non-finite from finite gradients{cause}",
         "between": f"{name} became non-finite between two optimizer steps",
@@ -84,8 +84,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         given = next((r for r in incident.path if r.kind == "weight_grad_step"), None)
         if given is not None and given.amax is not None:
             message += f" The gradient the optimizer was given is finite and reaches {given.amax:.4g}."
-        if incident.cause.name:
-            message += f" Cause: {incident.cause.name}: {incident.cause.why}."
+        message += incident.cause.sentence
     effects = consequences(incident)
     if effects:
         message += f" In the same step also non-finite: {', '.join(effects)}."

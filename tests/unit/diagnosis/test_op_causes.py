@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from precdoctor.diagnosis.blame import Blame, blame
+from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examination import Culprit, _phase
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, BadSetting, Examined, Op, Operand
 from precdoctor.diagnosis.finding import Phase
@@ -307,3 +308,11 @@ def test_a_fill_of_infinity_is_blamed_only_where_nothing_makes_nan_of_it(bad_out
     seen = replace(examined("forward", fills, spoils, root=""), origins=(3,), path=(3, 6))
 
     assert blame(seen).op.index == blamed
+
+
+def test_a_cause_without_a_name_of_its_own_is_told_by_its_words():
+    told = Cause("exp-overflow", 0.9, "its operand reaches 89")
+    assert (told.in_brackets, told.sentence) == (" (exp-overflow)", " Cause: exp-overflow: its operand reaches 89.")
+    other = Cause("other", 0.9, "the scalar `other` that mul was given is NaN")
+    assert (other.in_brackets, other.sentence) == ("", " Cause: the scalar `other` that mul was given is NaN.")
+    assert (Cause(None, 0.0, "").in_brackets, Cause(None, 0.0, "").sentence) == ("", "")
