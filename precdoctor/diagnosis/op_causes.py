@@ -7,6 +7,7 @@ defined there (a domain cause). IEEE 754-2019, section 7, for which operations d
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from precdoctor.diagnosis.blame import Blame
 from precdoctor.diagnosis.causes import Cause
@@ -61,6 +62,8 @@ def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cau
     if blamed.mask is not None:
         return _mask_cause(op)
     if examined.phase == "backward" and op.phase != "backward" and not examined.by_hand:
+        if (ended := _range_ended(examined, op)) is not None:
+            return ended
         why = f"{op.short} is non-finite where the forward pass throws its result away, and its gradient is not"
         return Cause("where-gradient-trap", 0.9, why)
     found = _backward_cause(examined, op, loss_scale) if op.phase == "backward" else None
@@ -210,6 +213,8 @@ def _range_cause(op: Op) -> Cause | None:
     if op.short in _CASTS:
         widest = max((o.amax or 0.0 for o in op.operands), default=0.0)
         return Cause("cast-overflow", 0.97, f"values up to {_number(widest)} were cast{limit}")
+    if fmt is not None and reach is not None and reach <= fmt.max:
+        exact = f"a number on the way left the range{limit}; the result itself reaches {_number(reach)} in FP64"
     if op.short in _PRODUCTS:
         return Cause("matmul-overflow", 0.95, exact)
     if op.short == "square" or (op.short == "mul" and _is_square(op)):
@@ -234,6 +239,14 @@ def _empty_words(op: Op) -> str:
     return "a mean over no elements is 0/0" if not count else f"{op.short} of {count:,} elements divides by zero"
 
 
+def _range_ended(examined: Examined, op: Op) -> Cause | None:
+    """What looks like a result thrown away, and is only too large: tanh of an infinity is 1, its gradient NaN."""
+    ended = _arithmetic_cause(examined, op) if op.finite_in_fp64 else None
+    if ended is None:
+        return None
+    return replace(ended, why=f"{ended.why}; the forward pass ends finite all the same, the backward pass does not")
+
+
 # -- backward ---------------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +259,8 @@ def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cau
         if scale > 1.0:
             return Cause("loss-scale-overflow", 0.9, f"a float16 gradient left its range at loss scale {scale:g}")
     if made is not None and made.phase != "backward" and made.bad_out & ~NEG_INF:
+        if (ended := _range_ended(examined, op)) is not None:
+            return ended
         why = f"{made.short} is non-finite in the forward pass, too, where its result is thrown away"
         return Cause("where-gradient-trap", 0.9, why)
     zeros = f": {there_are(before.zero, 'element')} exactly 0 there" if before is not None and before.zero else ""

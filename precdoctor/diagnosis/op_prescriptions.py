@@ -111,8 +111,10 @@ def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     reference = culprit.op.reference
     narrow = known_format(result.dtype) if result is not None else None
     reach = reference.amax if reference is not None else None
-    if narrow is None or reach is None or narrow.exponent_bits >= FP32.exponent_bits:
+    if narrow is None or reach is None:
         return look(view, incident, culprit)
+    if narrow.exponent_bits >= FP32.exponent_bits:  # before any step, no learning rate can have done it
+        return look(view, incident, culprit) if incident.last_finite is None else lower_rate(view, incident)
     predicted: dict[str, Any] = {
         "headroom_binades": {"from": round(narrow.headroom(reach), 1), "to": round(BF16.headroom(reach), 1)},
         "largest_finite": {"from": narrow.max, "to": BF16.max},
@@ -123,6 +125,23 @@ def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
         change={"module": culprit.module, "dtype": {"from": narrow.dtype, "to": BF16.dtype}},
         predicted=predicted,
         snippet=snippets.bfloat16_autocast(view.device),
+    )
+
+
+def lower_rate(view: RunView, incident: Incident) -> Prescription:
+    """Values that leave FP32's range are a run that diverged, not a format too narrow."""
+    facts = view.step_facts(incident.process, incident.step)
+    earlier = [s.lr for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.lr]
+    lr = (facts.lr if facts is not None else None) or (earlier[-1] if earlier else None)
+    seen = [s for s in incident.history if s.amax and s.step < incident.step]
+    grown = (
+        f"amax was {seen[-1].amax:.3g} at step {seen[-1].step}" if seen else "3.4e38 is out of reach of a healthy run"
+    )
+    return Prescription(
+        title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip: {grown}",
+        change={"lr": {"from": lr, "to": lr / 10 if lr else None}, "clip_norm": 1.0},
+        predicted={"update_binades": -3.3, "resume_from_step": incident.last_finite},
+        snippet=snippets.lower_rate_and_clip(),
     )
 
 

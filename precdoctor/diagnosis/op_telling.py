@@ -284,6 +284,9 @@ def _reference_words(op: Op, cause: str | None) -> str:
         return " In FP64 the result is non-finite, too: no wider format would help."
     if op.reference.amax is None:
         return ""
+    fmt = known_format(op.results[0].dtype) if op.results else None
+    if fmt is not None and op.reference.amax <= fmt.max:
+        return ""  # the cause says that a number on the way left the range
     return f" In FP64 the result is finite and reaches {op.reference.amax:.4g}: the format's range ended."
 
 

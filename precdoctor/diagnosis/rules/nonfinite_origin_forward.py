@@ -7,6 +7,7 @@ import math
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Prescription, Severity
 from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.op_prescriptions import lower_rate
 from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.telling import (
@@ -120,7 +121,7 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
         )
     narrow = known_format(row.dtype)
     if incident.cause.name == "matmul-overflow" and narrow is not None and narrow.exponent_bits >= FP32.exponent_bits:
-        return _lower_rate(view, incident)
+        return lower_rate(view, incident)
     if narrow is not None and narrow.mantissa_bits <= BF16.mantissa_bits + 3 and after is not None and after.amax:
         wide = BF16 if row.dtype == "float16" else FP32
         before = round(narrow.headroom(after.amax), 1)
@@ -148,23 +149,6 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
         change={"module": origin.module, "hook": "forward"},
         predicted={"stops_at_step": incident.step, "nonfinite_elements": row.nan + row.inf},
         snippet=snippets.halt_on_nonfinite(origin.module),
-    )
-
-
-def _lower_rate(view: RunView, incident: Incident) -> Prescription:
-    """Values that leave FP32's range are a run that diverged, not a format too narrow."""
-    facts = view.step_facts(incident.process, incident.step)
-    earlier = [s.lr for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.lr]
-    lr = (facts.lr if facts is not None else None) or (earlier[-1] if earlier else None)
-    seen = [s for s in incident.history if s.amax and s.step < incident.step]
-    grown = (
-        f"amax was {seen[-1].amax:.3g} at step {seen[-1].step}" if seen else "3.4e38 is out of reach of a healthy run"
-    )
-    return Prescription(
-        title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip: {grown}",
-        change={"lr": {"from": lr, "to": lr / 10 if lr else None}, "clip_norm": 1.0},
-        predicted={"update_binades": -3.3, "resume_from_step": incident.last_finite},
-        snippet=snippets.lower_rate_and_clip(),
     )
 
 

@@ -316,3 +316,15 @@ def test_a_cause_without_a_name_of_its_own_is_told_by_its_words():
     other = Cause("other", 0.9, "the scalar `other` that mul was given is NaN")
     assert (other.in_brackets, other.sentence) == ("", " Cause: the scalar `other` that mul was given is NaN.")
     assert (Cause(None, 0.0, "").in_brackets, Cause(None, 0.0, "").sentence) == ("", "")
+
+
+def test_a_power_that_only_fp64_holds_is_no_trap_although_the_loss_stayed_finite():
+    """GELU in FP16: the tanh of an overflown cube is 1, and the cube's derivative is too large as well."""
+    x = replace(tensor("self"), min=-386.0, max=392.0, amax=392.0)
+    cube = op(1, "aten.pow.Tensor_Scalar", x, bad_out=POS_INF, settings={"exponent": 3.0})
+    settings = {"exponent": 2.0}
+    slope = op(2, "aten.pow.Tensor_Scalar", x, phase="backward", forward=1, bad_out=POS_INF, settings=settings)
+    trap = cause_of(examined("backward", cube, replace(slope, reference=tensor("out", nan=1))))
+    assert trap.name == "where-gradient-trap"
+    ended = cause_of(examined("backward", cube, replace(slope, reference=tensor("out"))))
+    assert ended.name == "square-overflow" and "the forward pass ends finite" in ended.why
