@@ -329,7 +329,7 @@ def _maker(value: Any) -> tuple[int, ...] | tuple[str, str]:
 def _source(event: Mapping[str, Any]) -> Source | None:
     line = integer(event.get("line"))
     file = text(event.get("file"))
-    return Source(file, line, text(event.get("code")) or None) if file and line is not None else None
+    return Source.read(file, line, text(event.get("code"))) if file and line is not None else None
 
 
 def real(value: Any) -> float | None:
