@@ -184,6 +184,9 @@ class TensorRow:
         """How messages call it: ``blocks.3.attn.proj output``."""
         if self.kind == "loss":
             return "the loss"
+        if self.kind == "opt_state" and self.name:
+            parameter, _, state = self.name.rpartition(".")
+            return f"state `{state}` of `{'.'.join(p for p in (self.module, parameter) if p) or self.place}`"
         what = {"grad_output": "gradient of the output", "weight_grad": "gradient", "weight_grad_step": "gradient"}
         what["fp8_operand"] = "FP8 operand"
         words = [f"`{self.place}`", what.get(self.kind, self.kind)]

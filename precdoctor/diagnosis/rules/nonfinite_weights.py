@@ -72,7 +72,8 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         return title, unrecorded_message(view, incident, "Weights are non-finite"), _prescribe(view, incident)
     row = origin.row
     where = where_words(view, incident)
-    name = f"`{'.'.join(p for p in (row.module, row.name) if p)}`"
+    state = row.kind == "opt_state"
+    name = row.label if state else f"`{'.'.join(p for p in (row.module, row.name) if p)}`"
     cause = incident.cause.in_brackets if incident.how == "optimizer" else ""
     titles = {
         "optimizer": f"the optimizer step made {name} non-finite from finite gradients{cause}",
