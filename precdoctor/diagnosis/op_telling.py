@@ -30,7 +30,8 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     if op.phase == "optimizer":
         return _tell_optimizer(view, incident, culprit)
     if external is not None:
-        title = f"{external_words(culprit)} was non-finite before {place} read it{cause}"
+        words = external_words(culprit)
+        title = f"{words}{',' if ', ' in words else ''} was non-finite before {place} read it{cause}"
     elif incident.poison is not None:
         name = incident.poison.poisoned[0].full_name
         title = f"{op.short} in {place} makes buffer `{name}` non-finite, unseen by the loss{cause}"
