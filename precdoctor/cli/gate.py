@@ -152,11 +152,13 @@ def _baseline(bases: Sequence[Path]) -> Baseline | list[Run] | None:
 def _write(runs: Sequence[Run], file: Path, *, force: bool) -> None:
     from precdoctor.comparison.baseline import learn_from
     from precdoctor.comparison.baseline_file import text_of
+    from precdoctor.reporting.text import plural
 
     baseline = learn_from(runs)
     text = text_of(baseline)
     with destination(file, force=force) as stream:
         stream.write(text)
-    say(f"{len(baseline.tensors):,} tensors, {len(baseline.sampled):,} sampled steps, {len(runs):,} runs")
+    counted = ((baseline.tensors, "tensor"), (baseline.sampled, "sampled step"), (runs, "run"))
+    say(", ".join(plural(len(what), name) for what, name in counted))
     if len(runs) == 1:
         say("one run has no spread: limits come from rounding alone and are wide; give three runs or more")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from precdoctor.comparison.public_command import without_secrets
 from precdoctor.comparison.spread import moderated, robust_spread
 from precdoctor.comparison.steps import (
     bad_losses,
@@ -222,7 +223,7 @@ def provenance(views: Sequence[RunView]) -> dict[str, Any]:
     return {
         "versions": {k: str(v) for k, v in (facts.get("versions") or {}).items() if v is not None},
         "device": " ".join(str(device[k]) for k in ("type", "name") if device.get(k)),
-        "command": [str(word) for word in info.get("command") or ()],
+        "command": without_secrets(str(word) for word in info.get("command") or ()),
         "recorded": str(info.get("started") or ""),
         "every": options.get("every"),
         "runs": [str(view.run.path) for view in views],

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.origin import Origin
 from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format
+from precdoctor.diagnosis.words import plural
 
 _PRODUCT = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
@@ -29,6 +30,18 @@ class Cause:
     confidence: float
     why: str
 
+    @property
+    def in_brackets(self) -> str:
+        """`` (log-of-nonpositive)``, for a title; nothing for ``other``, which says nothing."""
+        return f" ({self.name})" if self.name not in (None, "other") else ""
+
+    @property
+    def sentence(self) -> str:
+        """`` Cause: log-of-nonpositive: its operand holds 3 exact zeros.``; empty without a cause."""
+        if self.name is None:
+            return ""
+        return f" Cause: {self.why}." if self.name == "other" else f" Cause: {self.name}: {self.why}."
+
 
 UNKNOWN = Cause(None, 0.0, "the log at module level does not tell the operation")
 
@@ -38,7 +51,8 @@ def forward_cause(origin: Origin, rows: Sequence[TensorRow], earlier_weights: Se
 
     Args:
         rows: of the same step.
-        earlier_weights: the module's weights on the last step that recorded them, where this one died before it could.
+        earlier_weights: the module's weights on the last step that recorded them, where this one died before it could,
+            and the updates of that step.
     """
     row, after = origin.row, origin.after
     fmt = known_format(row.dtype)
@@ -72,18 +86,30 @@ def _product_cause(
     before = [r for r in rows if r.kind in FORWARD_KINDS and r.position < origin.row.position and r.amax is not None]
     widest = max((r.amax or 0.0 for r in before), default=0.0)
     own = [r for r in rows if r.kind == "weight" and (r.root, r.module) == (origin.root, origin.module)]
-    weights = [w for w in own or earlier_weights if w.amax is not None and len(w.shape) > 1]
-    if not weights or not before:
+    reach = _reach(own or earlier_weights)
+    if not reach or not before:
         return Cause("matmul-overflow", 0.8, "finite operands of a matrix product can only become Inf by overflow")
-    terms = max(math.prod(w.shape[1:]) for w in weights)
-    bound = terms * widest * max(w.amax or 0.0 for w in weights)
+    terms = max(math.prod(shape[1:]) for shape, _, _ in reach)
+    _, widest_weight, moved = max(reach, key=lambda r: r[1])
+    bound = terms * widest * widest_weight
     if bound >= largest:
-        why = f"{terms:,} products of inputs up to {widest:.4g} and weights up to "
-        return Cause("matmul-overflow", 0.9, f"{why}{bound / terms / widest:.4g} can reach {bound:.3g} > {largest:g}")
+        grown = f" (the update before moved them by up to {moved:.3g})" if moved > 0.5 * widest_weight else ""
+        why = f"{terms:,} products of inputs up to {widest:.4g} and weights up to {widest_weight:.4g}{grown} can reach "
+        return Cause("matmul-overflow", 0.9, f"{why}{bound:.3g} > {largest:g}")
     if own:
         return UNKNOWN
     why = f"with the weights last recorded the product cannot exceed {bound:.3g}, so they must have changed since"
     return Cause("nonfinite-weights", 0.7, why)
+
+
+def _reach(rows: Sequence[TensorRow]) -> list[tuple[Sequence[int], float, float]]:
+    """Per weight matrix: its shape, its largest magnitude after the update recorded with it, and that of the update."""
+    moved = {r.name: r.amax or 0.0 for r in rows if r.kind == "update"}
+    return [
+        (r.shape, r.amax + moved.get(r.name, 0.0), moved.get(r.name, 0.0))
+        for r in rows
+        if r.kind == "weight" and r.amax is not None and len(r.shape) > 1
+    ]
 
 
 def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) -> Cause:
@@ -114,7 +140,9 @@ def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause
     terms = _summed(after.shape, row.shape)
     looks_like_probabilities = after.zero > 0 and amax <= 1.0
     if row.inf and not row.nan and looks_like_probabilities:
-        return Cause("log-of-nonpositive", 0.6, f"{after.zero:,} exact zeros among values up to {amax:.4g} went in")
+        return Cause(
+            "log-of-nonpositive", 0.6, f"{plural(after.zero, 'exact zero')} among values up to {amax:.4g} went in"
+        )
     if row.inf and terms > 1 and amax < math.log(largest) and amax * terms >= largest:
         why = f"sums of {terms:,} values up to {amax:.4g} can reach {amax * terms:.3g} > {largest:g}"
         return Cause("reduction-overflow", 0.6, why)

@@ -36,9 +36,17 @@ def forward_of(culprit: Culprit) -> Op | None:
 
 
 def look(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """Stop at the module on the first bad value."""
+    """Stop at the module on the first bad value; at the line, where that is in no module."""
+    inside = culprit.module or culprit.examined.root
+    if not inside and culprit.source is not None:
+        return Prescription(
+            title=f"stop{line_words(culprit)} on the first bad value and look at what goes in",
+            change={"line": f"{culprit.source.file}:{culprit.source.line}"},
+            predicted={"stops_at_step": incident.step, "nonfinite_elements": bad_of(culprit)},
+            snippet=snippets.stop_behind_line(),
+        )
     return Prescription(
-        title=f"stop at `{culprit.module or culprit.examined.root}` on the first bad value and look at what goes in",
+        title=f"stop at {f'`{inside}`' if inside else 'the model'} on the first bad value and look at what goes in",
         change={"module": culprit.module, "hook": "forward"},
         predicted={"stops_at_step": incident.step, "nonfinite_elements": bad_of(culprit)},
         snippet=snippets.halt_on_nonfinite(culprit.module or ""),

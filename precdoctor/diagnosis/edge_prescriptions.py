@@ -11,6 +11,7 @@ from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import there_are
 
 #: Functions defined between -1 and 1, between 0 and 1, and from 1 on, by the nodes and ops of their derivatives.
 _TO_ONE = frozenset(("acos", "asin", "atanh", "erfinv"))
@@ -105,4 +106,4 @@ def off_the_edge(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
 def _zeros_words(culprit: Culprit) -> str:
     made = forward_of(culprit)
     zeros = made.operands[0].zero if made is not None and made.operands else None
-    return f" ({zeros:,} elements are exactly 0 there)" if zeros else ""
+    return f" ({there_are(zeros, 'element')} exactly 0 there)" if zeros else ""

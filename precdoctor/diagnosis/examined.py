@@ -14,6 +14,7 @@ from typing import Any
 from precdoctor.diagnosis.finding import Source
 from precdoctor.diagnosis.rows import integer, text
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import plural
 from precdoctor.errors import PrecdoctorError
 from precdoctor.runlog import open_run
 from precdoctor.runlog.schema import AUTOPSY_DIR
@@ -51,7 +52,7 @@ class Operand:
     def count_words(self) -> str:
         """``12 NaN and 3 +Inf of 4,096 elements``."""
         parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
-        return f"{' and '.join(parts) or 'no non-finite value'} of {self.numel:,} elements"
+        return f"{' and '.join(parts) or 'no non-finite value'} of {plural(self.numel, 'element')}"
 
 
 @dataclass(frozen=True)
@@ -328,7 +329,7 @@ def _maker(value: Any) -> tuple[int, ...] | tuple[str, str]:
 def _source(event: Mapping[str, Any]) -> Source | None:
     line = integer(event.get("line"))
     file = text(event.get("file"))
-    return Source(file, line, text(event.get("code")) or None) if file and line is not None else None
+    return Source.read(file, line, text(event.get("code"))) if file and line is not None else None
 
 
 def real(value: Any) -> float | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import Any, Final
+
+_PACKAGES: Final = re.compile(r".*/(?:site|dist)-packages/")
 
 
 class Severity(str, enum.Enum):
@@ -49,6 +52,11 @@ class Source:
     file: str
     line: int
     code: str | None = None
+
+    @classmethod
+    def read(cls, file: str, line: int, code: str) -> Source:
+        """As a log holds it; a file of an installed package by the name it is imported under."""
+        return cls(_PACKAGES.split(file)[-1] or file, line, code or None)
 
 
 @dataclass(frozen=True)

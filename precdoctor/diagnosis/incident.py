@@ -237,13 +237,12 @@ def _forward(
 
 
 def _earlier_weights(view: RunView, process: Process, step: int, origin: Origin) -> list[TensorRow]:
-    """The origin module's weights on the last step before ``step`` that recorded them."""
+    """The origin module's weights on the last step before ``step`` that recorded them, and what that step added."""
     earlier = [f.step for f in view.timeline.get(process, ()) if f.step < step and f.sampled]
     for before in reversed(earlier[-_LOOK_BACK:]):
-        rows = view.rows(process, before)
-        found = [r for r in rows if r.kind == "weight" and (r.root, r.module) == (origin.root, origin.module)]
-        if found:
-            return found
+        rows = [r for r in view.rows(process, before) if (r.root, r.module) == (origin.root, origin.module)]
+        if any(r.kind == "weight" for r in rows):
+            return [r for r in rows if r.kind in ("weight", "update")]
     return []
 
 

@@ -7,13 +7,15 @@ defined there (a domain cause). IEEE 754-2019, section 7, for which operations d
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from precdoctor.diagnosis.blame import Blame
 from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op, Operand
-from precdoctor.diagnosis.optimizer_causes import optimizer_cause, settings_cause
+from precdoctor.diagnosis.optimizer_causes import optimizer_cause, scalar_cause, settings_cause
 from precdoctor.diagnosis.power_causes import is_root, power_cause, power_gradient_cause
 from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.words import plural, there_are
 
 _LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
 
@@ -43,6 +45,8 @@ _OVERFLOWS = frozenset(
 )
 #: Losses whose mean leaves out what has no label.
 UNLABELLED = _names("nll_loss_forward nll_loss2d_forward nll_loss nll_loss2d nll_loss_nd cross_entropy_loss")
+#: An infinite number is a fault in these; in a mask, a bound or a fill it is meant.
+_WITH_SCALARS = _names("add sub rsub mul div pow lerp addcmul")
 _QUOTIENTS = _names("div reciprocal true_divide addcdiv remainder floor_divide")
 
 
@@ -60,6 +64,8 @@ def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cau
     if blamed.mask is not None:
         return _mask_cause(op)
     if examined.phase == "backward" and op.phase != "backward" and not examined.by_hand:
+        if (ended := _range_ended(examined, op)) is not None:
+            return ended
         why = f"{op.short} is non-finite where the forward pass throws its result away, and its gradient is not"
         return Cause("where-gradient-trap", 0.9, why)
     found = _backward_cause(examined, op, loss_scale) if op.phase == "backward" else None
@@ -118,6 +124,8 @@ def _mask_cause(op: Op) -> Cause:
 def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
     first = op.operands[0] if op.operands else None
     name = op.short
+    if name in _WITH_SCALARS and (given := scalar_cause(op)) is not None:
+        return given
     if name in _LOGS and op.operands:
         return _log_cause(op)
     if name in {"sqrt", "rsqrt"} and first is not None:
@@ -161,8 +169,10 @@ def _log_cause(op: Op) -> Cause:
     operand = op.operand("other") or op.operands[0] if op.short.startswith(("xlogy", "special")) else op.operands[0]
     assert operand is not None, "checked by the caller"
     if operand.min is not None and operand.min <= _LOGS[op.short]:
-        zeros = f"{operand.zero:,} exact zeros" if operand.zero else ""
-        below = f"{operand.negative:,} negative values down to {_number(operand.min)}" if operand.negative else ""
+        zeros = plural(operand.zero, "exact zero") if operand.zero else ""
+        below = (
+            f"{plural(operand.negative, 'negative value')} down to {_number(operand.min)}" if operand.negative else ""
+        )
         return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(filter(None, (zeros, below)))}")
     return Cause("other", 0.5, f"{op.name} of positive values")
 
@@ -186,7 +196,7 @@ def _quotient_cause(examined: Examined, op: Op) -> Cause:
 def _zero_words(examined: Examined, op: Op, at: int, what: str) -> str:
     """How the zeros came about: from an op that would not have made them in FP64, or as they are."""
     operand = op.operands[at]
-    words = f"{what} holds {operand.zero:,} exact zeros"
+    words = f"{what} holds {plural(operand.zero, 'exact zero')}"
     makers = op.makers[at] if at < len(op.makers) else ()
     for index in makers:
         maker = examined.ops.get(index) if isinstance(index, int) else None
@@ -208,6 +218,8 @@ def _range_cause(op: Op) -> Cause | None:
     if op.short in _CASTS:
         widest = max((o.amax or 0.0 for o in op.operands), default=0.0)
         return Cause("cast-overflow", 0.97, f"values up to {_number(widest)} were cast{limit}")
+    if fmt is not None and reach is not None and reach <= fmt.max:
+        exact = f"a number on the way left the range{limit}; the result itself reaches {_number(reach)} in FP64"
     if op.short in _PRODUCTS:
         return Cause("matmul-overflow", 0.95, exact)
     if op.short == "square" or (op.short == "mul" and _is_square(op)):
@@ -240,6 +252,14 @@ def _empty_words(op: Op) -> str:
     return "a mean over no elements is 0/0" if not count else f"{op.short} of {count:,} elements divides by zero"
 
 
+def _range_ended(examined: Examined, op: Op) -> Cause | None:
+    """What looks like a result thrown away, and is only too large: tanh of an infinity is 1, its gradient NaN."""
+    ended = _arithmetic_cause(examined, op) if op.finite_in_fp64 else None
+    if ended is None:
+        return None
+    return replace(ended, why=f"{ended.why}; the forward pass ends finite all the same, the backward pass does not")
+
+
 # -- backward ---------------------------------------------------------------------------------------------------------
 
 
@@ -252,9 +272,11 @@ def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cau
         if scale > 1.0:
             return Cause("loss-scale-overflow", 0.9, f"a float16 gradient left its range at loss scale {scale:g}")
     if made is not None and made.phase != "backward" and made.bad_out & ~NEG_INF:
+        if (ended := _range_ended(examined, op)) is not None:
+            return ended
         why = f"{made.short} is non-finite in the forward pass, too, where its result is thrown away"
         return Cause("where-gradient-trap", 0.9, why)
-    zeros = f": {before.zero:,} elements are exactly 0 there" if before is not None and before.zero else ""
+    zeros = f": {there_are(before.zero, 'element')} exactly 0 there" if before is not None and before.zero else ""
     incoming = op.operands[0] if op.operands else None
     if node in _EDGES and incoming is not None and _thrown_away(examined, op, incoming):
         return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")

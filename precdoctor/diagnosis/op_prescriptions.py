@@ -77,7 +77,8 @@ def _clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescri
         },
         snippet=(
             "import torch\n\n"
-            "y = torch.log(x.float().clamp_min(torch.finfo(torch.float32).tiny))  # or log_softmax on the logits\n"
+            "# of a softmax: use log_softmax on the logits instead\n"
+            "y = torch.log(x.float().clamp_min(torch.finfo(torch.float32).tiny))\n"
         ),
     )
 
@@ -151,13 +152,31 @@ def _hold_back(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
     norms = [s.grad_norm for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm)]
     level = median(norms[:-1]) if len(norms) > _ENOUGH_NORMS else 1.0
     if not norms or steps[-1].clip_norm is not None or norms[-1] <= _EXPLODED * level:
-        return look(view, incident, culprit)
+        # Before any step, no learning rate can have done it.
+        return look(view, incident, culprit) if incident.last_finite is None else lower_rate(view, incident)
     return Prescription(
         title=f"clip gradients to a norm of {level:.3g} and lower the learning rate: the last finite norm was "
         f"{norms[-1]:.3g}",
         change={"clip_norm": level, "lr_factor": 0.1},
         predicted={"largest_norm": {"from": norms[-1], "to": level}},
         snippet=snippets.lower_rate_and_clip(level),
+    )
+
+
+def lower_rate(view: RunView, incident: Incident) -> Prescription:
+    """Values that leave FP32's range are a run that diverged, not a format too narrow."""
+    facts = view.step_facts(incident.process, incident.step)
+    earlier = [s.lr for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.lr]
+    lr = (facts.lr if facts is not None else None) or (earlier[-1] if earlier else None)
+    seen = [s for s in incident.history if s.amax and s.step < incident.step]
+    grown = (
+        f"amax was {seen[-1].amax:.3g} at step {seen[-1].step}" if seen else "3.4e38 is out of reach of a healthy run"
+    )
+    return Prescription(
+        title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip: {grown}",
+        change={"lr": {"from": lr, "to": lr / 10 if lr else None}, "clip_norm": 1.0},
+        predicted={"update_binades": -3.3, "resume_from_step": incident.last_finite},
+        snippet=snippets.lower_rate_and_clip(),
     )
 
 

@@ -25,12 +25,13 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     """Title, message and prescription of an examined incident."""
     place, op = _place(view, culprit), culprit.op
     line = f" at {culprit.source.file}:{culprit.source.line}" if culprit.source is not None else ""
-    cause = f" ({culprit.cause.name})" if culprit.cause.name else ""
+    cause = culprit.cause.in_brackets
     external = culprit.blamed.external
     if op.phase == "optimizer":
         return _tell_optimizer(view, incident, culprit)
     if external is not None:
-        title = f"{external_words(culprit)} was non-finite before {place} read it{cause}"
+        words = external_words(culprit)
+        title = f"{words}{',' if ', ' in words else ''} was non-finite before {place} read it{cause}"
     elif incident.poison is not None:
         name = incident.poison.poisoned[0].full_name
         title = f"{op.short} in {place} makes buffer `{name}` non-finite, unseen by the loss{cause}"
@@ -45,11 +46,10 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     if (weight := culprit.examined.weight) is not None:
         message += f"It ends up in `{'.'.join(filter(None, weight[1:]))}`. "
     message += _operand_words(op)
-    if culprit.cause.name:
-        message += f" Cause: {culprit.cause.name}: {culprit.cause.why}."
-    elif external is not None and not external[1]:
+    message += culprit.cause.sentence
+    if culprit.cause.name is None and external is not None and not external[1]:
         message += " It was made without a gradient; `precdoctor autopsy RUN` runs the training again and finds the op."
-    message += _reference_words(op) if external is None else ""
+    message += _reference_words(op, culprit.cause.name) if external is None else ""
     message += headroom_story(incident) if culprit.cause.name in _OF_RANGE else ""
     effects = consequences(incident)
     if effects:
@@ -68,13 +68,13 @@ def _tell_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Told
     made = f"state `{op.state}` of {name}" if op.state else name
     gradient = op.operand("grad")
     if gradient is not None and gradient.bad:
-        title = f"the optimizer step left {made} and its gradient non-finite ({culprit.cause.name})"
+        title = f"the optimizer step left {made} and its gradient non-finite{culprit.cause.in_brackets}"
     else:
-        title = f"the optimizer step made {made} non-finite from finite gradients ({culprit.cause.name})"
+        title = f"the optimizer step made {made} non-finite from finite gradients{culprit.cause.in_brackets}"
     if settings := culprit.examined.bad_settings:
         title = _settings_title(incident, settings[0], f"the optimizer step made {made} non-finite")
     message = f"{where_words(view, incident).capitalize()}, {op.name} {_made(op)} in {name}. {_operand_words(op)}"
-    message += f" Cause: {culprit.cause.name}: {culprit.cause.why}." + poison_words(incident)
+    message += culprit.cause.sentence + poison_words(incident)
     effects = consequences(incident)
     if effects:
         message += f" In the same step also non-finite: {', '.join(effects)}."
@@ -266,6 +266,9 @@ def _operand_words(op: Op) -> str:
         if operand.amax is None:
             continue
         words = f"{name} ({operand.dtype}, {'x'.join(map(str, operand.shape)) or 'scalar'})"
+        if not operand.shape and operand.value is not None:
+            parts.append(f"{words} is {operand.value:.4g}")
+            continue
         words += f" runs from {operand.min:.4g} to {operand.max:.4g}" + (" where it is finite" if operand.bad else "")
         if operand.value is not None:
             words += f" and is {operand.value:.4g} there"
@@ -273,13 +276,18 @@ def _operand_words(op: Op) -> str:
     return f"Operand{'s' if len(parts) > 1 else ''} {'; '.join(parts)}." if parts else ""
 
 
-def _reference_words(op: Op) -> str:
+def _reference_words(op: Op, cause: str | None) -> str:
     if op.reference is None:
         return ""
+    if op.reference.bad and cause == "optimizer-division-by-zero":
+        return " In FP64 these operands divide by zero, too."
     if op.reference.bad:
         return " In FP64 the result is non-finite, too: no wider format would help."
     if op.reference.amax is None:
         return ""
+    fmt = known_format(op.results[0].dtype) if op.results else None
+    if fmt is not None and op.reference.amax <= fmt.max:
+        return ""  # the cause says that a number on the way left the range
     return f" In FP64 the result is finite and reaches {op.reference.amax:.4g}: the format's range ended."
 
 

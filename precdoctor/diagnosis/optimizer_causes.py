@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examined import BadSetting, Op, Operand, real
 from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.words import plural
 
 #: State tensors whose root the update divides by.
 _SECOND_MOMENTS = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "v")
@@ -23,10 +24,15 @@ def settings_cause(op: Op, settings: Sequence[BadSetting]) -> Cause | None:
     if settings:
         same = [s for s in settings if s.name == settings[0].name]
         return Cause("other", 0.97, f"{words_of(same)}, and every weight that it is multiplied with becomes so")
+    return None if op.name.startswith("optim.") else scalar_cause(op)
+
+
+def scalar_cause(op: Op) -> Cause | None:
+    """A NaN or an infinity that the user's code computed with Python's numbers and gave to an operation on tensors."""
     if any(o.bad for o in op.operands):
         return None
     scalar = next((k for k, v in op.settings.items() if (x := real(v)) is not None and not math.isfinite(x)), None)
-    if scalar is None or op.name.startswith("optim."):
+    if scalar is None:
         return None
     return Cause("other", 0.95, f"the scalar `{scalar}` that {op.short} was given is {op.settings[scalar]}")
 
@@ -68,7 +74,7 @@ def _division(op: Op, divisor: Operand) -> str | None:
     if isinstance(eps, (int, float)) and eps != 0 and not flushed:
         return None
     reason = f"eps {eps:g} is 0 in {divisor.dtype}" if flushed else "eps is 0"
-    return f"`{divisor.argument}` holds {divisor.zero:,} exact zeros ({divisor.dtype}) and {reason}"
+    return f"`{divisor.argument}` holds {plural(divisor.zero, 'exact zero')} ({divisor.dtype}) and {reason}"
 
 
 def _overflow_words(op: Op, state: Operand) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examined import NAN, Op, Operand, real
+from precdoctor.diagnosis.words import plural, there_are
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def power_cause(op: Op) -> Cause:
         lowest = base.operand.min if base.operand is not None and base.operand.min is not None else base.value
         return Cause(name, 0.95, f"values down to {_told(lowest)} to the power {exponent.words()}")
     if base.zeros and exponent.negative:
-        count = f"{base.operand.zero:,} exact zeros" if base.operand is not None and base.operand.zero else "0"
+        count = plural(base.operand.zero, "exact zero") if base.operand is not None and base.operand.zero else "0"
         return Cause("division-by-zero", 0.95, f"{count} to the power {exponent.words()}")
     if exponent.operand is None and exponent.value is None:
         return Cause("other", 0.5, "the exponent is not in the log")
@@ -83,7 +84,9 @@ def power_gradient_cause(op: Op, made: Op | None) -> Cause | None:
         return Cause("domain-edge-gradient", 0.8, "the derivative of a power below 1 is infinite at 0")
     base, exponent = _number(at, "self"), _number(at, "exponent")
     if base.zeros:
-        zeros = f": {base.operand.zero:,} elements are exactly 0 there" if base.operand and base.operand.zero else ""
+        zeros = (
+            f": {there_are(base.operand.zero, 'element')} exactly 0 there" if base.operand and base.operand.zero else ""
+        )
         taken = f", where it takes 0 to the power {exponent.words()}" if at is op else ""
         why = f"the derivative of a power below 1 is infinite at 0{taken}{zeros}"
         return Cause("domain-edge-gradient", 0.9, why)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.finding import Location, Phase
+from precdoctor.diagnosis.words import plural
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import Format, Kind, format_of_dtype
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -183,6 +184,9 @@ class TensorRow:
         """How messages call it: ``blocks.3.attn.proj output``."""
         if self.kind == "loss":
             return "the loss"
+        if self.kind == "opt_state" and self.name:
+            parameter, _, state = self.name.rpartition(".")
+            return f"state `{state}` of `{'.'.join(p for p in (self.module, parameter) if p) or self.place}`"
         what = {"grad_output": "gradient of the output", "weight_grad": "gradient", "weight_grad_step": "gradient"}
         what["fp8_operand"] = "FP8 operand"
         words = [f"`{self.place}`", what.get(self.kind, self.kind)]
@@ -193,7 +197,7 @@ class TensorRow:
     def count_words(self) -> str:
         """Its non-finite values in words: ``12 NaN and 3 Inf of 4096 elements``."""
         parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
-        return f"{' and '.join(parts) or 'no non-finite value'} of {self.numel:,} elements"
+        return f"{' and '.join(parts) or 'no non-finite value'} of {plural(self.numel, 'element')}"
 
 
 def location(row: TensorRow | None, phase: Phase, rank: int, step: int) -> Location:

@@ -79,7 +79,7 @@ class Fact:
         if not isinstance(other, Mapping):
             return "", None
         line, file = integer(other.get("line")), text(other.get("file"))
-        return text(other.get("op")), Source(file, line, text(other.get("code")) or None) if line is not None else None
+        return text(other.get("op")), Source.read(file, line, text(other.get("code"))) if line is not None else None
 
 
 def short_name(op: str) -> str:
@@ -114,7 +114,7 @@ def _facts(view: RunView) -> list[Fact]:
         if step is None or rank is None or (rank, step) in sick or kind in ("step", "coverage"):
             continue
         line, file = integer(event.get("line")), text(event.get("file"))
-        source = Source(file, line, text(event.get("code")) or None) if file and line is not None else None
+        source = Source.read(file, line, text(event.get("code"))) if file and line is not None else None
         root, module, op = (text(event.get(name)) for name in ("root", "module", "op"))
         found.append(Fact(kind, step, rank, root, module, op, source, event["data"]))
     return found

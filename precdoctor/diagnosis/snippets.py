@@ -57,6 +57,34 @@ def bfloat16_autocast(device: str) -> str:
     )
 
 
+def clip_norm(limit: float) -> str:
+    """Clip the norm of all gradients between backward pass and optimizer step."""
+    return (
+        "import torch\n\n"
+        "loss.backward()\n"
+        f"torch.nn.utils.clip_grad_norm_(model.parameters(), {limit:.2g})\n"
+        "optimizer.step()\n"
+    )
+
+
+def spectral_norm(module: str) -> str:
+    """Hold the largest singular value of a layer's weight at 1."""
+    return (
+        "from torch.nn.utils.parametrizations import spectral_norm\n\n"
+        f"spectral_norm({f'model.get_submodule({module!r})' if module else 'layer'})  # and the other layers\n"
+    )
+
+
+def stop_behind_line() -> str:
+    """Raise on the first bad result of a line outside all modules."""
+    return (
+        "import torch\n\n"
+        "# behind that line, with its result for `value`:\n"
+        "if not torch.isfinite(value).all():\n"
+        "    raise FloatingPointError(f'{value}')\n"
+    )
+
+
 def halt_on_nonfinite(module: str) -> str:
     """Stop at the first non-finite output of one module, with its inputs at hand."""
     return (

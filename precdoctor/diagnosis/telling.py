@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from precdoctor.diagnosis import words
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.incident import Incident, incidents
 from precdoctor.diagnosis.rows import TensorRow, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.view import RunView
+
+#: Every rule says counts and shares in these words.
+plural, percent = words.plural, words.percent
 
 #: Occurrences listed by number before "and N more".
 _LISTED = 16
@@ -37,21 +41,6 @@ def confidence_options(certain: float) -> tuple[RuleOption, ...]:
             maximum=1.0,
         ),
     )
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 step``, ``12 steps``, ``2 losses``, ``3 matrices``."""
-    if count == 1:
-        return f"1 {noun}"
-    if noun.endswith("matrix"):
-        return f"{count:,} {noun[:-1]}ces"
-    return f"{count:,} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
-
-
-def percent(fraction: float) -> str:
-    """``41 %``, ``0.3 %``, ``0.002 %``: two significant digits below ten."""
-    value = 100.0 * fraction
-    return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
 
 
 def resume_advice(incident: Incident) -> str:

@@ -187,7 +187,7 @@ class RunView:
             same = integer(event.get("step")) == step and integer(event.get("rank")) == process.rank
             line = integer(event.get("line"))
             if same and text(event.get("file")) and line is not None:
-                return Source(text(event["file"]), line, text(event.get("code")) or None)
+                return Source.read(text(event["file"]), line, text(event.get("code")))
         return None
 
     # -- tensors --------------------------------------------------------------------------------------------------

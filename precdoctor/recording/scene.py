@@ -69,6 +69,14 @@ class RootCall:
     makers: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
+    def prepares_data(self) -> bool:
+        """Nothing in it is trained and no gradient reaches it: a transform of torchvision, called sample by sample.
+
+        What becomes of its result is an argument of another call, and kept there.
+        """
+        return self.stand_in and not self.makers
+
+    @property
     def changed(self) -> list[str]:
         """Arguments written to since the call began."""
         return [name for name, x, version in self.versions if leaves.version(x) != version]
@@ -131,6 +139,8 @@ class Scene:
         if torch._C._functorch.maybe_current_level() is not None:
             self.transformed = True  # the graph around it may still be known
             return None
+        if len(self.calls) >= _MAX_CALLS:
+            self.calls = [call for call in self.calls if not call.prepares_data]
         if (why := self._cannot_replay(module)) is not None or len(self.calls) >= _MAX_CALLS:
             self._refuse(why or f"the step calls top-level modules more than {_MAX_CALLS} times")
             return None

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from precdoctor.diagnosis.finding import Finding, Location, Prescription, Source, jsonable
+from precdoctor.reporting.code import fitted
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar
@@ -18,6 +19,8 @@ from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.text import clean, clean_block, number, percent
 
 _LABEL = 9
+#: Of a snippet, in cells.
+_INDENT = 4
 #: Consequences that are listed before "and N more".
 _ALSO = 4
 #: Kinds of tensors as people call them, where the column's spelling is not that.
@@ -41,8 +44,9 @@ def finding_view(finding: Finding, console: Console) -> RenderableType:
     for prescription in finding.prescriptions:
         parts += ["", _grid([("do", _prescription(prescription))])]
         if prescription.snippet.strip():  # at the left, so that few lines wrap and all can be copied
-            snippet = Text(clean_block(prescription.snippet.strip("\n")), "pd.code")
-            parts.append(Padding(snippet, (1, 0, 0, 4)))
+            code = fitted(clean_block(prescription.snippet.strip("\n")), console.width - _INDENT)
+            snippet = Text(code, "pd.code")
+            parts.append(Padding(snippet, (1, 0, 0, _INDENT)))
     resume = finding.resume_step
     if resume is not None:
         parts += ["", _grid([("resume", Text(f"from a checkpoint at or before step {number(resume)}"))])]

@@ -38,12 +38,13 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(Text("\nNo training step was recorded.", "pd.near"))
         return
     _print_timeline(summary, console)
+    several = summary.models_with_modules > 1
     if summary.tightest:
-        _print_tensors("Least headroom below the largest number of their format", summary.tightest, console)
+        _print_tensors("Least headroom below the largest number of their format", summary.tightest, several, console)
     if summary.subnormal:
-        _print_tensors("Most subnormal numbers: next to being flushed to zero", summary.subnormal, console)
+        _print_tensors("Most subnormal numbers: next to being flushed to zero", summary.subnormal, several, console)
     if summary.casts:
-        _print_casts(summary.casts, console)
+        _print_casts(summary.casts, several, console)
 
 
 def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -127,7 +128,12 @@ def _named_columns(table: Table, second: str, console: Console) -> Callable[[str
     return cells
 
 
-def _print_tensors(title: str, tensors: Sequence[TensorSummary], console: Console) -> None:
+def _owner(tensor: TensorSummary, several: bool) -> str:
+    """The module, and of which model where the run has several: both halves of a GAN have a ``main.0``."""
+    return f"{tensor.root} {tensor.module}" if several and tensor.module else tensor.module or tensor.root
+
+
+def _print_tensors(title: str, tensors: Sequence[TensorSummary], several: bool, console: Console) -> None:
     console.print(Text(f"\n{title}", "pd.strong"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
     named = _named_columns(table, "tensor", console)
@@ -136,7 +142,7 @@ def _print_tensors(title: str, tensors: Sequence[TensorSummary], console: Consol
         table.add_column(column, justify="right", no_wrap=True)
     for t in tensors:
         table.add_row(
-            *named(t.module or t.root, f"{t.kind} {t.name}".strip()),
+            *named(_owner(t, several), f"{t.kind} {t.name}".strip()),
             clean(t.dtype),
             number(t.amax),
             number(None if t.headroom_binades is None else round(t.headroom_binades, 1)),
@@ -148,7 +154,7 @@ def _print_tensors(title: str, tensors: Sequence[TensorSummary], console: Consol
     console.print(Padding(table, (0, 0, 0, 2)))
 
 
-def _print_casts(tensors: Sequence[TensorSummary], console: Console) -> None:
+def _print_casts(tensors: Sequence[TensorSummary], several: bool, console: Console) -> None:
     console.print(Text("\nCasts to a narrow format: what they clipped, and what they made zero", "pd.strong"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
     named = _named_columns(table, "operand", console)
@@ -157,7 +163,7 @@ def _print_casts(tensors: Sequence[TensorSummary], console: Console) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for t in tensors:
         table.add_row(
-            *named(t.module or t.root, t.name),
+            *named(_owner(t, several), t.name),
             clean(t.format or ""),
             number(t.amax),
             number(None if t.headroom_binades is None else round(t.headroom_binades, 1)),

@@ -69,6 +69,7 @@ class Summary:
         casts: tensors cast to a narrow format: those that were clipped most, then those that were flushed most.
         timeline: per series one value per entry of ``steps``; the worst over optimizers and ranks.
         steps: step numbers, ascending.
+        models_with_modules: roots of which modules inside were recorded; a loss module alone is none.
     """
 
     run: Mapping[str, Any]
@@ -85,6 +86,7 @@ class Summary:
     casts: list[TensorSummary]
     timeline: dict[str, list[float | None]]
     steps: list[int] = field(default_factory=list)
+    models_with_modules: int = 0
 
 
 def summarise(run: Run, top: int = 10) -> Summary:
@@ -125,6 +127,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
         )[:top],
         timeline=timeline,
         steps=steps,
+        models_with_modules=len({t.root for t in tensors if t.module}),
     )
 
 

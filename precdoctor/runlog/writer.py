@@ -28,6 +28,9 @@ from precdoctor.runlog.stream import StreamEncoder, stored_schema
 MAX_STRING_BYTES: Final = 1 << 20
 #: Tensor rows may fill this share of the budget; the rest is kept for steps and events.
 _TENSOR_SHARE: Final = 0.95
+#: A sealed part takes about an eighth of its stream: from this share of the budget on, streams are sealed for room (the
+#: rest holds the part beside its stream), where they take at least the second share of it.
+_SEAL_FOR_ROOM, _WORTH_SEALING = 0.85, 0.125
 
 #: Written at once, in bytes of memory: what readers take for one batch or one row group has limits.
 _SLICE_BYTES: Final = 16 << 20
@@ -102,12 +105,21 @@ class RankWriter:
         if rows == 0:
             return
         if self._max_bytes is not None:
+            self._make_room(self._max_bytes)
             limit = self._max_bytes * (_TENSOR_SHARE if table == "tensors" else 1.0)
             if self.bytes_used >= limit:
                 raise DiskBudgetReached(f"{self.directory} has reached its limit of {self._max_bytes} bytes")
         some = max(1, rows * _SLICE_BYTES // max(1, batch.nbytes))
         for at in range(0, rows, some):
             self._write(table, batch.slice(at, some))
+
+    def _make_room(self, budget: int) -> None:
+        """Seal what is open, where the budget is nearly used up and sealing gives enough of it back."""
+        open_bytes = sum(stream.size for stream in self._open.values())
+        if self.bytes_used >= budget * _SEAL_FOR_ROOM and open_bytes >= budget * _WORTH_SEALING:
+            self._unsealed.extend(self._open.values())
+            self._open.clear()
+            self._seal()
 
     def _write(self, table: str, batch: pa.RecordBatch) -> None:
         stream = self._open.get(table)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.grown_gradient import grown_most
 from precdoctor.diagnosis.histories import after_an_ordinary_update, by_optimizer
 from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -20,7 +22,9 @@ A gradient norm (L2, unscaled, before clipping, on every step) that jumps to `fa
 before and stays there, while the loss undoes at least a quarter of the progress it had made. A single large batch, a
 norm that is large at the start, and the wobble of a loss that is almost zero are not explosions. Where norm and loss
 jump in one and the same step behind an ordinary update (norm and rate within twice their medians), the objective may
-have been changed there on purpose, and the finding is information. The layer whose weight gradient grew most is named.
+have been changed there on purpose, and the finding is information; so it is where the run got over it: by the last
+quarter of the steps behind it, at least 5 of 20, three quarters of the rise of norm and loss are gone. The layer whose
+weight gradient grew most is named.
 
 One step is enough where nothing is left after it: a norm of `fatal` times that median, and as far below it on every
 step that follows, three at least. The weights were thrown to where sigmoids and steps are flat, whatever the loss says.
@@ -54,6 +58,8 @@ step only, the last of the run.
 )
 #: Steps before that make the baseline, and after that show whether it stays.
 _WINDOW, _AFTER = 32, 5
+#: Share of the rise that may be left where an explosion is called past.
+_GONE = 0.25
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,16 @@ class _Explosion:
         at_once = self.first.loss - self.loss[0] >= 0.5 * (self.loss[1] - self.loss[0])
         return at_once and after_an_ordinary_update(self.steps, self.at)
 
+    @property
+    def passed(self) -> bool:
+        """The run got over it by itself: by its last steps, most of the rise of norm and loss is gone."""
+        tail = self.steps[self.at :][-max(_AFTER, (len(self.steps) - self.at) // 4) :]
+        losses = [s.loss for s in tail if s.loss is not None]
+        if self.diverged or self.fatal or self.loss is None or not losses or len(self.steps) - self.at < 4 * _AFTER:
+            return False
+        norm, loss = median(s.grad_norm or 0.0 for s in tail), median(losses)
+        return _left(self.baseline, self.peak, norm) < _GONE and _left(*self.loss, loss) < _GONE
+
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the largest explosion."""
@@ -94,9 +110,9 @@ def check(view: RunView, options: Options) -> Checked:
     found = [e for (p, _), steps in series.items() if (e := _explosion(p, steps, options)) is not None]
     if not found:
         largest = max(s.grad_norm or 0.0 for steps in series.values() for s in steps)
-        return Checked((), f"{count:,} gradient norms, largest {largest:.3g}")
+        return Checked((), f"{plural(count, 'gradient norm')}, largest {largest:.3g}")
     worst = max(found, key=lambda e: e.peak / e.baseline)
-    return Checked([_finding(view, worst, options)], f"{plural(len(found), 'explosion')} in {count:,} steps",
+    return Checked([_finding(view, worst, options)], f"{plural(len(found), 'explosion')} in {plural(count, 'step')}",
                    Status.FAILED)  # fmt: skip
 
 
@@ -203,7 +219,11 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
 def _severity(explosion: _Explosion) -> Severity:
     if explosion.unbounded:
         return Severity.WARNING
-    return Severity.INFO if explosion.sudden else Severity.ERROR
+    return Severity.INFO if explosion.sudden or explosion.passed else Severity.ERROR
+
+
+def _left(before: float, peak: float, now: float) -> float:
+    return (now - before) / max(peak - before, 1e-30)
 
 
 def _limit(explosion: _Explosion) -> str:
@@ -252,6 +272,8 @@ def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options
         message += f" The learning rate had been raised from {raised[0]:.3g} to {raised[1]:.3g}."
     if explosion.sudden:
         message += " Norm and loss jumped in the same step, behind an ordinary update: was the loss changed there?"
+    elif explosion.passed:
+        message += " By the last steps norm and loss have come back down: the run got over it."
     if row is not None:
         message += f" The gradient of `{_name(row)}` grew most, by a factor of {grown:.3g}."
     return message
@@ -285,31 +307,18 @@ def _prescribe(explosion: _Explosion) -> Prescription:
         f"{percent(touched)} of the steps before touched",
         change={"clip_norm": {"from": explosion.first.clip_norm, "to": clip}},
         predicted={"largest_norm": {"from": explosion.peak, "to": clip}, "healthy_steps_clipped_share": touched},
-        snippet=(
-            "import torch\n\n"
-            "loss.backward()\n"
-            f"torch.nn.utils.clip_grad_norm_(model.parameters(), {clip:.2g})\n"
-            "optimizer.step()\n"
-        ),
+        snippet=snippets.clip_norm(clip),
     )
 
 
 def _hold(explosion: _Explosion, row: TensorRow | None) -> Prescription:
-    module = f"model.get_submodule({row.module!r})" if row is not None and row.module else "layer"
     return Prescription(
         title=f"normalise the weights' spectra, or penalise the gradient: its norm {explosion.peak:.3g} -> about "
         f"{explosion.baseline:.2g}, what it was at first",
         change={"parametrization": {"from": None, "to": "spectral_norm"}},
         predicted={"largest_norm": {"from": explosion.peak, "to": explosion.baseline}},
-        snippet=(
-            "from torch.nn.utils.parametrizations import spectral_norm\n\n"
-            f"spectral_norm({module})  # and the other layers of this network\n"
-        ),
+        snippet=snippets.spectral_norm(row.module if row is not None else ""),
     )
-
-
-def _norm(row: TensorRow) -> float:
-    return math.sqrt(row.sum_sq or 0.0) / (row.scale or 1.0)
 
 
 def _name(row: TensorRow) -> str:
@@ -323,18 +332,7 @@ def _culprit(view: RunView, explosion: _Explosion) -> tuple[TensorRow | None, fl
     after = next((s for s in (reversed(later) if explosion.diverged else later) if s.sampled), None)
     if before is None or after is None:
         return None, 0.0, ()
-    old = {r.key: r for r in view.rows(explosion.process, before.step) if r.kind == "weight_grad"}
-    rows = view.rows(explosion.process, after.step)
-    ratios = {
-        r.key: _norm(r) / _norm(old[r.key])
-        for r in rows
-        if r.kind == "weight_grad" and r.key in old and _norm(old[r.key]) and not r.bad
-    }
-    if not ratios:
-        return None, 0.0, ()
-    key = max(ratios, key=lambda k: ratios[k])
-    backward = [r for r in rows if r.kind in ("loss", "grad_output", "weight_grad")]
-    return next(r for r in rows if r.key == key), ratios[key], backward
+    return grown_most(view.rows(explosion.process, before.step), view.rows(explosion.process, after.step))
 
 
 RULE = Rule(

@@ -92,9 +92,9 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no loss was recorded")
     spikes = [s for (process, _), steps in series.items() if (s := _spike(process, steps, options)) is not None]
     if not spikes:
-        return Checked((), f"{count:,} losses, none out of range")
+        return Checked((), f"{plural(count, 'loss')}, none out of range")
     worst = max(spikes, key=lambda s: (s.stays, (s.peak - s.level) / max(s.deviation, 1e-12)))
-    return Checked([_finding(view, worst, options)], f"{plural(len(spikes), 'spike')} in {count:,} losses",
+    return Checked([_finding(view, worst, options)], f"{plural(len(spikes), 'spike')} in {plural(count, 'loss')}",
                    Status.FAILED)  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from precdoctor.diagnosis.telling import (
     where_words,
 )
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import plural, there_are
 from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
@@ -67,17 +68,16 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         message = unrecorded_message(view, incident, "The loss is non-finite")
         return f"the loss became non-finite {where_words(view, incident)}", message, _guard(view, incident)
     row, after = origin.row, preceding(incident)
-    cause = f" ({incident.cause.name})" if incident.cause.name else ""
+    cause = incident.cause.in_brackets
     maker = "the loss code" if origin.how == "loss" else origin.maker
     title = f"the loss became non-finite in {maker}{cause}, the model's outputs are finite"
     message = (
         f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
     )
     if after is not None and after.amax is not None:
-        zeros = f" and holds {after.zero:,} exact zeros" if after.zero else ""
+        zeros = f" and holds {plural(after.zero, 'exact zero')}" if after.zero else ""
         message += f" The last tensor before it, {after.label}, is finite, reaches {after.amax:.4g}{zeros}."
-    if incident.cause.name:
-        message += f" Cause: {incident.cause.name}: {incident.cause.why}."
+    message += incident.cause.sentence
     return title, f"{message} {resume_advice(incident)}", _prescribe(view, incident)
 
 
@@ -86,7 +86,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
     if incident.cause.name == "log-of-nonpositive" and after is not None:
         smallest = FP32.min_normal  # below it 1/p, the gradient, leaves FP32's range
         return Prescription(
-            title=f"clamp what goes into log at {smallest:.3g}: {after.zero:,} elements are exactly 0",
+            title=f"clamp what goes into log at {smallest:.3g}: {there_are(after.zero, 'element')} exactly 0",
             change={"clamp_min": {"from": 0.0, "to": smallest}},
             predicted={"zeros_into_log": {"from": after.zero, "to": 0}, "smallest_log": round(math.log(smallest), 1)},
             snippet=(

@@ -20,6 +20,7 @@ from precdoctor.diagnosis.telling import (
     where_words,
 )
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import there_are
 
 PAGE = RulePage(
     finds="""
@@ -72,7 +73,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         title = f"a gradient became non-finite {where_words(view, incident)}"
         return title, message, _look_closer(incident)
     row = origin.row
-    cause = f" ({incident.cause.name})" if incident.cause.name else ""
+    cause = incident.cause.in_brackets
     maker = "reduction, unscaling or clipping" if origin.how == "reduction" else origin.maker
     title = f"first non-finite gradient comes from {maker}{cause}"
     message = (
@@ -82,8 +83,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     after = incident.path[-2] if len(incident.path) > 1 else None
     if after is not None and after.amax is not None and not after.bad:
         message += f" The last finite tensor before it, {after.label}, reaches {after.amax:.4g}."
-    if incident.cause.name:
-        message += f" Cause: {incident.cause.name}: {incident.cause.why}."
+    message += incident.cause.sentence
     message += headroom_story(incident)
     effects = consequences(incident)
     if effects:
@@ -110,7 +110,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
     if incident.cause.name == "sqrt-gradient-at-zero":
         count = row.nan + row.inf
         return Prescription(
-            title=f"add a small constant inside the square root: {count:,} elements are exactly 0 there",
+            title=f"add a small constant inside the square root: {there_are(count, 'element')} exactly 0 there",
             change={"eps": {"from": 0.0, "to": 1e-6}, "module": origin.module},
             predicted={"nonfinite_elements": {"from": count, "to": 0}, "largest_derivative": 0.5 / math.sqrt(1e-6)},
             snippet="import torch\n\ny = torch.sqrt(x + 1e-6)  # the derivative at 0 is 500, not infinite\n",

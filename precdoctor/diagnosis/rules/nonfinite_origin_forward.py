@@ -7,6 +7,7 @@ import math
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Prescription, Severity
 from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.op_prescriptions import lower_rate
 from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.telling import (
@@ -76,7 +77,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD101"
     row = origin.row
-    cause = f" ({incident.cause.name})" if incident.cause.name else ""
+    cause = incident.cause.in_brackets
     title = f"first non-finite value of the forward pass comes from {origin.maker}{cause}"
     message = (
         f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
@@ -90,8 +91,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     mask = preceding(incident)
     if mask is not None and mask.mask_like:
         message += f" A mask with {mask.neg_inf:,} -inf went in; it is legal and not the origin."
-    if incident.cause.name:
-        message += f" Cause: {incident.cause.name}: {incident.cause.why}."
+    message += incident.cause.sentence
     message += headroom_story(incident)
     effects = consequences(incident)
     if effects:
@@ -121,7 +121,7 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
         )
     narrow = known_format(row.dtype)
     if incident.cause.name == "matmul-overflow" and narrow is not None and narrow.exponent_bits >= FP32.exponent_bits:
-        return _lower_rate(view, incident)
+        return lower_rate(view, incident)
     if narrow is not None and narrow.mantissa_bits <= BF16.mantissa_bits + 3 and after is not None and after.amax:
         wide = BF16 if row.dtype == "float16" else FP32
         before = round(narrow.headroom(after.amax), 1)
@@ -149,23 +149,6 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
         change={"module": origin.module, "hook": "forward"},
         predicted={"stops_at_step": incident.step, "nonfinite_elements": row.nan + row.inf},
         snippet=snippets.halt_on_nonfinite(origin.module),
-    )
-
-
-def _lower_rate(view: RunView, incident: Incident) -> Prescription:
-    """Values that leave FP32's range are a run that diverged, not a format too narrow."""
-    facts = view.step_facts(incident.process, incident.step)
-    earlier = [s.lr for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.lr]
-    lr = (facts.lr if facts is not None else None) or (earlier[-1] if earlier else None)
-    seen = [s for s in incident.history if s.amax and s.step < incident.step]
-    grown = (
-        f"amax was {seen[-1].amax:.3g} at step {seen[-1].step}" if seen else "3.4e38 is out of reach of a healthy run"
-    )
-    return Prescription(
-        title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip: {grown}",
-        change={"lr": {"from": lr, "to": lr / 10 if lr else None}, "clip_norm": 1.0},
-        predicted={"update_binades": -3.3, "resume_from_step": incident.last_finite},
-        snippet=snippets.lower_rate_and_clip(),
     )
 
 

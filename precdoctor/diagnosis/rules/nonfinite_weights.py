@@ -19,6 +19,7 @@ from precdoctor.diagnosis.telling import (
     where_words,
 )
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import there_are
 from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
@@ -71,8 +72,9 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         return title, unrecorded_message(view, incident, "Weights are non-finite"), _prescribe(view, incident)
     row = origin.row
     where = where_words(view, incident)
-    name = f"`{'.'.join(p for p in (row.module, row.name) if p)}`"
-    cause = f" ({incident.cause.name})" if incident.how == "optimizer" and incident.cause.name else ""
+    state = row.kind == "opt_state"
+    name = row.label if state else f"`{'.'.join(p for p in (row.module, row.name) if p)}`"
+    cause = incident.cause.in_brackets if incident.how == "optimizer" else ""
     titles = {
         "optimizer": f"the optimizer step made {name} non-finite from finite gradients{cause}",
         "between": f"{name} became non-finite between two optimizer steps",
@@ -83,8 +85,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         given = next((r for r in incident.path if r.kind == "weight_grad_step"), None)
         if given is not None and given.amax is not None:
             message += f" The gradient the optimizer was given is finite and reaches {given.amax:.4g}."
-        if incident.cause.name:
-            message += f" Cause: {incident.cause.name}: {incident.cause.why}."
+        message += incident.cause.sentence
     effects = consequences(incident)
     if effects:
         message += f" In the same step also non-finite: {', '.join(effects)}."
@@ -120,8 +121,9 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
             snippet=snippets.lower_rate_and_clip(),
         )
     count = row.nan + row.inf if row is not None else None
+    now = f" ({there_are(count, 'element')} non-finite now)" if count else ""
     return Prescription(
-        title=f"load a finite checkpoint and check it{f' ({count:,} elements are non-finite now)' if count else ''}",
+        title=f"load a finite checkpoint and check it{now}",
         change={"checkpoint_at_or_before": incident.last_finite},
         predicted={"nonfinite_elements": {"from": count, "to": 0}},
         snippet=(

@@ -23,6 +23,12 @@ def weight_changed_in_between() -> Training:
     return run
 
 
+def weight_thrown_far() -> Training:
+    """As before, but the update of the last step is on record, and large enough: no weight is non-finite."""
+    run = weight_changed_in_between()
+    return run.change(lambda r: r.update(amax=1e38), kind="update", module="blocks.0.mlp.up")
+
+
 def linear_cast_overflow() -> Training:
     run = Training(dtype="float16")
     find(run.tensors[7], "output", "blocks.0.attn.proj").update(dtype="float32", amax=1e5)
@@ -194,6 +200,10 @@ FIRING = {
     "first_step_with_mask": Sample(first_step_with_mask, 0, "blocks.0.attn.proj", "output", last_finite=None),
     "new_minus_infinity": Sample(new_minus_infinity, 7, "norm", "output", last_finite=6),
     "own_code_of_a_parent": Sample(own_code_of_a_parent, 7, "", "output", says=("after its submodule `head`",)),
+    "weight_thrown_far": Sample(
+        weight_thrown_far, 7, "blocks.0.mlp.up", "output", "matmul-overflow",
+        says=("the update before moved them by up to 1e+38",),
+    ),
     "died_in_forward": Sample(died_in_forward, 7, "blocks.0.mlp.down", "output", last_finite=6),
     "one_of_two_ranks": Sample(one_of_two_ranks, 7, "blocks.0.mlp.up", "output", rank=1, says=("on rank 1",)),
     "second_micro_step": Sample(second_micro_step, 7, "blocks.0.mlp.up", says=("micro-step 1",)),

@@ -33,6 +33,15 @@ def recovers() -> Training:
     return one_fatal_step(after=0.4)
 
 
+def got_over_it() -> Training:
+    """Episodes grow long at once; ten steps later the agent has caught up, and losses of either sign go on."""
+    return run(
+        lambda s: 0.5 if s < 20 else 80.0 if s < 30 else 6.0,
+        lambda s: 1.0 + 0.1 * (s % 3) if s < 21 else 90.0 if s < 30 else 8.0 * (-1) ** s + 5.0,
+        steps=60,
+    )
+
+
 def all_learnt() -> Training:
     return one_fatal_step(blow=0.6)
 
@@ -110,6 +119,7 @@ FIRING = {
         explodes, 20, module="blocks.0.attn.qkv", kind="weight_grad", last_finite=19,
         says=("limit 30", "Gradients are not clipped", "a factor of 300"),
     ),
+    "got_over_it": Sample(got_over_it, 20, severity="warning", says=("the run got over it",)),
     "term_switched_on": Sample(term_switched_on, 20, severity="info", says=("was the loss changed",)),
 }  # fmt: skip
 HEALTHY = {

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from precdoctor.diagnosis.blame import Blame, blame
+from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examination import Culprit, _phase, scale_of_gradients
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, BadSetting, Examined, Op, Operand
 from precdoctor.diagnosis.finding import Phase
@@ -184,6 +185,12 @@ def test_a_difference_whose_operands_are_not_known(bad_out, name):
     assert cause_of(examined("forward", op(1, "aten.sub.default", bad_out=bad_out), root="")).name == name
 
 
+@pytest.mark.parametrize("scalar", ["Infinity", "NaN"])
+def test_a_number_of_the_script_that_is_not_finite_is_named(scalar):
+    cause = cause_of(examined("forward", op(1, "aten.mul.Tensor", bad_out=NAN, settings={"other": scalar}), root=""))
+    assert cause.name == "other" and f"the scalar `other` that mul was given is {scalar}" in cause.why
+
+
 def test_a_weight_with_a_name_is_still_told_as_one():
     reads = op(1, "aten.mul.Tensor", tensor("self", nan=1), bad_out=NAN, makers=(("weight", "scale.g"),))
     seen = examined("forward", reads, externals=(("weight", "scale.g", 1),))
@@ -332,3 +339,23 @@ def test_gradients_used_again_bear_the_scale_they_were_made_with(steps, scale):
     facts = {s: SimpleNamespace(step=s, loss_scale=x, micro_steps=m) for s, (x, m) in steps.items()}
     view = SimpleNamespace(step_facts=lambda _process, step: facts.get(step))
     assert scale_of_gradients(view, None, 5) == scale
+
+
+def test_a_cause_without_a_name_of_its_own_is_told_by_its_words():
+    told = Cause("exp-overflow", 0.9, "its operand reaches 89")
+    assert (told.in_brackets, told.sentence) == (" (exp-overflow)", " Cause: exp-overflow: its operand reaches 89.")
+    other = Cause("other", 0.9, "the scalar `other` that mul was given is NaN")
+    assert (other.in_brackets, other.sentence) == ("", " Cause: the scalar `other` that mul was given is NaN.")
+    assert (Cause(None, 0.0, "").in_brackets, Cause(None, 0.0, "").sentence) == ("", "")
+
+
+def test_a_power_that_only_fp64_holds_is_no_trap_although_the_loss_stayed_finite():
+    """GELU in FP16: the tanh of an overflown cube is 1, and the cube's derivative is too large as well."""
+    x = replace(tensor("self"), min=-386.0, max=392.0, amax=392.0)
+    cube = op(1, "aten.pow.Tensor_Scalar", x, bad_out=POS_INF, settings={"exponent": 3.0})
+    settings = {"exponent": 2.0}
+    slope = op(2, "aten.pow.Tensor_Scalar", x, phase="backward", forward=1, bad_out=POS_INF, settings=settings)
+    trap = cause_of(examined("backward", cube, replace(slope, reference=tensor("out", nan=1))))
+    assert trap.name == "where-gradient-trap"
+    ended = cause_of(examined("backward", cube, replace(slope, reference=tensor("out"))))
+    assert ended.name == "square-overflow" and "the forward pass ends finite" in ended.why

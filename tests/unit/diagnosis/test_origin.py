@@ -92,3 +92,20 @@ def test_headroom_and_rms() -> None:
     assert row.rms == pytest.approx(1.0, abs=0.05)
     assert dataclasses.replace(row, dtype="int8").headroom is None
     assert dataclasses.replace(row, amax=0.0).headroom is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "told"),
+    [
+        ("opt_state", "weight.exp_avg_sq", "state `exp_avg_sq` of `up.weight`"),
+        ("weight", "weight", "`up` weight `weight`"),
+        ("grad_output", "", "`up` gradient of the output"),
+    ],
+)
+def test_how_messages_call_a_tensor(kind, name, told):
+    common = {"step": 0, "rank": 0, "call": 0, "root": "Net#0", "module": "up", "dtype": "float32", "numel": 4}
+    row = TensorRow.of({**common, "subnormal": 0, "at_max": 0, "nan": 1, "pos_inf": 0, "neg_inf": 0, "zero": 0} | {
+        "kind": kind, "name": name, "shape": [2, 2], "module_class": "Linear", "order": 1,
+    })  # fmt: skip
+    assert row.label == told
+    assert row.count_words() == "1 NaN of 4 elements"

@@ -46,6 +46,19 @@ def test_rows_are_merged_over_steps_and_ranks(run):
     assert summary.processes == [{"rank": r, "attempt": 0, "complete": False, "cut_short": None} for r in (0, 1)]
 
 
+@pytest.mark.parametrize("width", [100, 160])
+def test_modules_of_two_models_are_told_apart(tmp_path, width):
+    common = {"step": 0, "kind": "output", "dtype": "float32", "numel": 4, "module": "main.0"}
+    rows = [{**common, "root": root, "amax": 1.0} for root in ("Generator#0", "Discriminator#0")]
+    out = io.StringIO()
+    steps = [{"step": 0, "rank": 0, "loss": 1.0}]
+    print_summary(summarise(open_run(write_run(tmp_path / "gan", rows, steps))), make_console(out, width=width))
+    assert "Generator#0 main.0" in out.getvalue() and "Discriminator#0 main.0" in out.getvalue()
+    alone = io.StringIO()
+    print_summary(summarise(open_run(write_run(tmp_path / "one", rows[:1], steps))), make_console(alone, width=width))
+    assert "main.0" in alone.getvalue() and "Generator#0 main.0" not in alone.getvalue()
+
+
 def test_casts_stand_apart_and_those_that_clip_most_come_first(tmp_path):
     cast = {"kind": "fp8_operand", "name": "input", "dtype": "bfloat16", "format": "float8_e4m3fn", "numel": 1000}
     rows = []

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import types
+
+import torch
+from torch import nn
+
+from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.scene import Scene
+
+
+class Normalize(nn.Module):
+    """As in torchvision: a module without parameters, called for every sample."""
+
+    def forward(self, x):
+        return (x - 0.5) / 0.25
+
+
+def scene_of_a_step():
+    recorder = types.SimpleNamespace(
+        options=RecordOptions(), when_forked=[], step=0, micro_step=0, strict=False, in_backward=False
+    )
+    return Scene(recorder)
+
+
+def called(scene, module, x):
+    call = scene.enter(module, type(module).__name__, (x,), {})
+    y = module(x)
+    if call is not None:
+        scene.leave(call, y)
+    return y
+
+
+def test_transforms_of_single_samples_leave_room_for_the_model():
+    scene, normalize, model = scene_of_a_step(), Normalize(), nn.Linear(4, 2)
+    batch = torch.stack([called(scene, normalize, torch.rand(4)) for _ in range(200)])
+    called(scene, nn.Softplus(), called(scene, model, batch))
+    assert scene.refused is None
+    assert [c.root for c in scene.calls[-2:]] == ["Linear", "Softplus"] and scene.calls[-2].module is model
+    assert len(scene.calls) < 64
+
+
+def test_what_gradients_go_through_is_never_given_up_for_room():
+    scene, double = scene_of_a_step(), nn.Identity()
+    for _ in range(65):
+        called(scene, double, torch.ones(2, requires_grad=True) * 2)
+    assert scene.refused == "the step calls top-level modules more than 64 times"
