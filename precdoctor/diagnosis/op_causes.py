@@ -43,8 +43,6 @@ _SOFTMAXES = _names("_softmax _log_softmax softmax log_softmax _safe_softmax log
 _OVERFLOWS = frozenset(
     ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
 )
-#: Losses whose mean leaves out what has no label.
-UNLABELLED = _names("nll_loss_forward nll_loss2d_forward nll_loss nll_loss2d nll_loss_nd cross_entropy_loss")
 #: An infinite number is a fault in these; in a mask, a bound or a fill it is meant.
 _WITH_SCALARS = _names("add sub rsub mul div pow lerp addcmul")
 _QUOTIENTS = _names("div reciprocal true_divide addcdiv remainder floor_divide")
@@ -140,9 +138,6 @@ def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
         return _exp_cause(op)
     if name in _DOMAINS and first is not None:
         return _domain_cause(op, first)
-    if name in UNLABELLED and op.bad_out & NAN and not any(o.bad for o in op.operands):
-        why = "no label counts (each is ignore_index, or of weight 0): their mean is 0/0"
-        return Cause("division-by-zero", 0.95, why)
     if name in _SOFTMAXES and any(o.pos_inf for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "a softmax of +Inf subtracts Inf from Inf")
     return _range_cause(op)

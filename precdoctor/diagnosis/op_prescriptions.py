@@ -13,7 +13,6 @@ from precdoctor.diagnosis.examination import Culprit, scale_of_gradients
 from precdoctor.diagnosis.examined import BadSetting, Poisoned
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.incident import Incident
-from precdoctor.diagnosis.op_causes import UNLABELLED
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import BF16, FP32
@@ -83,23 +82,7 @@ def _clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescri
     )
 
 
-def _count_labels(incident: Incident, culprit: Culprit) -> Prescription:
-    return Prescription(
-        title=f"divide the loss by the number of labels that count, at least 1{line_words(culprit)}, or leave out "
-        f"batches like that of step {incident.step}, which has none",
-        change={"reduction": {"from": "mean", "to": "sum"}, "divisor": "labels that count, at least 1"},
-        predicted={"nonfinite_elements": {"from": bad_of(culprit), "to": 0}},
-        snippet=(
-            "import torch.nn.functional as F\n\n"
-            "counted = (labels != ignore_index).sum().clamp_min(1)  # -100 by default\n"
-            "loss = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction='sum') / counted\n"
-        ),
-    )
-
-
-def _guard_divisor(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    if culprit.op.short in UNLABELLED:
-        return _count_labels(incident, culprit)
+def _guard_divisor(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     operand = operand_of(culprit, -1)
     fmt = known_format(operand.dtype) if operand is not None else None
     eps = 1e-3 if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
