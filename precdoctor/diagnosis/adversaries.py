@@ -14,7 +14,8 @@ from statistics import median
 from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.rows import text
-from precdoctor.diagnosis.view import Process, RunView, StepFacts
+from precdoctor.diagnosis.step_facts import StepFacts
+from precdoctor.diagnosis.view import Process, RunView
 
 #: Steps of an optimizer that are enough to compare the oldest quarter with the newest.
 _FEWEST = 24

@@ -20,7 +20,8 @@ from precdoctor.diagnosis.rows import (
     known_format,
     number,
 )
-from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView, StepFacts
+from precdoctor.diagnosis.step_facts import StepFacts
+from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView
 
 #: Healthy steps an incident is compared with: enough to see a mask that only some batches have.
 REFERENCE_STEPS = 8

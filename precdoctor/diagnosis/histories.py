@@ -10,7 +10,8 @@ from typing import Any
 
 from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.rows import Key, integer, known_format, number, text
-from precdoctor.diagnosis.view import Process, RunView, StepFacts
+from precdoctor.diagnosis.step_facts import StepFacts
+from precdoctor.diagnosis.view import Process, RunView
 
 #: Steps a history holds at most: these many of the newest, and as many spread over the rest.
 _NEWEST, _SPREAD = 128, 256

@@ -27,7 +27,8 @@ from precdoctor.diagnosis.rows import (
     number,
     path_to,
 )
-from precdoctor.diagnosis.view import Process, RunView, StepFacts
+from precdoctor.diagnosis.step_facts import StepFacts
+from precdoctor.diagnosis.view import Process, RunView
 
 #: Episodes led back to their origin, per process; later ones are only counted. Bounds the work.
 MAX_EPISODES = 32

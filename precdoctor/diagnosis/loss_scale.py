@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from precdoctor.diagnosis.rows import number
-from precdoctor.diagnosis.view import Process, RunView, StepFacts
+from precdoctor.diagnosis.step_facts import StepFacts
+from precdoctor.diagnosis.view import Process, RunView
 
 #: What ``torch.amp.GradScaler`` does when nothing is said.
 STOCK_INTERVAL = 2000

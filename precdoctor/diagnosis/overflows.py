@@ -10,8 +10,9 @@ from precdoctor.diagnosis.bad_steps import reference_of
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.origin import locate_forward, suspicious
 from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.telling import plural
-from precdoctor.diagnosis.view import Process, RunView, StepFacts
+from precdoctor.diagnosis.view import Process, RunView
 
 #: Skipped steps whose tensors are looked at, evenly spread.
 _EXAMINED = 16

@@ -10,7 +10,8 @@ from precdoctor.diagnosis.finding import Phase, Prescription
 from precdoctor.diagnosis.loss_scale import STOCK_INTERVAL
 from precdoctor.diagnosis.overflows import Culprits
 from precdoctor.diagnosis.rows import known_format
-from precdoctor.diagnosis.view import RunView, StepFacts
+from precdoctor.diagnosis.step_facts import StepFacts
+from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.worth import is_worthwhile
 
 

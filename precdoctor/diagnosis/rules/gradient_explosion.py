@@ -13,8 +13,9 @@ from precdoctor.diagnosis.grown_gradient import grown_most
 from precdoctor.diagnosis.histories import after_an_ordinary_update, by_optimizer
 from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView, StepFacts
+from precdoctor.diagnosis.view import Process, RunView
 
 PAGE = RulePage(
     finds="""

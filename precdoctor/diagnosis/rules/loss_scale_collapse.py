@@ -12,8 +12,9 @@ from precdoctor.diagnosis.overflows import culprits
 from precdoctor.diagnosis.rows import number
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.scale_cures import cures, lower_bound
+from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.view import Process, RunView, StepFacts
+from precdoctor.diagnosis.view import Process, RunView
 
 PAGE = RulePage(
     finds="""

@@ -14,8 +14,9 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.histories import after_an_ordinary_update, by_optimizer, spread
 from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.telling import plural
-from precdoctor.diagnosis.view import Process, RunView, StepFacts
+from precdoctor.diagnosis.view import Process, RunView
 
 PAGE = RulePage(
     finds="""

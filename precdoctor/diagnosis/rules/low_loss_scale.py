@@ -10,6 +10,7 @@ from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity,
 from precdoctor.diagnosis.loss_scale import growth_interval, is_dynamic, scaled_steps
 from precdoctor.diagnosis.rows import Key, TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.underflow import (
     ENOUGH_BITS,
@@ -20,7 +21,7 @@ from precdoctor.diagnosis.underflow import (
     subnormal_share,
     survey,
 )
-from precdoctor.diagnosis.view import Process, RunView, StepFacts
+from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.numerics.formats import FP16
 
 PAGE = RulePage(

@@ -2,7 +2,7 @@
 
 from precdoctor.diagnosis.loss_scale import joined_updates
 from precdoctor.diagnosis.scale_cures import lower_bound
-from precdoctor.diagnosis.view import StepFacts
+from precdoctor.diagnosis.step_facts import StepFacts
 
 
 def attempt(step: int, optimizer: str, scale: float, tracker: int | None, **more: bool) -> StepFacts:
