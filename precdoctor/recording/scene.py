@@ -67,6 +67,8 @@ class RootCall:
     taken: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     #: Which autograd node made each output: its sequence number, and the number of the output.
     makers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: Objects that are no modules, and whose attributes a replay may write to.
+    owners: tuple[object, ...] = ()
 
     @property
     def changed(self) -> list[str]:

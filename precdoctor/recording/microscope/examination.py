@@ -89,7 +89,8 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: 
         inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if scene.transformed else None
         return Examination("refused", why=scene.refused or inside or "no module was called in the step")
     modules = list({id(m): m for c in scene.calls for m in unwrap(c.module).modules()}.values())
-    random, attributes = RandomState.now(), Attributes(modules)
+    owners = list({id(o): o for c in scene.calls for o in c.owners}.values())
+    random, attributes = RandomState.now(), Attributes([*modules, *owners])
     try:
         if look_at == "buffers":
             done = _buffers(scene, names, values=values)
