@@ -26,6 +26,10 @@ class _StoppedError(Exception):
     pass
 
 
+def _stop():
+    raise _StoppedError
+
+
 def replay(text, line, function="<module>", **outside):
     """Run a script up to its ``stop()``, note the variables there (or at ``note()``), and evaluate ``line`` again."""
     file = f"/script-{next(NAMES)}.py"
@@ -87,6 +91,25 @@ def test_functions_of_the_users_are_followed(body):
     done = replay(text, text.count("\n"))
 
     assert origin(done) == ("aten.div.Tensor", 1 + body.count("\n"))
+
+
+def test_a_round_of_a_loop_that_was_not_noted():
+    text = (
+        "sizes = torch.ones(9)\nsizes[7] = 0.0\nfor pair in range(3):\n    for i in range(9):\n"
+        "        if pair == i == 0:\n            note()\n        total = unknown[i] + torch.log(sizes[i])\nstop()\n"
+    )
+    done = replay(text.replace("stop()", "raise_stop()"), 7, raise_stop=_stop, unknown=[0.0] * 9)
+
+    assert origin(done) == ("aten.log.default", 7)
+
+
+def test_a_loop_that_trains_is_not_run_again():
+    text = (
+        "sizes = torch.ones(9)\nsizes[7] = 0.0\nfor i in range(9):\n    if i == 0:\n        note()\n"
+        "    total = unknown[i] + torch.log(sizes[i])\n    backward = total.backward\nraise_stop()\n"
+    )
+
+    assert not replay(text, 6, raise_stop=_stop, unknown=[torch.zeros((), requires_grad=True)] * 9).bad_outputs
 
 
 def test_what_the_statement_throws_away_by_itself_is_no_finding():
