@@ -171,6 +171,7 @@ class LossCode:
                 self._keep(tensors, gradients)
         finally:
             self._scene.places = []
+            self._notebook.learn()
             self._notebook.clear()
 
     def _keep(self, tensors: Any, gradients: Any) -> None:
