@@ -21,6 +21,7 @@ from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.first_call import FirstCall, FirstCalls
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.microscope.restore import Autocast, RandomState
+from precdoctor.recording.naming import unwrap
 from precdoctor.recording.recorder import Recorder, guarded
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class RootCall:
     #: Names of parameters that forward passes write to; and of the call that was the first, what it found.
     writes: frozenset[str] = frozenset()
     first: FirstCall | None = None
+    #: Of later calls, copies of those parameters from before.
+    before: Mapping[str, Tensor] = field(default_factory=dict)
     #: Output leaves with their version counters, and the gradients the backward pass brought to them.
     outputs: list[tuple[str, Tensor, int]] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -163,7 +166,12 @@ class Scene:
                 return None
         with kernels.apart_from_user_modes():
             call.buffers = self._buffers_of(module).before(self._afford)
-        call.writes = self._first_calls.written(module)
+            call.writes = self._first_calls.written(module)
+            call.before = {
+                name: p.detach().clone()
+                for name, p in (unwrap(module).named_parameters() if call.writes else ())
+                if name in call.writes and self.affords_aside(p)
+            }
         if not call.stand_in and not call.bound:
             call.first = self._first_calls.begins(module)
         self.calls.append(call)

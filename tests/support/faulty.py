@@ -533,6 +533,37 @@ def compiled():
     return train_on(net, lambda: clock.batch(4, 4) * (1e9 if clock.bad else 1))
 
 
+@fault("PD101", "log-of-nonpositive", op="log", module="")
+def parameter_that_each_forward_writes():
+    """By the time of the examination the forward pass has written over what it read."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.usage = nn.Parameter(torch.ones(4), requires_grad=False)
+
+        def forward(self, x):
+            p = self.fc(x).softmax(-1)
+            entropy = -torch.log(self.usage).mean()  # here
+            with torch.no_grad():
+                self.usage.mul_(0.5).add_(p.mean(0), alpha=0.5)
+            return p.mean() + entropy
+
+    net = Net()
+
+    def batch():
+        x = clock.batch(4, 4)
+        if clock.bad:
+            with torch.no_grad():
+                net.usage[2] = 0.0
+        return x
+
+    return train_on(net, batch)
+
+
 @fault("PD102", "sqrt-gradient-at-zero", op="sqrt")
 def compiled_loss():
     """Autograd knows a compiled loss function as one node; the replay runs it as it is written."""
