@@ -32,6 +32,8 @@ _HOOKED = f"{_MARK}hooked"
 #: measured pay for more of them from the budget of recording, and of a loss known to be bad nearly everything is kept.
 _MAX_NODES, _MAX_FOREIGN = 384, 24
 _MAX_MEASURED, _MAX_WHOLE = 1 << 11, 1 << 14
+#: The same per step of code between top-level modules.
+_MAX_BETWEEN = 128
 #: Notes of variables per backward pass.
 _MAX_PLACES = 256
 _SAVED = "_saved_"
@@ -103,7 +105,8 @@ class LossCode:
         self._open = False
         self._kinds: dict[type, tuple[str, ...]] = {}
         #: Nodes that may still be kept in this step.
-        self._room = _MAX_WHOLE
+        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+        scene.graph_behind = self.behind
         self._notebook = Notebook(scene.affords_aside)
         scene.when_cleared.append(self._forget)
         self._note = guarded(recorder)(self._noted)
@@ -152,7 +155,7 @@ class LossCode:
 
     def _forget(self) -> None:
         self._notebook.clear()
-        self._room = _MAX_WHOLE
+        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
 
     @property
     def _traced(self) -> bool:
@@ -193,6 +196,17 @@ class LossCode:
         gradient = given[0] if given and isinstance(given[0], Tensor) else None
         value = roots[0].detach()
         return LossGraph(self._recorder.micro_step, top, value, gradient, walk.cut, self._scene.places)
+
+    def behind(self, x: Tensor) -> LossGraph | None:
+        """The code between two top-level modules that made a tensor; null where it is an output as it is."""
+        if not self.supported or self._room_between <= 0 or x.grad_fn is None:
+            return None
+        walk = _Walk(self._scene, self._kinds, self._room_between)
+        top = walk.node(x.grad_fn)
+        self._room_between -= walk.count
+        if not isinstance(top, RawNode):
+            return None
+        return LossGraph(self._recorder.micro_step, top, x.detach(), None, walk.cut, self._scene.places)
 
 
 def _is_bad(loss: Tensor) -> bool:

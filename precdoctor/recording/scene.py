@@ -70,6 +70,8 @@ class RootCall:
     taken: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     #: Which autograd node made each output: its sequence number, and the number of the output.
     makers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: Of arguments that the code after another top-level module made: how, as far as autograd's graph tells.
+    graphs: list[LossGraph] = field(default_factory=list)
     #: Objects that are no modules, and whose attributes a replay may write to.
     owners: tuple[object, ...] = ()
 
@@ -108,6 +110,8 @@ class Scene:
         self.unlimited_at: Callable[[int], bool] = lambda _step: False
         self.enabled = recorder.options.on_nonfinite != "observe" or recorder.options.scene_memory > 0
         self._keep = guarded(recorder)(self._gradient)
+        #: The code behind a tensor.
+        self.graph_behind: Callable[[Tensor], LossGraph | None] = lambda _x: None
         #: Told when everything is let go of.
         self.when_cleared: list[Callable[[], None]] = []
         recorder.when_forked.append(self.clear)
@@ -174,6 +178,9 @@ class Scene:
             }
         if not call.stand_in and not call.bound:
             call.first = self._first_calls.begins(module)
+        if self.calls:
+            made = (x for _, x in leaves.tensors({**dict(enumerate(args)), **kwargs}) if x.grad_fn is not None)
+            call.graphs = [graph for graph in map(self.graph_behind, made) if graph is not None]
         self.calls.append(call)
         return call
 

@@ -332,6 +332,47 @@ def batch_modified_in_place():
     return train_on(Net(), lambda: clock.batch(4, 4))
 
 
+@fault("PD101", "division-by-zero", op="div")
+def between_two_modules():
+    """A mean over the words of a text without any, by code between an encoder and a head."""
+    torch.manual_seed(0)
+    clock = Clock()
+    encoder, head = nn.Linear(4, 6), nn.Linear(6, 1)
+    optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], 1e-3)
+
+    def loss():
+        hidden = encoder(clock.batch(2, 5, 4))
+        mask = torch.ones(2, 5, 1)
+        mask[1] = 0.0 if clock.bad else 1.0
+        pooled = (hidden * mask).sum(1) / mask.sum(1)  # here
+        return head(pooled).square().mean()
+
+    return Trained(fit(encoder, optimizer, loss, steps=5), [encoder, head])
+
+
+@fault("PD103", "log-of-nonpositive", op="log")
+def one_of_two_optimizers():
+    """The critic is finite at the step between that of the fault and the next one of the actor."""
+    torch.manual_seed(0)
+    clock = Clock()
+    actor, critic = nn.Linear(4, 2), nn.Linear(2, 1)
+    optimizers = [torch.optim.Adam(m.parameters(), 1e-3) for m in (critic, actor)]
+    losses = []
+    for turn in range(8):
+        x = clock.batch(8, 4)
+        if turn % 2 == 0:
+            loss = critic(torch.ones(8, 2)).square().mean()
+        else:
+            action = torch.tanh(actor(x) * (1e3 if clock.bad else 1))
+            loss = -torch.log(1 - action.abs()).mean() - critic(action).mean()  # here
+        optimizers[0].zero_grad()
+        optimizers[1].zero_grad()
+        loss.backward()
+        optimizers[turn % 2].step()
+        losses.append(loss.item())
+    return Trained(losses, [actor, critic])
+
+
 @fault("PD103", "division-by-zero", op="div")
 def late_in_a_long_loss():
     """Hundreds of nodes stand between the loss and the quotient."""

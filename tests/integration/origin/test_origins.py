@@ -34,7 +34,8 @@ def test_looking_changes_nothing(faulty, name):
 
 
 def test_the_replay_is_the_run_itself(faulty, name):
-    (incident,) = faulty.events(name, "incident")
+    incident, *later = faulty.events(name, "incident")
+    assert not later or name == "one_of_two_optimizers", "whose weights are bad again at its next step"
     assert faulty.events(name, "error") == []
     if incident["phase"] == "optimizer":
         assert incident["phase"] == "optimizer"
