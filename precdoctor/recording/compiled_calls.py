@@ -26,6 +26,8 @@ from precdoctor.recording.scene import RootCall, Scene
 
 #: The function in Dynamo that enters a context and calls the compiled function: now, and in torch 2.6.
 _WRAPPERS = frozenset(("compile_wrapper", "_fn"))
+#: Top-level calls of a step beyond which none of a function is kept: those of modules must find room.
+_MAX_CALLS = 32
 #: What a module that is compiled in place calls.
 _IN_PLACE = "_call_impl"
 #: What a compiled module (``torch.compile(model)``) calls; its own hooks run.
@@ -59,7 +61,7 @@ class CompiledCalls:
         self._known: weakref.WeakKeyDictionary[types.FunctionType, CompiledFunction | None] = (
             weakref.WeakKeyDictionary()
         )
-        self._begin = guarded(recorder)(self._began)
+        self._enter = guarded(recorder)(self._entering)
         self._end = guarded(recorder)(self._ended)
         scene.when_cleared.append(self._release)
 
@@ -93,18 +95,27 @@ class CompiledCalls:
 
     def _entered(self) -> Callable[[], None]:
         """Dynamo is about to call a compiled function; what is returned is called when that is over."""
+        return self._enter() or _nothing
+
+    def _entering(self) -> Callable[[], None] | None:
         if not self._listens():
-            return _nothing
+            return None
         frame = _wrapper()
         own: Mapping[str, Any] = frame.f_locals if frame is not None else {}
         function, args, kwargs = own.get("fn"), own.get("args"), own.get("kwargs")
         if not callable(function) or type(args) is not tuple or type(kwargs) is not dict:
-            return _nothing
+            return None
         owner = getattr(function, "__self__", None)
         if isinstance(owner, nn.Module) and getattr(function, "__name__", "") == _IN_PLACE:
             return self._of_module(owner, args)
-        call = self._begin(function, args, kwargs) if not self._inside() else None
-        return functools.partial(self._end, call) if call is not None else _nothing
+        if self._inside() or not (self._scene.enabled and torch.is_grad_enabled()):
+            return None
+        was_open = self._loss_code.running
+        call = self._began(function, args, kwargs)
+        if call is None:
+            return None
+        self._loss_code.close()
+        return functools.partial(self._end, call, was_open=was_open)
 
     def _listens(self) -> bool:
         return (
@@ -113,6 +124,7 @@ class CompiledCalls:
             and torch._C._current_graph_task_id() == -1
             and torch._C._functorch.maybe_current_level() is None
             and torch._C._len_torch_dispatch_stack() == 0
+            and _compiles()
         )
 
     def _inside(self) -> bool:
@@ -130,30 +142,30 @@ class CompiledCalls:
         return leave
 
     def _began(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RootCall | None:
+        """Kept only if that takes nothing from what is known of the step's modules."""
         scene, recorder = self._scene, self._recorder
-        if not (scene.enabled and torch.is_grad_enabled()) or (known := self._function(function)) is None:
+        if (known := self._function(function)) is None:
             return None
         scene.begin_step_if_new()
+        if scene.refused is not None or len(scene.calls) >= _MAX_CALLS or not scene.has_room((args, kwargs)):
+            return None
         reads = reads_of(function)
         known.take(function, {**reads, **{str(i): x for i, x in enumerate(args)}, **kwargs})
         trained = [m for m in known.children() if next(m.parameters(), None) is not None]
         if recorder.state != "armed" and not (trained and recorder.arm()):
             return None
         places = [recorder.names.place(m, None) for m in trained]
-        self._loss_code.close()
         call = scene.enter(known, places[0].root if places else "", args, kwargs)
         if call is not None:
             call.parametric = bool(trained)
             call.owners = known.owners(reads)
         return call
 
-    def _ended(self, call: RootCall) -> None:
+    def _ended(self, call: RootCall, *, was_open: bool) -> None:
         result = _result()
-        if result is None:
-            return
-        if any(call is c for c in self._scene.calls):
+        if result is not None and any(call is c for c in self._scene.calls):
             self._scene.leave(call, result)
-        if self._loss_code.supported:
+        if (result is not None or was_open) and self._loss_code.supported:
             self._loss_code.open()
 
     # --- functions ---------------------------------------------------------------------------------------------------
@@ -180,6 +192,12 @@ def _has_hooks(function: Any) -> bool:
     return isinstance(function, nn.Module) or (
         isinstance(owner, nn.Module) and getattr(function, "__name__", "") in _BY_HOOKS
     )
+
+
+def _compiles() -> bool:
+    """Whether compiled functions are: under ``set_stance("force_eager")`` the hooks of modules run by themselves."""
+    stance = getattr(sys.modules["torch._dynamo.eval_frame"], "_stance", None)
+    return str(getattr(stance, "stance", "default")) in ("default", "fail_on_recompile", "eager_then_compile")
 
 
 def _wrapper() -> types.FrameType | None:

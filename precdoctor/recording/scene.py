@@ -254,6 +254,12 @@ class Scene:
             self._storages.discard(x.untyped_storage()._cdata)
         return False
 
+    def has_room(self, value: Any) -> bool:
+        """Whether every tensor in it can be kept."""
+        dense = [x for _, x in leaves.tensors(value) if x.layout is torch.strided and not leaves.is_wrapped(x)]
+        sizes = {s._cdata: s.nbytes() for s in (x.untyped_storage() for x in dense)}
+        return sum(n for key, n in sizes.items() if key not in self._storages) <= self._left
+
     def affords_aside(self, x: Tensor) -> bool:
         """Count a tensor that is good to have: it takes a small part of what is left, and leaves the rest."""
         size = 0 if x.untyped_storage()._cdata in self._storages else x.untyped_storage().nbytes()
