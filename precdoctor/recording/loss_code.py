@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import traceback as stored_traces
 
-from precdoctor.recording import attach, leaves
+from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scene import RootCall, Scene
@@ -211,7 +211,16 @@ class LossCode:
 
 def _is_bad(loss: Tensor) -> bool:
     """Whether it is known to be, without a wait for a device."""
-    return loss.is_cpu and loss.numel() == 1 and not math.isfinite(loss.detach().item())
+    if (
+        not loss.is_cpu
+        or loss.numel() != 1
+        or loss.is_complex()
+        or leaves.is_wrapped(loss)
+        or leaves.is_transformed(loss)
+    ):
+        return False
+    with kernels.apart_from_user_modes():
+        return not math.isfinite(loss.detach().item())
 
 
 class _Walk:
