@@ -103,6 +103,35 @@ def off_the_edge(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
     )
 
 
+def nothing_to_average(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """For means over no element, and spreads of a single one: no eps helps, as there is no divisor to add it to."""
+    spread = culprit.op.short in {"std", "var", "std_mean", "var_mean"}
+    what = "a batch of one sample has no standard deviation: use correction=0, or drop_last=True in the DataLoader"
+    return Prescription(
+        title=(what if spread else "leave out batches in which nothing counts, or divide the sum by max(count, 1)")
+        + line_words(culprit),
+        change={"correction": 0} if spread else {"divisor": "max(count, 1)"},
+        predicted={"nonfinite_elements": {"from": bad_of(culprit), "to": 0}},
+        snippet=(
+            "loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, drop_last=True)\n"
+            if spread
+            else "counts = (target != -100).sum().clamp_min(1)\n"
+            "loss = torch.nn.functional.cross_entropy(logits, target, reduction='sum') / counts\n"
+        ),
+    )
+
+
+def constant_that_fits(constant: float, culprit: Culprit) -> Prescription:
+    """For a number in the code that the format it is computed in does not hold."""
+    return Prescription(
+        title=f"use {math.copysign(1e4, constant):g} in place of the constant {constant:g}{line_words(culprit)}: "
+        "it fits into every format, and exp(-1e4) is 0",
+        change={"constant": {"from": constant, "to": math.copysign(1e4, constant)}},
+        predicted={"nonfinite_elements": {"from": bad_of(culprit), "to": 0}},
+        snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32\n",
+    )
+
+
 def _zeros_words(culprit: Culprit) -> str:
     made = forward_of(culprit)
     zeros = made.operands[0].zero if made is not None and made.operands else None

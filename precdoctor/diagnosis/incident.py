@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from precdoctor.diagnosis.aftermath import without_aftermath
 from precdoctor.diagnosis.bad_steps import GRADIENTS, incident_steps, is_well, reference_of
 from precdoctor.diagnosis.causes import UNKNOWN, Cause, backward_cause, forward_cause
 from precdoctor.diagnosis.examination import Culprit, culprit_at
@@ -112,7 +113,7 @@ def _of_process(view: RunView, process: Process) -> list[Incident]:
         incident = _lead_back(view, process, episode[0], bad_steps)
         if incident is not None:
             found.append(_with_course(view, incident, episode, bad_steps, order))
-    return traced_to_poison(found)
+    return without_aftermath(view, traced_to_poison(found))
 
 
 def _with_course(

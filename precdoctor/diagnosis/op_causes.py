@@ -34,12 +34,14 @@ _PRODUCTS = _names(
 _REDUCTIONS = _names(
     "sum mean cumsum nansum logsumexp linalg_vector_norm norm var std var_mean std_mean native_layer_norm "
     "native_batch_norm native_group_norm _native_batch_norm_legit cudnn_batch_norm prod cumprod trace "
-    "_cdist_forward _fused_rms_norm mse_loss index_add scatter_add segment_reduce avg_pool2d "
+    "_cdist_forward _fused_rms_norm mse_loss smooth_l1_loss huber_loss index_add scatter_add segment_reduce avg_pool2d "
     "_adaptive_avg_pool2d add sub logcumsumexp logaddexp"
 )
 _CASTS = _names("_to_copy to copy type_as convert_element_type")
 _DOMAINS = _names("acos asin atanh acosh erfinv logit lgamma digamma polygamma mvlgamma _ctc_loss fmod")
 _SOFTMAXES = _names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp logcumsumexp")
+#: Means over the targets that count: those that are not ignored, by their weights.
+_COUNTED = _names("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss")
 _OVERFLOWS = frozenset(
     ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
 )
@@ -127,9 +129,7 @@ def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
     if name in _LOGS and op.operands:
         return _log_cause(op)
     if name in {"sqrt", "rsqrt"} and first is not None:
-        if first.negative and (first.value is None or first.value < 0 or op.bad_out & NAN):
-            return Cause("sqrt-of-negative", 0.95, f"its operand goes down to {_number(first.min)}")
-        return Cause("division-by-zero", 0.95, _zero_words(examined, op, 0, "its operand"))
+        return _root_cause(examined, op, first)
     if name == "pow":
         return power_cause(op)
     if name in _QUOTIENTS:
@@ -140,7 +140,30 @@ def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
         return _domain_cause(op, first)
     if name in _SOFTMAXES and any(o.pos_inf for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "a softmax of +Inf subtracts Inf from Inf")
+    if name in _COUNTED and op.bad_out & NAN and not _counts(op):
+        ignored = op.settings.get("ignore_index")
+        why = f"no target counts (each is ignore_index {ignored}, or has weight 0): the mean over none of them is 0/0"
+        return Cause("division-by-zero", 0.95, why)
     return _range_cause(op)
+
+
+def _root_cause(examined: Examined, op: Op, operand: Operand) -> Cause:
+    if operand.negative and (operand.value is None or operand.value < 0 or op.bad_out & NAN):
+        return Cause("sqrt-of-negative", 0.95, f"its operand goes down to {_number(operand.min)}")
+    return Cause("division-by-zero", 0.95, _zero_words(examined, op, 0, "its operand"))
+
+
+def _counts(op: Op) -> bool:
+    """Whether any target does: the second result is the sum of their weights."""
+    return len(op.results) < 2 or bool(op.results[1].amax)
+
+
+def too_large_constant(op: Op) -> float | None:
+    """A number in the code that lies outside of the format it is computed in: ``-1e9`` added to FP16 scores."""
+    fmt = known_format(op.results[0].dtype) if op.results else None
+    found = (op.settings.get(key) for key in ("other", "value", "fill_value"))
+    numbers = (float(x) for x in found if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x))
+    return next((x for x in numbers if fmt is not None and abs(x) > fmt.max), None)
 
 
 def _exp_cause(op: Op) -> Cause | None:
@@ -210,6 +233,8 @@ def _range_cause(op: Op) -> Cause | None:
     limit = f", {dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
     reach = op.reference.amax if op.reference is not None and op.finite_in_fp64 else None
     exact = f"in FP64 the result reaches {_number(reach)}{limit}" if reach is not None else f"the range ended{limit}"
+    if (constant := too_large_constant(op)) is not None:
+        return Cause("cast-overflow", 0.9, f"the constant {constant:g} does not fit into its operand's format{limit}")
     if op.short in _CASTS:
         widest = max((o.amax or 0.0 for o in op.operands), default=0.0)
         return Cause("cast-overflow", 0.97, f"values up to {_number(widest)} were cast{limit}")
@@ -300,7 +325,7 @@ _NORMS = {
 #: Nodes whose derivative is infinite or undefined at the edge of the function's domain.
 _EDGES = _names(
     "Sqrt Rsqrt Log Log2 Log10 Log1P Log1p Pow Acos Asin Atanh Acosh Reciprocal Logit Erfinv Xlogy Div "
-    "LinalgVectorNorm Norm Lgamma Digamma"
+    "LinalgVectorNorm Norm Lgamma Digamma Atan2"
 )
 _DISCARDING = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")
 

@@ -13,6 +13,7 @@ from precdoctor.diagnosis.examination import Culprit, scale_of_gradients
 from precdoctor.diagnosis.examined import BadSetting, Poisoned
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.op_causes import too_large_constant
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import BF16, FP32
@@ -230,19 +231,30 @@ def _off_the_edge(view: RunView, incident: Incident, culprit: Culprit) -> Prescr
     return (_guard_divisor if quotient else edges.off_the_edge)(view, incident, culprit)
 
 
+def _divisor(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    quotient = len(culprit.op.operands) > 1 or culprit.op.short in {"reciprocal", "rsqrt", "pow", "div"}
+    averages = not quotient and culprit.op.phase != "backward" and bool(culprit.op.operands)
+    return (edges.nothing_to_average if averages else _guard_divisor)(view, incident, culprit)
+
+
+def _cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    constant = too_large_constant(culprit.op)
+    return edges.constant_that_fits(constant, culprit) if constant is not None else _wider(view, incident, culprit)
+
+
 #: Norms from whose median a usual one is told; with fewer it is the 1 that most recipes clip to.
 _ENOUGH_NORMS = 8
 #: Times the usual norm: as in ``norm_factor`` of PD605.
 _EXPLODED = 4.0
 _BY_CAUSE: dict[str, Maker] = {
     "log-of-nonpositive": _clamp_log,
-    "division-by-zero": _guard_divisor,
+    "division-by-zero": _divisor,
     "exp-overflow": edges.clamp_exponent,
     "sqrt-of-negative": _shift_domain,
     "matmul-overflow": _wider,
     "square-overflow": _wider,
     "reduction-overflow": _wider,
-    "cast-overflow": _wider,
+    "cast-overflow": _cast,
     "softmax-fully-masked": _mask_value,
     "sqrt-gradient-at-zero": edges.inside_root,
     "norm-gradient-at-zero": edges.norm_as_root,

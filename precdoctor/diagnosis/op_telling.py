@@ -200,6 +200,8 @@ def _place(view: RunView, culprit: Culprit) -> str:
     if not culprit.examined.root:
         return "the loss code"
     root, module = culprit.examined.root, culprit.module or ""
+    if culprit.module is None and culprit.op.phase == "forward":
+        return f"the code around `{root}`"
     kind = class_of(view.module_classes, root, module)
     return f"`{module or root}`" + (f" ({kind})" if kind and module else "")
 

@@ -103,13 +103,15 @@ class Forward:
         #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
 
-    def install(self) -> None:
-        """Register both hooks with torch, for every module of the process."""
-        nn.modules.module.register_module_forward_pre_hook(self._pre_hook())
+    def install(self) -> tuple[Callable[[nn.Module, Any], None], Callable[[nn.Module, Any, Any], None]]:
+        """Register both hooks with torch, for every module of the process; returns them."""
+        before, after = self._pre_hook(), self._post_hook()
+        nn.modules.module.register_module_forward_pre_hook(before)
         # Without kwargs: on the way out of an exception torch calls global hooks without them whatever was asked for.
-        nn.modules.module.register_module_forward_hook(self._post_hook(), always_call=True)
+        nn.modules.module.register_module_forward_hook(after, always_call=True)
         # A compiled model notices that somebody has hooks; the user has none, and may have turned warnings into errors.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        return before, after
 
     # Plain functions, and the test for compilation first: Dynamo traces into global hooks, and must find nothing there.
 
@@ -154,8 +156,7 @@ class Forward:
         return True
 
     def _was_entered(self, module: nn.Module) -> bool:
-        stack = self._stack()
-        return bool(stack) and stack[-1].module is module
+        return bool(stack := self._stack()) and stack[-1].module is module
 
     # --- entering ----------------------------------------------------------------------------------------------------
 
@@ -241,10 +242,9 @@ class Forward:
         return _Mode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
 
     def _note_autocast(self) -> None:
-        recorder = self._recorder
         for device in ("cuda", "cpu"):
             if torch.is_autocast_enabled(device):
-                dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+                recorder, dtype = self._recorder, str(torch.get_autocast_dtype(device)).removeprefix("torch.")
                 recorder.current.autocast_dtype = dtype
                 if recorder.facts is not None:
                     recorder.facts.autocast(device, dtype)
@@ -370,12 +370,12 @@ def _has_no_identity(module: nn.Module) -> bool:
 def _keyword_arguments() -> dict[str, Any]:
     """The keyword arguments of the module call whose global pre-hook is running.
 
-    Global pre-hooks are not given them, and models of the transformers library take nothing else. ``_call_impl`` has
-    them in a variable; :func:`keyword_arguments_are_visible` tells whether this torch still does.
+    Global pre-hooks are not given them. ``_call_impl`` has them in a variable, as has what calls a module compiled in
+    place; :func:`keyword_arguments_are_visible` tells whether this torch still does.
     """
     frame = sys._getframe(1)
     for _ in range(8):
-        if frame.f_code.co_name in ("inner", "_call_impl"):
+        if frame.f_code.co_name in ("inner", "_call_impl", "compile_wrapper", "_fn"):
             found = frame.f_locals.get("kwargs")
             return found if isinstance(found, dict) else {}
         if frame.f_back is None:

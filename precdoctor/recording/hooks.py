@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.backward import Backward
+from precdoctor.recording.compiled_calls import CompiledCalls
 from precdoctor.recording.deepscan.scan import DeepScan
 from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
 from precdoctor.recording.fp8.casts import Casts
@@ -89,7 +90,8 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         manual, scene = ManualSteps(recorder, thrown), Scene(recorder)
         loss_code = LossCode(recorder, scene)
         casts = Casts(recorder)
-        Forward(recorder, manual, scene, loss_code, casts).install()
+        hooks = Forward(recorder, manual, scene, loss_code, casts).install()
+        CompiledCalls(recorder, scene, loss_code, *hooks).install()
         Backward(recorder, manual, thrown, loss_code, casts).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()

@@ -7,15 +7,17 @@ the tensors they saved are kept by reference, within ``--scene-memory``, for one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import traceback as stored_traces
 
-from precdoctor.recording import attach, leaves
+from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scene import RootCall, Scene
@@ -24,8 +26,16 @@ from precdoctor.recording.variables import Notebook, Variables
 #: What autograd calls its note of a node's traceback.
 _KEY = "traceback_"
 _MARK = "precdoctor\0"
-#: Nodes looked at per backward pass; of those that the loss code did not make, fewer.
-_MAX_NODES, _MAX_FOREIGN = 256, 24
+#: The same on a node whose saved tensors must be left alone.
+_HOOKED = f"{_MARK}hooked"
+#: Nodes kept per backward pass; of those that the loss code did not make, fewer. Each takes about 10 us. Steps that are
+#: measured pay for more of them from the budget of recording, and of a loss known to be bad nearly everything is kept.
+_MAX_NODES, _MAX_FOREIGN = 384, 24
+_MAX_MEASURED, _MAX_WHOLE = 1 << 11, 1 << 14
+#: The same per step of code between top-level modules.
+_MAX_BETWEEN = 128
+#: Notes of variables per backward pass.
+_MAX_PLACES = 256
 _SAVED = "_saved_"
 
 
@@ -54,16 +64,36 @@ class Leaf:
     value: Tensor | None
 
 
+@dataclass(eq=False, slots=True)
+class RawNode:
+    """The same as it is taken from autograd in each step, before anybody wants to read it."""
+
+    name: str
+    #: What we noted as it was made; null for any other node.
+    note: str | None
+    metadata: Any
+    sequence: int
+    saved: dict[str, Any]
+    edges: list[tuple[RawNode | Leaf | None, int]]
+
+
 @dataclass
 class LossGraph:
     """The loss code of one backward pass, or of what ``torch.autograd.grad`` was given."""
 
     micro_step: int
-    top: LossNode
+    kept: LossNode | RawNode
     value: Tensor
     gradient: Tensor | None
     #: It goes on behind the nodes that were kept.
     cut: bool = False
+    #: The functions that were running, as they were noted.
+    places: Sequence[Variables] = ()
+
+    @functools.cached_property
+    def top(self) -> LossNode:
+        """The node of the loss."""
+        return self.kept if isinstance(self.kept, LossNode) else _readable(self.kept, self.places)
 
 
 class LossCode:
@@ -74,8 +104,11 @@ class LossCode:
         self._scene = scene
         self._open = False
         self._kinds: dict[type, tuple[str, ...]] = {}
+        #: Nodes that may still be kept in this step.
+        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+        scene.graph_behind = self.behind
         self._notebook = Notebook(scene.affords_aside)
-        scene.when_cleared.append(self._notebook.clear)
+        scene.when_cleared.append(self._forget)
         self._note = guarded(recorder)(self._noted)
         self.began = guarded(recorder)(self._began)
         self.supported = scene.enabled and self._install()
@@ -100,7 +133,7 @@ class LossCode:
         self.open()
         x = (torch.ones((), requires_grad=True) * 2.0).grad_fn
         self.close()
-        works = x is not None and _noted(x) is not None
+        works = x is not None and _note_on(x) is not None
         if not works:
             stored_traces.format_stack = original
         return works
@@ -117,8 +150,12 @@ class LossCode:
             torch.set_anomaly_enabled(True, False)
 
     def _noted(self) -> None:
-        if len(self._scene.places) < _MAX_NODES and (place := self._notebook.note()) is not None:
+        if len(self._scene.places) < _MAX_PLACES and (place := self._notebook.note()) is not None:
             self._scene.places.append(place)
+
+    def _forget(self) -> None:
+        self._notebook.clear()
+        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
 
     @property
     def _traced(self) -> bool:
@@ -137,6 +174,7 @@ class LossCode:
                 self._keep(tensors, gradients)
         finally:
             self._scene.places = []
+            self._notebook.learn()
             self._notebook.clear()
 
     def _keep(self, tensors: Any, gradients: Any) -> None:
@@ -149,44 +187,73 @@ class LossCode:
         given = [gradients] if isinstance(gradients, Tensor) else list(gradients or ())
         if len(roots) != 1 or not isinstance(roots[0], Tensor) or roots[0].grad_fn is None:
             return None
-        walk = _Walk(self._scene, self._kinds)
+        limit = _MAX_WHOLE if _is_bad(roots[0]) else _MAX_MEASURED if self._recorder.live else _MAX_NODES
+        walk = _Walk(self._scene, self._kinds, min(self._room, limit))
         top = walk.node(roots[0].grad_fn)
-        if not isinstance(top, LossNode):
+        self._room -= walk.count
+        if not isinstance(top, RawNode):
             return None
         gradient = given[0] if given and isinstance(given[0], Tensor) else None
-        return LossGraph(self._recorder.micro_step, top, roots[0].detach(), gradient, walk.cut)
+        value = roots[0].detach()
+        return LossGraph(self._recorder.micro_step, top, value, gradient, walk.cut, self._scene.places)
+
+    def behind(self, x: Tensor) -> LossGraph | None:
+        """The code between two top-level modules that made a tensor; null where it is an output as it is."""
+        if not self.supported or self._room_between <= 0 or x.grad_fn is None:
+            return None
+        walk = _Walk(self._scene, self._kinds, self._room_between)
+        top = walk.node(x.grad_fn)
+        self._room_between -= walk.count
+        if not isinstance(top, RawNode):
+            return None
+        return LossGraph(self._recorder.micro_step, top, x.detach(), None, walk.cut, self._scene.places)
+
+
+def _is_bad(loss: Tensor) -> bool:
+    """Whether it is known to be, without a wait for a device."""
+    if (
+        not loss.is_cpu
+        or loss.numel() != 1
+        or loss.is_complex()
+        or leaves.is_wrapped(loss)
+        or leaves.is_transformed(loss)
+    ):
+        return False
+    with kernels.apart_from_user_modes():
+        return not math.isfinite(loss.detach().item())
 
 
 class _Walk:
     """Copies the part of a graph that the loss code made."""
 
-    def __init__(self, scene: Scene, kinds: dict[type, tuple[str, ...]]) -> None:
+    def __init__(self, scene: Scene, kinds: dict[type, tuple[str, ...]], limit: int) -> None:
         self._scene = scene
         self._kinds = kinds
-        self._left, self._foreign = _MAX_NODES, _MAX_FOREIGN
+        self._limit, self._foreign = limit, _MAX_FOREIGN
+        self.count = 0
         self.cut = False
-        self._known: dict[int, LossNode | Leaf | None] = {}
+        self._known: dict[int, RawNode | Leaf | None] = {}
         #: An ``id`` speaks of a node only while that is alive.
         self._held: list[Any] = []
         self._outputs = {key: (call, name) for call in scene.calls for name, key in call.makers.items()}
 
-    def node(self, top: Any) -> LossNode | Leaf | None:
+    def node(self, top: Any) -> RawNode | Leaf | None:
         """The node and all behind it, without recursion: loss code may loop."""
         found = self._one(top, 0)
         waiting = [(top, found)]
         while waiting:
             original, copy = waiting.pop()
-            if not isinstance(copy, LossNode):
+            if not isinstance(copy, RawNode):
                 continue
             for following, output in original.next_functions:
                 known = following is not None and id(following) in self._known
                 behind = self._one(following, output) if following is not None else None
                 copy.edges.append((behind, output))
-                if not known and isinstance(behind, LossNode):
+                if not known and isinstance(behind, RawNode):
                     waiting.append((following, behind))
         return found
 
-    def _one(self, node: Any, output: int) -> LossNode | Leaf | None:
+    def _one(self, node: Any, output: int) -> RawNode | Leaf | None:
         sequence = node._sequence_nr()
         made = self._outputs.get((sequence, output))
         if made is not None and made[0].parametric:
@@ -195,16 +262,18 @@ class _Walk:
             return self._known[id(node)]
         self._known[id(node)] = None
         self._held.append(node)
-        noted = _noted(node)
+        note = _note_on(node)
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
             self._known[id(node)] = Leaf("weight", variable)
-        elif self._left == 0 and noted is not None:
+        elif self.count == self._limit and note is not None:
             self.cut = True
-        elif self._left > 0 and (noted is not None or self._foreign > 0):
-            self._left -= 1
-            self._foreign -= noted is None
-            copy = self._known[id(node)] = self._copy(node, noted, sequence)
+        elif self.count < self._limit and (note is not None or self._foreign > 0):
+            self.count += 1
+            self._foreign -= note is None
+            saved = self._saved(node) if note is not None and not note.startswith(_HOOKED) else {}
+            copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
+            self._known[id(node)] = copy
             if made is not None and (value := self._leaf(*made).value) is not None:
                 copy.saved["result"] = value  # of a loss module: the code before it counts, too
         return self._known[id(node)]
@@ -212,15 +281,6 @@ class _Walk:
     def _leaf(self, call: RootCall, name: str) -> Leaf:
         value = next((x for n, x, version in call.outputs if n == name and x._version == version), None)
         return Leaf(f"{call.root} output {name}".strip(), value)
-
-    def _copy(self, node: Any, noted: _Note | None, sequence: int) -> LossNode:
-        line, hooked, count = noted or _Note(None, hooked=True, places=0)
-        place = _place_of(line, self._scene.places[:count])
-        metadata = getattr(node, "_input_metadata", None)
-        first = metadata[0] if metadata else None
-        shape = tuple(int(n) for n in first.shape) if first is not None else ()
-        saved = {} if hooked else self._saved(node)
-        return LossNode(node.name(), line, place, sequence, shape, first.dtype if first is not None else None, saved)
 
     def _saved(self, node: Any) -> dict[str, Any]:
         """By reference: nothing is copied, and what does not fit into ``--scene-memory`` is left out."""
@@ -243,31 +303,49 @@ class _Walk:
         return saved
 
 
-class _Note(NamedTuple):
-    """What we noted at a node: the line, whether its saved tensors must be left alone, and how many places by then."""
-
-    line: Line | None
-    hooked: bool
-    places: int
-
-
-def _place_of(line: Line | None, places: list[Variables]) -> Variables | None:
-    """The latest note of the line, so that of a loop's first rounds."""
-    if line is None:
-        return None
-    mine = [p for p in places if p.code.co_filename == line.file]
-    return next((p for p in reversed(mine) if p.line == line.number), None)
-
-
-def _noted(node: Any) -> _Note | None:
+def _note_on(node: Any) -> str | None:
     """What we noted at a node; null for any other node."""
     try:
         trace: Iterable[str] = node.metadata.get(_KEY) or ()
     except (AttributeError, RuntimeError) as error:
         attach.let_through(error)
         return None
-    for text in trace:
-        if text.startswith(_MARK):
-            _, hooked, places, number, file = text.split("\0", 4)
-            return _Note(Line(file, int(number)) if file else None, bool(hooked), int(places))
-    return None
+    return next((text for text in trace if text.startswith(_MARK)), None)
+
+
+def _readable(top: RawNode, places: Sequence[Variables]) -> LossNode:
+    """The graph with its lines and places."""
+    copies: dict[int, LossNode] = {}
+    waiting = [top]
+    while waiting:
+        raw = waiting.pop()
+        if id(raw) not in copies:
+            copies[id(raw)] = _read(raw, places)
+            waiting += [behind for behind, _ in raw.edges if isinstance(behind, RawNode)]
+    waiting, met = [top], {id(top)}
+    while waiting:
+        raw = waiting.pop()
+        for behind, output in raw.edges:
+            copies[id(raw)].edges.append((copies[id(behind)] if isinstance(behind, RawNode) else behind, output))
+            if isinstance(behind, RawNode) and id(behind) not in met:
+                met.add(id(behind))
+                waiting.append(behind)
+    return copies[id(top)]
+
+
+def _read(raw: RawNode, places: Sequence[Variables]) -> LossNode:
+    line, place = None, None
+    if raw.note is not None:
+        _, _, count, number, file = raw.note.split("\0", 4)
+        line = Line(file, int(number)) if file else None
+        place = _place_of(line, places[: int(count)])
+    first = raw.metadata[0] if raw.metadata else None
+    shape = tuple(int(n) for n in first.shape) if first is not None else ()
+    return LossNode(raw.name, line, place, raw.sequence, shape, first.dtype if first is not None else None, raw.saved)
+
+
+def _place_of(line: Line | None, places: Sequence[Variables]) -> Variables | None:
+    """The latest note of the line, so that of a loop's first rounds."""
+    if line is None:
+        return None
+    return next((p for p in reversed(places) if (p.code.co_filename, p.line) == (line.file, line.number)), None)

@@ -19,6 +19,8 @@ _WRAPPERS = {
     "OptimizedModule": "_orig_mod",
 }
 _PREFIXES = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+#: What stands for a compiled function in replays: the modules it uses are roots, not its own.
+_STAND_IN = "CompiledFunction"
 #: A search for an unknown module walks every live object, or a whole tree of modules; a script that makes modules in
 #: its loop must not pay for it each time.
 _MAX_SEARCHES = 16
@@ -147,7 +149,7 @@ class Names:
         if (not module._modules and not module._parameters) or self._searched_enough():
             return module
         # issubclass on the type, because isinstance asks lazy modules' __class__ and that can import or warn.
-        live = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+        live = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and type(o).__name__ != _STAND_IN]
         parents: dict[int, nn.Module] = {}
         for candidate in live:
             for child in candidate.__dict__.get("_modules", {}).values():

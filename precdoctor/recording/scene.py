@@ -21,6 +21,7 @@ from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.first_call import FirstCall, FirstCalls
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.microscope.restore import Autocast, RandomState
+from precdoctor.recording.naming import unwrap
 from precdoctor.recording.recorder import Recorder, guarded
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class RootCall:
     #: Names of parameters that forward passes write to; and of the call that was the first, what it found.
     writes: frozenset[str] = frozenset()
     first: FirstCall | None = None
+    #: Of later calls, copies of those parameters from before.
+    before: Mapping[str, Tensor] = field(default_factory=dict)
     #: Output leaves with their version counters, and the gradients the backward pass brought to them.
     outputs: list[tuple[str, Tensor, int]] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -67,6 +70,10 @@ class RootCall:
     taken: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     #: Which autograd node made each output: its sequence number, and the number of the output.
     makers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: Of arguments that the code after another top-level module made: how, as far as autograd's graph tells.
+    graphs: list[LossGraph] = field(default_factory=list)
+    #: Objects that are no modules, and whose attributes a replay may write to.
+    owners: tuple[object, ...] = ()
 
     @property
     def prepares_data(self) -> bool:
@@ -111,6 +118,8 @@ class Scene:
         self.unlimited_at: Callable[[int], bool] = lambda _step: False
         self.enabled = recorder.options.on_nonfinite != "observe" or recorder.options.scene_memory > 0
         self._keep = guarded(recorder)(self._gradient)
+        #: The code behind a tensor.
+        self.graph_behind: Callable[[Tensor], LossGraph | None] = lambda _x: None
         #: Told when everything is let go of.
         self.when_cleared: list[Callable[[], None]] = []
         recorder.when_forked.append(self.clear)
@@ -171,9 +180,17 @@ class Scene:
                 return None
         with kernels.apart_from_user_modes():
             call.buffers = self._buffers_of(module).before(self._afford)
-        call.writes = self._first_calls.written(module)
+            call.writes = self._first_calls.written(module)
+            call.before = {
+                name: p.detach().clone()
+                for name, p in (unwrap(module).named_parameters() if call.writes else ())
+                if name in call.writes and self.affords_aside(p)
+            }
         if not call.stand_in and not call.bound:
             call.first = self._first_calls.begins(module)
+        if self.calls:
+            made = (x for _, x in leaves.tensors({**dict(enumerate(args)), **kwargs}) if x.grad_fn is not None)
+            call.graphs = [graph for graph in map(self.graph_behind, made) if graph is not None]
         self.calls.append(call)
         return call
 
@@ -246,6 +263,12 @@ class Scene:
         if len(self._storages) > known:
             self._storages.discard(x.untyped_storage()._cdata)
         return False
+
+    def has_room(self, value: Any) -> bool:
+        """Whether every tensor in it can be kept."""
+        dense = [x for _, x in leaves.tensors(value) if x.layout is torch.strided and not leaves.is_wrapped(x)]
+        sizes = {s._cdata: s.nbytes() for s in (x.untyped_storage() for x in dense)}
+        return sum(n for key, n in sizes.items() if key not in self._storages) <= self._left
 
     def affords_aside(self, x: Tensor) -> bool:
         """Count a tensor that is good to have: it takes a small part of what is left, and leaves the rest."""

@@ -1,7 +1,8 @@
 """The variables of the user's functions while loss code runs: what a later look at its source text begins with.
 
 Tensors made without a gradient leave nothing in autograd's graph. Their variables are noted by reference, for one step;
-tensors within a share of ``--scene-memory``, other objects weakly. Nothing is copied, nothing is computed.
+tensors within a share of ``--scene-memory``, other objects weakly. Nothing is computed, and copied are only variables
+that the first steps have shown to be written to before ``backward`` (a buffer that a loader fills again).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import inspect
 import sys
 import types
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from precdoctor.recording import attach, leaves
+from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.microscope.frames import is_foreign
 
 #: Rounds of a loop whose lines are noted (and after them those numbered by powers of two), and notes of further rounds.
@@ -40,6 +42,10 @@ _SHARED = sys.version_info < (3, 13)
 #: References to it where nobody else asked for it: the frame's, a variable's, and the one that asks how many.
 _OURS = 3
 
+
+#: Backward passes before which it is looked whether noted tensors have been written to; bytes of one that is copied
+#: because of that, and how many variables there may be.
+_LOOKS, _MAX_COPY, _MAX_WRITTEN = 8, 1 << 22, 16
 
 _T = TypeVar("_T")
 
@@ -87,6 +93,11 @@ class Notebook:
         self._whole = whole
         self._max_elements = _WHOLE_ELEMENTS if whole else _MAX_ELEMENTS
         self._max_nest = _WHOLE_NEST if whole else _MAX_NEST
+        #: Variables whose tensors get written to after they were noted, and what tells.
+        self._written: set[tuple[types.CodeType, str]] = set()
+        self._watched: list[tuple[tuple[types.CodeType, str], weakref.ref[Tensor], int]] = []
+        self._looks = 0 if whole else _LOOKS
+        self._variable: tuple[types.CodeType, str] | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -96,6 +107,15 @@ class Notebook:
         #: How often a line was met: loops would be noted without end.
         self._rounds: dict[tuple[types.CodeType, int], int] = {}
         self._again = 0
+        self._watched.clear()
+
+    def learn(self) -> None:
+        """Called before ``backward``: which of the tensors noted since have been written to?"""
+        seen = ((variable, ref(), version) for variable, ref, version in self._watched)
+        changed = {variable for variable, x, version in seen if x is not None and leaves.version(x) != version}
+        self._written |= set(list(changed)[: _MAX_WRITTEN - len(self._written)])
+        self._looks = max(self._looks - 1, 0)
+        self._watched.clear()
 
     def note(self) -> Variables | None:
         """The functions of the user's that are running, innermost first; null when the line has been noted enough."""
@@ -131,11 +151,24 @@ class Notebook:
         if frame.f_code.co_name == "<module>":
             own = frame.f_locals
             apart = type(own) is dict and "__builtins__" not in own  # ``exec`` with a dictionary for locals
-            return self._all(own) if apart else frame.f_globals
-        return _read(frame, self._all, {})
+            return self._all(own, frame.f_code) if apart else self._of_script(frame)
+        return _read(frame, lambda own: self._all(own, frame.f_code), {})
 
-    def _all(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: self._keep(value) for name, value in values.items()}
+    def _of_script(self, frame: types.FrameType) -> Mapping[str, Any]:
+        """Variables of a script as they will be, but for those that are known to be written to."""
+        code, own = frame.f_code, frame.f_globals
+        for name, value in own.items() if self._looks else ():
+            if type(value) is Tensor and not value.requires_grad:
+                self._watch((code, name), value)
+        written = {n: own[n] for c, n in self._written if c is code and issubclass(type(own.get(n)), Tensor)}
+        copies = self._all(written, code)
+        return ChainMap(copies, own) if copies else own
+
+    def _all(self, values: Mapping[str, Any], code: types.CodeType) -> dict[str, Any]:
+        kept = {}
+        for name, value in values.items():
+            self._variable = (code, name)
+            kept[name] = self._keep(value)
         return {name: value for name, value in kept.items() if value is not DROPPED}
 
     def _keep(self, value: Any, depth: int = 0) -> Any:
@@ -157,16 +190,28 @@ class Notebook:
         except TypeError:
             return DROPPED
 
+    def _watch(self, variable: tuple[types.CodeType, str], x: Tensor) -> None:
+        self._watched.append((variable, weakref.ref(x), leaves.version(x)))
+
     def _held(self, x: Tensor) -> Any:
         try:
             if leaves.is_transformed(x) or leaves.is_wrapped(x) or x.layout is not torch.strided:
                 return DROPPED  # its values are elsewhere
             if leaves.has_graph(x) and not self._whole:
                 return DROPPED  # it would be kept with it
+            if self._looks and self._variable is not None:
+                self._watch(self._variable, x)
+            if self._variable in self._written and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+                x = _copy(x) if x.nbytes <= _MAX_COPY else x
             return Held(x, leaves.version(x)) if self._affords(x) else DROPPED
         except (RuntimeError, NotImplementedError) as error:  # a kind of tensor without memory
             attach.let_through(error)
             return DROPPED
+
+
+def _copy(x: Tensor) -> Tensor:
+    with kernels.apart_from_user_modes():
+        return x.detach().clone()
 
 
 def _read(frame: types.FrameType, look: Callable[[Mapping[str, Any]], _T], nothing: _T) -> _T:

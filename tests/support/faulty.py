@@ -332,6 +332,81 @@ def batch_modified_in_place():
     return train_on(Net(), lambda: clock.batch(4, 4))
 
 
+@fault("PD101", "division-by-zero", op="div")
+def between_two_modules():
+    """A mean over the words of a text without any, by code between an encoder and a head."""
+    torch.manual_seed(0)
+    clock = Clock()
+    encoder, head = nn.Linear(4, 6), nn.Linear(6, 1)
+    optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], 1e-3)
+
+    def loss():
+        hidden = encoder(clock.batch(2, 5, 4))
+        mask = torch.ones(2, 5, 1)
+        mask[1] = 0.0 if clock.bad else 1.0
+        pooled = (hidden * mask).sum(1) / mask.sum(1)  # here
+        return head(pooled).square().mean()
+
+    return Trained(fit(encoder, optimizer, loss, steps=5), [encoder, head])
+
+
+@fault("PD103", "log-of-nonpositive", op="log")
+def one_of_two_optimizers():
+    """The critic is finite at the step between that of the fault and the next one of the actor."""
+    torch.manual_seed(0)
+    clock = Clock()
+    actor, critic = nn.Linear(4, 2), nn.Linear(2, 1)
+    optimizers = [torch.optim.Adam(m.parameters(), 1e-3) for m in (critic, actor)]
+    losses = []
+    for turn in range(8):
+        x = clock.batch(8, 4)
+        if turn % 2 == 0:
+            loss = critic(torch.ones(8, 2)).square().mean()
+        else:
+            action = torch.tanh(actor(x) * (1e3 if clock.bad else 1))
+            loss = -torch.log(1 - action.abs()).mean() - critic(action).mean()  # here
+        optimizers[0].zero_grad()
+        optimizers[1].zero_grad()
+        loss.backward()
+        optimizers[turn % 2].step()
+        losses.append(loss.item())
+    return Trained(losses, [actor, critic])
+
+
+@fault("PD103", "division-by-zero", op="div")
+def late_in_a_long_loss():
+    """Hundreds of nodes stand between the loss and the quotient."""
+    torch.manual_seed(0)
+    clock = Clock()
+    here = torch.ones(4, 100)
+
+    def loss(out):
+        weight = here.clone()
+        weight[:, 3] = 0.0 if clock.bad else 1.0
+        total = 0.0
+        for c in range(100):
+            total = total + (weight[:, c] * out[:, c]).sum() / (out[:, c].abs() * weight[:, c]).sum()  # here
+        return total
+
+    return train_on(nn.Linear(4, 100), lambda: clock.batch(4, 4), loss)
+
+
+@fault("PD103", "log-of-nonpositive", op="log")
+def target_written_to_before_backward():
+    """By the time of the examination the buffer of the loader holds something else."""
+    torch.manual_seed(0)
+    clock = Clock()
+    target = torch.empty(4, 5)
+
+    def loss(out):
+        target.fill_(0.0 if clock.bad else 1.0)
+        found = (out - torch.log(target)).square().mean()  # here
+        target.fill_(2.0)
+        return found
+
+    return train_on(nn.Linear(4, 5), lambda: clock.batch(4, 4), loss)
+
+
 @fault("PD103", "log-of-nonpositive", op="log")
 def log_in_the_loss():
     torch.manual_seed(0)
@@ -497,6 +572,73 @@ def compiled():
 
     net = torch.compile(Net(), backend="eager")
     return train_on(net, lambda: clock.batch(4, 4) * (1e9 if clock.bad else 1))
+
+
+@fault("PD101", "log-of-nonpositive", op="log", module="")
+def parameter_that_each_forward_writes():
+    """By the time of the examination the forward pass has written over what it read."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.usage = nn.Parameter(torch.ones(4), requires_grad=False)
+
+        def forward(self, x):
+            p = self.fc(x).softmax(-1)
+            entropy = -torch.log(self.usage).mean()  # here
+            with torch.no_grad():
+                self.usage.mul_(0.5).add_(p.mean(0), alpha=0.5)
+            return p.mean() + entropy
+
+    net = Net()
+
+    def batch():
+        x = clock.batch(4, 4)
+        if clock.bad:
+            with torch.no_grad():
+                net.usage[2] = 0.0
+        return x
+
+    return train_on(net, batch)
+
+
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt")
+def compiled_loss():
+    """Autograd knows a compiled loss function as one node; the replay runs it as it is written."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    @torch.compile(backend="eager")
+    def distance(out, target):
+        return (out - target).square().sum(-1).sqrt().mean()  # here
+
+    def loss(out):
+        target = torch.ones(4, 5)
+        if clock.bad:
+            target[1] = out[1].detach()
+        return distance(out, target)
+
+    return train_on(nn.Linear(4, 5), lambda: clock.batch(4, 4), loss)
+
+
+@fault("PD101", "log-of-nonpositive", op="log")
+def compiled_with_its_model():
+    """The model is called inside of what is compiled, and as a module compiled in place: no hook of its is run."""
+    torch.manual_seed(0)
+    clock = Clock()
+    front, net = nn.Linear(4, 4), nn.Linear(4, 4)
+    front.compile(backend="eager")
+
+    @torch.compile(backend="eager")
+    def loss_of(model, x):
+        return torch.log(1e3 - model(x).abs()).mean()  # here
+
+    optimizer = torch.optim.SGD([*front.parameters(), *net.parameters()], 1e-3)
+    losses = fit(net, optimizer, lambda: loss_of(net, front(clock.batch(4, 4)) * (1e9 if clock.bad else 1)), steps=5)
+    return Trained(losses, [net])
 
 
 class Normalised(torch.optim.Optimizer):

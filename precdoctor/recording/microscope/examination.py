@@ -89,7 +89,8 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: 
         inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if scene.transformed else None
         return Examination("refused", why=scene.refused or inside or "no module was called in the step")
     modules = list({id(m): m for c in scene.calls for m in unwrap(c.module).modules()}.values())
-    random, attributes = RandomState.now(), Attributes(modules)
+    owners = list({id(o): o for c in scene.calls for o in c.owners}.values())
+    random, attributes = RandomState.now(), Attributes([*modules, *owners])
     try:
         if look_at == "buffers":
             done = _buffers(scene, names, values=values)
@@ -119,6 +120,8 @@ def _forward(scene: Scene, names: Names, *, values: bool, running: Variables | N
             if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs):
                 return _closer("forward", done, again)
             masked = masked or (done, again)  # forbidden tokens: what becomes of them is for later code to say
+        elif done.bad_outputs and (between := _between(call, values=values)) is not None:
+            return between
         if done.missing:
             why = f"output {done.missing[0] or 'of the call'} was not finite in the run and is when run again"
             return Examination("not-reproduced", "forward", why=why, found=done)
@@ -129,6 +132,15 @@ def _forward(scene: Scene, names: Names, *, values: bool, running: Variables | N
     if masked is None or _made_worse(done_loss):
         return done_loss
     return _closer("forward", *masked)
+
+
+def _between(call: RootCall, *, values: bool) -> Examination | None:
+    """The code between two top-level modules, where it made an argument of the second bad."""
+    for graph in call.graphs:
+        again = functools.partial(replay_loss, graph, backward=False, before=call, values=values)
+        if badness(graph.value) and (first := again()).bad_outputs:
+            return _closer("forward", first, again)
+    return None
 
 
 def _made_worse(done: Examination) -> bool:

@@ -21,6 +21,7 @@ from precdoctor.recording.microscope.ops import storage_key, take_gradients
 from precdoctor.recording.microscope.replay import Replay, same_bits
 from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
+from precdoctor.recording.scene import RootCall
 
 _WRAPPED = 1 << 63
 _UNSEEN = External("constant")
@@ -36,6 +37,7 @@ def replay_loss(
     backward: bool,
     wanted: frozenset[int] = frozenset(),
     named: External | None = None,
+    before: RootCall | None = None,
     values: bool = True,
 ) -> Replay:
     """The loss code again, and its backward pass.
@@ -44,13 +46,14 @@ def replay_loss(
         backward: go on into the backward pass, from what the run gave to ``backward``.
         wanted: ops of which full facts are wanted, by their index in an earlier replay of the same graph.
         named: what the bad tensor is that no graph knows, if that has been found out.
+        before: it is no loss code, but made an argument of this call.
         values: let facts hold single values.
     """
     nodes = sorted(_nodes(graph.top), key=lambda n: n.sequence)
     leaves = _leaves(nodes)
     known = {k: External("argument", leaf.name) for leaf, x in leaves if (k := storage_key(x)) is not None}
     tracer = Tracer(known, wanted, values=values)
-    done = Replay(None, tracer, micro_step=graph.micro_step)
+    done = Replay(before, tracer, micro_step=graph.micro_step)
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
     saved = _saved_by_consumers(nodes)
     rough: set[int] = set()

@@ -14,6 +14,8 @@ from precdoctor.recording.variables import Variables
 
 #: Functions of the user's looked into for whether they write to what they are given.
 _MAX_DEPTH = 3
+#: What a loop over batches calls.
+_TRAINING = frozenset(("backward", "manual_backward", "step", "zero_grad", "training_step"))
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,19 @@ def preceding(body: FunctionNode, line: int) -> list[ast.stmt]:
         inner = [b for b in (getattr(here, name, None) for name in ("body", "orelse", "finalbody")) if b]
         block = next((b for b in inner if b[0].lineno <= line <= (b[-1].end_lineno or b[-1].lineno)), [])
     return before
+
+
+def loops_around(body: FunctionNode, line: int) -> list[ast.For]:
+    """The ``for`` loops a line stands in, innermost first, as far out as they train nothing."""
+    around = [
+        s for s in statements_in(body) if isinstance(s, ast.For) and s.lineno <= line <= (s.end_lineno or s.lineno)
+    ]
+    found: list[ast.For] = []
+    for loop in reversed(around):
+        if any(isinstance(n, ast.Attribute) and n.attr in _TRAINING for n in ast.walk(loop)):
+            break
+        found.append(loop)
+    return found
 
 
 def _changes(statement: ast.stmt, name: str, at: Variables) -> bool:

@@ -107,7 +107,7 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
         arguments = ready(call)
         _note_arguments(tracer, call, arguments)
         own = dict(module.named_parameters())
-        given = call.bound or {name: _before(call, own[name]) for name in call.writes if name in own}
+        given = call.bound or {name: _before(call, name, own[name]) for name in call.writes if name in own}
         bound = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in given.items()}
         for name, x in bound.items():
             tracer.note(x, External("weight", name))
@@ -128,8 +128,10 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
             _backward(done, brought, weights, result, arguments, alone=module is call.module)
 
 
-def _before(call: RootCall, weight: Tensor) -> Tensor:
-    """A parameter that the forward pass writes to: what is finite of it stands in for what it was at the first call."""
+def _before(call: RootCall, name: str, weight: Tensor) -> Tensor:
+    """A parameter that the forward pass writes to; what is finite of it stands in for what it was at the first call."""
+    if name in call.before:
+        return call.before[name].requires_grad_(weight.requires_grad)
     return (
         torch.nan_to_num(weight.detach(), 0.0, 0.0, 0.0).requires_grad_(weight.requires_grad) if call.first else weight
     )

@@ -117,9 +117,9 @@ class Autocast:
 
 
 class Attributes:
-    """The plain attributes of every module of some trees, and the contents of the containers among them."""
+    """The plain attributes of modules, or of other objects, and the contents of the containers among them."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[Any]) -> None:
         self._kept = [(m, dict(own), {k: _contents(v) for k, v in own.items()}) for m in modules for own in [_own(m)]]
 
     def restore(self) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ class Attributes:
         return tuple(sorted(set(changed)))
 
 
-def _own(module: nn.Module) -> dict[str, Any]:
+def _own(module: Any) -> dict[str, Any]:
     return {k: v for k, v in module.__dict__.items() if k not in _MACHINERY or k == "training"}
 
 

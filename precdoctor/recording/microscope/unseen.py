@@ -22,7 +22,7 @@ from precdoctor.recording.microscope.by_hand import run_writers
 from precdoctor.recording.microscope.facts import NAN, NEG_INF, badness
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.functions import Follower, function_of
-from precdoctor.recording.microscope.makers import Making, making_of, statement_at
+from precdoctor.recording.microscope.makers import Making, loops_around, making_of, statement_at
 from precdoctor.recording.microscope.pure import UnknownValueError
 from precdoctor.recording.microscope.replay import Replay, same_bits
 from precdoctor.recording.microscope.restore import Autocast, RandomState
@@ -86,6 +86,11 @@ def replay_statements(
                     found = _bad_value(follower, tracer, made, variable)
             if found is None and variable is not None:
                 done.named = External(_role(made), variable)
+            if step == 0 and found is None and before is None and body is not None and statement is not None:
+                found = _in_another_round(tracer, place, loops_around(body, line.number), statement)
+                if found is not None:
+                    done.bad_outputs = [("", badness(found.value), found.source)]
+                    break
             if made is None or found is None:
                 break
             noted = noted if noted is not None else found.kept
@@ -139,6 +144,20 @@ def _bad_value(follower: Follower, tracer: Tracer, made: Making, variable: str |
                 continue
             whole += _tensors(result)
     return _first_bad(tracer, [*evaluator.loose, *whole])
+
+
+def _in_another_round(tracer: Tracer, place: Variables, loops: list[ast.For], statement: ast.stmt) -> _Found | None:
+    """What a statement makes non-finite of finite values in some round of the loops around it: few are noted."""
+    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    for loop in loops:
+        first = len(tracer.records)
+        with tracer:
+            _follower(tracer, place, None).attempt(loop)
+        for made in tracer.records[first:]:
+            here = made.line is not None and made.line.file == place.code.co_filename and made.line.number in lines
+            if here and made.suspect and made.op.split(".")[1] not in _FILLS:
+                return _Found(torch.tensor(math.nan if made.bad_out & NAN else math.inf), (made.index,))
+    return None
 
 
 def _first_bad(tracer: Tracer, known: list[Tensor]) -> _Found | None:

@@ -6,6 +6,9 @@ import pytest
 
 from tests.support.faulty import BAD_STEP, FAULTS
 
+#: Something that the loss code added or subtracted is in no graph: it is not computed to its end.
+IN_KIND = {"late_in_a_long_loss", "target_written_to_before_backward"}
+
 
 @pytest.fixture(params=FAULTS)
 def name(request):
@@ -31,12 +34,13 @@ def test_looking_changes_nothing(faulty, name):
 
 
 def test_the_replay_is_the_run_itself(faulty, name):
-    (incident,) = faulty.events(name, "incident")
+    incident, *later = faulty.events(name, "incident")
+    assert not later or name == "one_of_two_optimizers", "whose weights are bad again at its next step"
     assert faulty.events(name, "error") == []
     if incident["phase"] == "optimizer":
         assert incident["phase"] == "optimizer"
     else:
-        assert incident["reproduced"] == "bit-for-bit"
+        assert incident["reproduced"] == ("in-kind" if name in IN_KIND else "bit-for-bit")
 
 
 def test_training_that_recovers_goes_on_as_if_nobody_had_looked(faulty):

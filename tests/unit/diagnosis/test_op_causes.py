@@ -352,3 +352,26 @@ def test_a_power_that_only_fp64_holds_is_no_trap_although_the_loss_stayed_finite
     assert trap.name == "where-gradient-trap"
     ended = cause_of(examined("backward", cube, replace(slope, reference=tensor("out"))))
     assert ended.name == "square-overflow" and "the forward pass ends finite" in ended.why
+
+
+def test_a_mean_over_targets_of_which_none_counts():
+    none = replace(tensor("out"), zero=1, numel=1, amax=0.0)
+    ignored = replace(
+        op(0, "aten.nll_loss_forward.default", tensor(), bad_out=NAN, settings={"ignore_index": -100}),
+        results=(tensor("out", nan=1), none),
+    )
+    some = replace(ignored, results=(tensor("out", nan=1), replace(none, amax=3.0)))
+
+    assert cause_of(examined("forward", ignored)).name == "division-by-zero"
+    assert "-100" in cause_of(examined("forward", ignored)).why
+    assert cause_of(examined("forward", some)).name != "division-by-zero"
+
+
+@pytest.mark.parametrize(("number", "name"), [(-1e9, "cast-overflow"), (-1e4, "other")])
+def test_a_constant_that_does_not_fit_into_half_precision(number, name):
+    mask = replace(
+        op(0, "aten.mul.Tensor", tensor(dtype="float16"), bad_out=NEG_INF, settings={"other": number}),
+        results=(tensor("out", dtype="float16"),),
+    )
+
+    assert cause_of(examined("forward", mask)).name == name

@@ -26,12 +26,16 @@ class _StoppedError(Exception):
     pass
 
 
-def replay(text, line, function="<module>", **outside):
+def _stop():
+    raise _StoppedError
+
+
+def replay(text, line, function="<module>", notebook=None, **outside):
     """Run a script up to its ``stop()``, note the variables there (or at ``note()``), and evaluate ``line`` again."""
     file = f"/script-{next(NAMES)}.py"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     noted = []
-    notebook = Notebook(lambda _x: True)
+    notebook = notebook or Notebook(lambda _x: True)
 
     def note():
         noted.append(notebook.note())
@@ -87,6 +91,25 @@ def test_functions_of_the_users_are_followed(body):
     done = replay(text, text.count("\n"))
 
     assert origin(done) == ("aten.div.Tensor", 1 + body.count("\n"))
+
+
+def test_a_round_of_a_loop_that_was_not_noted():
+    text = (
+        "sizes = torch.ones(9)\nsizes[7] = 0.0\nfor pair in range(3):\n    for i in range(9):\n"
+        "        if pair == i == 0:\n            note()\n        total = unknown[i] + torch.log(sizes[i])\nstop()\n"
+    )
+    done = replay(text.replace("stop()", "raise_stop()"), 7, raise_stop=_stop, unknown=[0.0] * 9)
+
+    assert origin(done) == ("aten.log.default", 7)
+
+
+def test_a_loop_that_trains_is_not_run_again():
+    text = (
+        "sizes = torch.ones(9)\nsizes[7] = 0.0\nfor i in range(9):\n    if i == 0:\n        note()\n"
+        "    total = unknown[i] + torch.log(sizes[i])\n    backward = total.backward\nraise_stop()\n"
+    )
+
+    assert not replay(text, 6, raise_stop=_stop, unknown=[torch.zeros((), requires_grad=True)] * 9).bad_outputs
 
 
 def test_what_the_statement_throws_away_by_itself_is_no_finding():
@@ -395,6 +418,35 @@ def test_a_teacher_in_evaluation_is_called_again_and_left_as_it_was(training):
     assert (teacher.calls, hooked) == (0, [])
     assert training or origin(done) == ("aten.log.default", 3)
     assert not training or not done.bad_outputs
+
+
+def test_a_variable_that_gets_written_to_before_backward_is_copied_from_then_on():
+    notebook = Notebook(lambda _x: True)
+    kept = torch.ones(2)
+
+    def batch():
+        y = torch.ones(2)
+        place = notebook.note()
+        y.zero_()
+        notebook.learn()
+        notebook.clear()
+        return kept, place
+
+    first, second = batch()[1], batch()[1]
+    assert first.values["y"].value.tolist() == [0.0, 0.0]
+    assert second.values["y"].value.tolist() == [1.0, 1.0]
+    assert second.values["kept"].value is kept
+
+
+def test_a_variable_of_a_script_that_gets_written_to_is_copied_and_others_are_as_they_will_be():
+    text = (
+        "for i in range(2):\n    y = torch.zeros(1)\n    w = 1.0\n    note()\n    y.fill_(1.0)\n    learn()\nw = 2.0\n"
+        "raise_stop()\nloss = unknown * w * torch.log(y)\n"
+    )
+    notebook = Notebook(lambda _x: True)
+    done = replay(text, 9, raise_stop=_stop, notebook=notebook, learn=lambda: (notebook.learn(), notebook.clear()))
+
+    assert origin(done) == ("aten.log.default", 9)
 
 
 def test_what_was_noted_goes_when_the_step_goes():

@@ -1,0 +1,108 @@
+"""A compiled function as a replay runs it: as it is written, with the modules it uses as its children."""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from precdoctor.recording.microscope.frames import is_foreign
+
+#: Functions of the user's that one calls, looked into one after another.
+_MAX_DEPTH = 4
+#: Names of what must not be done twice: steps and backward passes of training, and what other ranks have to take part
+#: in or the world outside would see.
+_ONCE = frozenset(
+    (
+        *("backward", "step", "zero_grad", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter"),
+        *("reduce_scatter_tensor", "all_to_all", "all_to_all_single", "broadcast", "barrier", "send", "recv", "reduce"),
+        *("save", "write", "open", "input", "put", "exec", "eval"),
+    )
+)
+_GLOBAL_WRITES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL"))
+
+
+class CompiledFunction(nn.Module):
+    """Stands for a function where a replay expects a module; holds on to nothing of the user's between two steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._function: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """No module is entered: what the function computes itself belongs to none."""
+        return self._function(*args, **kwargs)
+
+    def take(self, function: Any, values: Mapping[str, Any]) -> None:
+        """For the rest of the step it is this function; modules and parameters among ``values`` are its own."""
+        self._function = function
+        owner = getattr(function, "__self__", None)
+        attributes = vars(owner) if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module) else {}
+        for name, value in {"self": owner, **attributes, **values}.items():
+            kind = type(value)
+            if issubclass(kind, nn.Module) and not any(value is m for m in self._modules.values()):
+                self._modules[name if name not in self._modules else f"{name}{len(self._modules)}"] = value
+            elif issubclass(kind, nn.Parameter):
+                self._parameters[name] = value
+
+    def owners(self, reads: Mapping[str, Any]) -> tuple[object, ...]:
+        """Objects, other than modules, that the function may write to: its own, and variables outside of it."""
+        owner = getattr(self._function, "__self__", None)
+        own = () if owner is None or isinstance(owner, nn.Module) or not hasattr(owner, "__dict__") else (owner,)
+        return (*own, types.SimpleNamespace(**reads))
+
+    def release(self) -> None:
+        """Let go of everything of the user's."""
+        self._function = None
+        self._modules.clear()
+        self._parameters.clear()
+
+
+def reads_of(function: Any) -> dict[str, Any]:
+    """Values of the variables outside of it that a function, and those it calls, may read."""
+    found: dict[str, Any] = {}
+    for each in _called_by(getattr(function, "__func__", function)):
+        names = {*_names_in(each.__code__)}
+        found |= {n: each.__globals__[n] for n in names & each.__globals__.keys()}
+        cells = zip(each.__code__.co_freevars, each.__closure__ or (), strict=True)
+        found |= {n: c.cell_contents for n, c in cells if c != types.CellType()}
+    return found
+
+
+def runs_again(function: types.FunctionType) -> bool:
+    """Whether running a function once more leaves no trace, as far as names in its code can tell."""
+    for each in _called_by(function):
+        for code in _codes(each.__code__):
+            if not _ONCE.isdisjoint(code.co_names) or any(
+                i.opname in _GLOBAL_WRITES for i in dis.get_instructions(code)
+            ):
+                return False
+    return True
+
+
+def _called_by(function: types.FunctionType) -> Iterator[types.FunctionType]:
+    """The function, and the user's own functions that its code names, in its module or around it."""
+    waiting, met = [(function, 0)], {function}
+    while waiting:
+        each, depth = waiting.pop()
+        yield each
+        cells = [c.cell_contents for c in each.__closure__ or () if c != types.CellType()]
+        named = [each.__globals__[n] for n in _names_in(each.__code__) if n in each.__globals__]
+        for value in (*named, *cells) if depth < _MAX_DEPTH else ():
+            if type(value) is types.FunctionType and value not in met and not is_foreign(value.__code__.co_filename):
+                met.add(value)
+                waiting.append((value, depth + 1))
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    return {name for each in _codes(code) for name in each.co_names}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
