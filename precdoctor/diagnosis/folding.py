@@ -84,6 +84,9 @@ def explains(cause: Finding, effect: Finding) -> bool:
     if effect.code in _EXPLAINS_TENSORS.get(cause.code, ()):
         effects = _tensors(effect)
         return bool(effects) and set(effects) <= set(_tensors(cause))
+    if (cause.code, effect.code) == ("PD204", "PD503"):
+        starved = _modules(effect, "weights", "parameter")
+        return bool(starved) and starved <= _modules(cause, "layers", "module")
     if effect.code in _EXPLAINS_WORST.get(cause.code, ()):
         return any(worst in _tensors(cause) for worst in _tensors(effect)[:1])
     return effect.code in _EXPLAINS.get(cause.code, ()) and _begins_within(cause, effect)
@@ -97,6 +100,13 @@ def _mended_by_the_scale(gradient: Finding) -> bool:
 def _begins_within(cause: Finding, effect: Finding) -> bool:
     span, begin = covered_steps(cause), effect.evidence.get("first_overflow_step", effect.location.step)
     return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
+
+
+def _modules(finding: Finding, evidence: str, name: str) -> set[tuple[str | None, str]]:
+    """Root and FQN of the modules that an entry of the evidence lists, as they are or by their parameters."""
+    listed = [str(entry.get(name)) for entry in finding.evidence.get(evidence, ())]
+    modules = (n.rpartition(".")[0] if name == "parameter" else n for n in listed)
+    return {(finding.location.root, m) for m in modules}
 
 
 def _tensors(finding: Finding) -> list[tuple[Any, ...]]:

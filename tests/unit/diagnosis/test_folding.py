@@ -140,3 +140,12 @@ def test_a_finding_that_says_only_where_to_look_lends_advice_from_what_led_to_it
     assert list(fold([cured, steps])[0].prescriptions) == [eps]
     elsewhere = Finding(**{**finding("PD709", 0).__dict__, "prescriptions": (eps,)})  # led to nothing
     assert list(fold([loss, elsewhere])[0].prescriptions) == [look]
+
+
+@pytest.mark.parametrize(("weight", "kept"), [("encoder.0.weight", ["PD204"]), ("head.weight", ["PD204", "PD503"])])
+def test_gradients_that_vanished_are_below_eps_for_that(weight: str, kept: list[str]) -> None:
+    vanish = finding("PD204", 5)
+    vanish.evidence["layers"] = [{"module": "encoder.0"}, {"module": "encoder.2"}]
+    small = finding("PD503", 5)
+    small.evidence["weights"] = [{"parameter": weight}]
+    assert [f.code for f in fold([vanish, small])] == kept
