@@ -44,7 +44,6 @@ _EXPLAINS_PLACE = {
     "PD301": ("PD601", "PD602"),
     "PD402": ("PD203", "PD706"),
     "PD602": ("PD406", "PD601"),
-    "PD703": ("PD706",),
 }
 #: ... when all tensors of the effect are among those of the cause (``evidence["tensors"]``): FP8 operands.
 _EXPLAINS_TENSORS = {
@@ -79,8 +78,12 @@ def explains(cause: Finding, effect: Finding) -> bool:
         return (cause.code == "PD301") == _mended_by_the_scale(gradient) and _begins_within(cause, effect)
     if effect.code in _EXPLAINS_RUN.get(cause.code, ()):
         return True
+    if {cause.code, effect.code} == {"PD703", "PD706"}:  # a cast that was seen is nearer to the fault than its sine
+        angles = cause if cause.code == "PD703" else effect
+        told_by_cast = angles.evidence.get("effect") == "angles"
+        return _same_place(cause, effect) and (cause.code == "PD706") == told_by_cast
     if effect.code in _EXPLAINS_PLACE.get(cause.code, ()):
-        return (cause.location.root, cause.location.module) == (effect.location.root, effect.location.module)
+        return _same_place(cause, effect)
     if effect.code in _EXPLAINS_TENSORS.get(cause.code, ()):
         effects = _tensors(effect)
         return bool(effects) and set(effects) <= set(_tensors(cause))
@@ -90,6 +93,10 @@ def explains(cause: Finding, effect: Finding) -> bool:
     if effect.code in _EXPLAINS_WORST.get(cause.code, ()):
         return any(worst in _tensors(cause) for worst in _tensors(effect)[:1])
     return effect.code in _EXPLAINS.get(cause.code, ()) and _begins_within(cause, effect)
+
+
+def _same_place(a: Finding, b: Finding) -> bool:
+    return (a.location.root, a.location.module) == (b.location.root, b.location.module)
 
 
 def _mended_by_the_scale(gradient: Finding) -> bool:

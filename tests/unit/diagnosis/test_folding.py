@@ -149,3 +149,13 @@ def test_gradients_that_vanished_are_below_eps_for_that(weight: str, kept: list[
     small = finding("PD503", 5)
     small.evidence["weights"] = [{"parameter": weight}]
     assert [f.code for f in fold([vanish, small])] == kept
+
+
+@pytest.mark.parametrize(("effect", "kept"), [("radians", ["PD703"]), ("angles", ["PD706"])])
+def test_a_cast_is_nearer_to_the_fault_than_its_sine_and_a_table_nearer_than_a_cast(
+    effect: str, kept: list[str]
+) -> None:
+    positions, cast = finding("PD703", 5), finding("PD706", 5)
+    positions.evidence["effect"] = effect
+    assert [f.code for f in fold([positions, cast])] == kept
+    assert [f.code for f in fold([cast, positions])] == kept
