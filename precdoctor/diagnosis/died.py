@@ -38,12 +38,17 @@ class _Zeros:
     def note(self, step: int, share: float) -> None:
         self.shares[step] = min(share, self.shares.get(step, 1.0))
 
-    def died(self, limit: float) -> int | None:
-        """The first step from which on it is zero on nearly all to the end; None: not, too late, or from the start."""
+    def died(self, limit: float, least: float) -> int | None:
+        """The first step from which on it is zero on nearly all to the end; None: not, too late, or from the start.
+
+        Args:
+            limit: share of its elements that is zero then.
+            least: steps since then.
+        """
         steps = sorted(self.shares)
         dead = [self.shares[s] >= limit for s in steps]
         at = next((i for i, d in enumerate(dead) if d and sum(dead[i:]) >= _NEARLY_ALL * len(dead[i:])), None)
-        if not at or len(steps) - at < _MOST * len(steps):
+        if not at or len(steps) - at < max(least, _MOST * len(steps)):
             return None
         before = [self.shares[s] for s in steps[:at]]
         return steps[at] if median(before) < limit else None
@@ -81,22 +86,23 @@ class Death:
     examined: int
 
 
-def died(view: RunView, steps: Sequence[int], limit: float) -> Death | None:
+def died(view: RunView, steps: Sequence[int], limit: float, least: float) -> Death | None:
     """The layers that died while the loss, which still gives the last layer a gradient, has not fallen since.
 
     Args:
         view: of the run; of several optimizers it is not known which one trains what.
         steps: those that may be looked at.
         limit: least share of zeros, in the activation and in the gradient of the weight before it.
+        least: steps on which it must have been so.
     """
     if len(view.optimizers) > 1 or not steps:
         return None
     weights = _zeros(view, steps, ("weight_grad",))
-    dead = {key[:2]: (key[3], at) for key, z in weights.items() if (at := z.died(limit)) is not None}
+    dead = {key[:2]: (key[3], at) for key, z in weights.items() if (at := z.died(limit, least)) is not None}
     if not dead:
         return None
     activations = _zeros(view, steps, ("input", "output"))
-    gone = {key: at for key, z in activations.items() if (at := z.died(limit)) is not None}
+    gone = {key: at for key, z in activations.items() if (at := z.died(limit, least)) is not None}
     process = next((p for p in view.processes if gone and view.rows(p, steps[-1])), None)
     if process is None:
         return None
@@ -185,8 +191,8 @@ def finding(view: RunView, death: Death, limit: float) -> Finding:
         f"exactly zero, and {percent(worst.gradient)} of the gradient of its `{worst.weight}` (medians, limit "
         f"{percent(limit)}); before, {percent(worst.before)} was."
         + (f" So it is with {', '.join(others)}." if others else "")
-        + f" The loss has not fallen since ({death.losses[0]:.3g} right after, {death.losses[1]:.3g} at the end), although "
-        "it still gives the last layer a gradient: an activation that never fires passes none on, and does not come back."
+        + f" The loss has not fallen since ({death.losses[0]:.3g} right after, {death.losses[1]:.3g} at the end), and "
+        "it still gives the last layer a gradient: an activation that never fires passes none on, and stays so."
         + (f" The input of the model goes up to {batch:.4g}." if batch >= _LARGE_INPUT else "")
     )
     whole = any(d.gradient == 1.0 for d in death.layers)

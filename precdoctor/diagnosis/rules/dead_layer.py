@@ -48,17 +48,15 @@ A bias initialised to -10 before a ReLU: the unit's input never becomes positive
 """,
     remedy="""
 Look at what follows the named layer. If an activation there is all zeros, lower the learning rate that pushed it
-there or use a leaky activation, and initialise the layer again. Where it died in
-the first steps, bring the inputs to order one (pixels of 0..255 are not), or warm the learning rate up. A layer before
-a saturated tanh starts with a smaller
-gain (a policy's last layer with 0.01), or its input is normalised. If no gradient reaches the layer, look for
+there or use a leaky activation, and initialise the layer again. Where it died in the first steps, bring the inputs to
+order one (pixels of 0..255 are not), or warm the learning rate up. A layer before a saturated tanh starts with a
+smaller gain (a policy's last layer with 0.01), or its input is normalised. If no gradient reaches the layer, look for
 `detach()`, `no_grad()`, `.item()`, an argmax, or an output that never enters the loss; if that is meant, freeze the
 layer with `requires_grad_(False)`.
 """,
     confidence="""
 0.9; 0.75 when fewer than twice the required steps were recorded; 0.8 for layers no gradient reaches; 0.85 for one that
-died, 0.7 where some of its units are left. That there is no
-gradient is not concluded when rows were dropped.
+died, 0.7 where some of its units are left. That there is no gradient is not concluded when rows were dropped.
 """,
     references=(
         "Lu et al., Dying ReLU and Initialization, arXiv:1903.06733",
@@ -106,7 +104,7 @@ def check(view: RunView, options: Options) -> Checked:
     dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MOST * len(g.steps))}
     flat = {} if dead else saturated(view, steps, options["saturated_share"], _MOST)
     never = any(g.alive < 0 for g in dead.values())
-    death = None if never or flat else died(view, steps, options["died_share"])
+    death = None if never or flat else died(view, steps, options["died_share"], options["min_steps"])
     findings = []
     if death is not None:
         findings.append(died_finding(view, death, options["died_share"]))
@@ -345,7 +343,7 @@ RULE = Rule(
             0.9,
             "fraction",
             "Part of an activation, and of the gradient of the weight before it, that is zero after the layer died.",
-            "Precdoctor's own: half of a healthy ReLU's output is zero, up to two thirds of its weight's gradient.",
+            "Precdoctor's own: nearly all; of a healthy ReLU's output half is zero.",
             0.5,
             1.0,
         ),
