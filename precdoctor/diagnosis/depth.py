@@ -6,21 +6,21 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from precdoctor.diagnosis.histories import watched_steps
-from precdoctor.diagnosis.rows import number, text
+from precdoctor.diagnosis.rows import integer, number, text
 from precdoctor.diagnosis.view import RunView
 
 #: A part of a name that is a number (``blocks.3``) or, where there is none, ends in one (``body.conv3``).
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 _NUMBERED = re.compile(r"(?:^|\.)[^\d.]*(\d+)(?=\.|$)")
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "phase", "numel", "nan", "pos_inf",
-            "neg_inf", "sum_sq", "scale")  # fmt: skip
+            "neg_inf", "sum_sq", "scale", "order")  # fmt: skip
 #: Steps that are looked at, evenly spread.
 _STEPS = 32
 #: The recorder takes this call of a module and all later ones of the step together.
@@ -40,11 +40,13 @@ class Link:
     #: L2 norm and root mean square, unscaled, median over steps; 0 where it is zero throughout.
     norm: float
     rms: float
+    #: Place in the execution order of a step; None where it is not known.
+    order: int | None = None
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers of one class whose names differ in one number only, by that number."""
+    """Layers of one class whose names differ in one number only, by that number; or several such, end to end."""
 
     root: str
     pattern: str
@@ -90,14 +92,42 @@ def chains(view: RunView, kind: str, least: int) -> list[Chain]:
     return [c for c in view.remember(f"chains:{kind}", lambda: _chains(view, kind)) if len(c.links) >= least]
 
 
+def joined_chains(view: RunView, kind: str, least: int) -> list[Chain]:
+    """Chains of one class that run one after the other, as an encoder's and its decoder's do, taken as one.
+
+    Only ``kind``s of the backward pass: those run from the last layer to the first. Chains that run side by side
+    (``blocks.*.up`` and ``blocks.*.down``) are not joined; nor are those of which the order is not known.
+    """
+    found: dict[tuple[str, str], list[Chain]] = {}
+    for chain in chains(view, kind, 2):
+        if all(k.order is not None for k in chain.links):
+            found.setdefault((chain.root, chain.module_class), []).append(chain)
+    made = []
+    for same in found.values():
+        ordered = sorted(same, key=lambda c: -_span(c)[1])
+        if len(ordered) > 1 and all(_span(a)[0] > _span(b)[1] for a, b in itertools.pairwise(ordered)):
+            links = [replace(k, index=i) for i, k in enumerate(k for c in ordered for k in c.links)]
+            pattern = "`, `".join(c.pattern for c in ordered)
+            made.append(replace(ordered[0], pattern=pattern, links=links, steps=min(c.steps for c in ordered)))
+    return [c for c in made if len(c.links) >= least]
+
+
+def _span(chain: Chain) -> tuple[int, int]:
+    orders = [k.order for k in chain.links if k.order is not None]
+    return min(orders), max(orders)
+
+
 def _chains(view: RunView, kind: str) -> list[Chain]:
     norms: dict[ChainKey, dict[tuple[int, str, str], list[tuple[float, float]]]] = {}
+    orders: dict[tuple[str, str], int | None] = {}
     for r, norm in _norms(view, kind):
         found = _place(r)
         if found is not None:
             key, link = found
             norms.setdefault(key, {}).setdefault(link, []).append((norm, norm / math.sqrt(int(r["numel"]))))
-    return [_chain(key, links) for key, links in norms.items()]
+            orders[key[0], link[1]] = integer(r["order"])
+    made = [_chain(key, links) for key, links in norms.items()]
+    return [replace(c, links=[replace(k, order=orders[c.root, k.module]) for k in c.links]) for c in made]
 
 
 def _norms(view: RunView, kind: str) -> Iterator[tuple[Mapping[str, Any], float]]:

@@ -43,9 +43,9 @@ _EXPLAINS_PLACE = {
     "PD301": ("PD601", "PD602"),
     "PD506": ("PD504",),
     "PD507": ("PD701",),
+    "PD401": ("PD203",),
     "PD402": ("PD203", "PD706"),
     "PD602": ("PD406", "PD601"),
-    "PD703": ("PD706",),
 }
 #: ... when all tensors of the effect are among those of the cause (``evidence["tensors"]``): FP8 operands.
 _EXPLAINS_TENSORS = {
@@ -80,14 +80,25 @@ def explains(cause: Finding, effect: Finding) -> bool:
         return (cause.code == "PD301") == _mended_by_the_scale(gradient) and _begins_within(cause, effect)
     if effect.code in _EXPLAINS_RUN.get(cause.code, ()):
         return True
+    if {cause.code, effect.code} == {"PD703", "PD706"}:  # a cast that was seen is nearer to the fault than its sine
+        angles = cause if cause.code == "PD703" else effect
+        told_by_cast = angles.evidence.get("effect") == "angles"
+        return _same_place(cause, effect) and (cause.code == "PD706") == told_by_cast
     if effect.code in _EXPLAINS_PLACE.get(cause.code, ()):
-        return (cause.location.root, cause.location.module) == (effect.location.root, effect.location.module)
+        return _same_place(cause, effect)
     if effect.code in _EXPLAINS_TENSORS.get(cause.code, ()):
         effects = _tensors(effect)
         return bool(effects) and set(effects) <= set(_tensors(cause))
+    if (cause.code, effect.code) == ("PD204", "PD503"):
+        starved = _modules(effect, "weights", "parameter")
+        return bool(starved) and starved <= _modules(cause, "layers", "module")
     if effect.code in _EXPLAINS_WORST.get(cause.code, ()):
         return any(worst in _tensors(cause) for worst in _tensors(effect)[:1])
     return effect.code in _EXPLAINS.get(cause.code, ()) and _begins_within(cause, effect)
+
+
+def _same_place(a: Finding, b: Finding) -> bool:
+    return (a.location.root, a.location.module) == (b.location.root, b.location.module)
 
 
 def _mended_by_the_scale(gradient: Finding) -> bool:
@@ -98,6 +109,13 @@ def _mended_by_the_scale(gradient: Finding) -> bool:
 def _begins_within(cause: Finding, effect: Finding) -> bool:
     span, begin = covered_steps(cause), effect.evidence.get("first_overflow_step", effect.location.step)
     return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
+
+
+def _modules(finding: Finding, evidence: str, name: str) -> set[tuple[str | None, str]]:
+    """Root and FQN of the modules that an entry of the evidence lists, as they are or by their parameters."""
+    listed = [str(entry.get(name)) for entry in finding.evidence.get(evidence, ())]
+    modules = (n.rpartition(".")[0] if name == "parameter" else n for n in listed)
+    return {(finding.location.root, m) for m in modules}
 
 
 def _tensors(finding: Finding) -> list[tuple[Any, ...]]:

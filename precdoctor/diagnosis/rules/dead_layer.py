@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from precdoctor.diagnosis.died import died
+from precdoctor.diagnosis.died import finding as died_finding
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence, text
@@ -26,6 +28,11 @@ already, then the loss itself gives it nothing (a term with weight zero, a mask)
 that no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss). Biases, frozen
 weights, modules that never ran, steps without a learning rate, and the first steps of zero-initialised layers are not
 judged. Single dead units or unused embedding rows are not a dead layer.
+
+A layer that was alive has died where, from some step on and for at least half of those recorded, `died_share` of the
+activation behind it is zero and as much of its weights' gradient, and the loss, which still gives the layer nearest to
+it a gradient, has not fallen by a tenth since. Runs with several optimizers are left out of that.
+
 A layer is as good as dead where `saturated_share` of its output is so large that the tanh or sigmoid behind it is flat,
 and as much of the gradient that comes back exactly zero, in three quarters of the steps from the beginning on.
 """,
@@ -41,14 +48,15 @@ A bias initialised to -10 before a ReLU: the unit's input never becomes positive
 """,
     remedy="""
 Look at what follows the named layer. If an activation there is all zeros, lower the learning rate that pushed it
-there or use a leaky activation, and initialise the layer again. A layer before a saturated tanh starts with a smaller
-gain (a policy's last layer with 0.01), or its input is normalised. If no gradient reaches the layer, look for
+there or use a leaky activation, and initialise the layer again. Where it died in the first steps, bring the inputs to
+order one (pixels of 0..255 are not), or warm the learning rate up. A layer before a saturated tanh starts with a
+smaller gain (a policy's last layer with 0.01), or its input is normalised. If no gradient reaches the layer, look for
 `detach()`, `no_grad()`, `.item()`, an argmax, or an output that never enters the loss; if that is meant, freeze the
 layer with `requires_grad_(False)`.
 """,
     confidence="""
-0.9; 0.75 when fewer than twice the required steps were recorded; 0.8 for layers no gradient reaches. That there is no
-gradient is not concluded when rows were dropped.
+0.9; 0.75 when fewer than twice the required steps were recorded; 0.8 for layers no gradient reaches; 0.85 for one that
+died, 0.7 where some of its units are left. That there is no gradient is not concluded when rows were dropped.
 """,
     references=(
         "Lu et al., Dying ReLU and Initialization, arXiv:1903.06733",
@@ -94,9 +102,15 @@ def check(view: RunView, options: Options) -> Checked:
     if most < options["min_steps"]:
         return Checked((), f"{seen}, too few to tell")
     dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MOST * len(g.steps))}
-    findings = [_dead_finding(view, dead, len(gradients), options)] if dead else []
     flat = {} if dead else saturated(view, steps, options["saturated_share"], _MOST)
-    if flat:
+    never = any(g.alive < 0 for g in dead.values())
+    death = None if never or flat else died(view, steps, options["died_share"], options["min_steps"])
+    findings = []
+    if death is not None:
+        findings.append(died_finding(view, death, options["died_share"]))
+    elif dead:
+        findings.append(_dead_finding(view, dead, len(gradients), options))
+    elif flat:
         findings.append(saturated_finding(view, flat, options["saturated_share"]))
     if view.missing is None and not view.partial_modules:
         unreached = _unreached(view, gradients, steps, options)
@@ -104,6 +118,7 @@ def check(view: RunView, options: Options) -> Checked:
             findings.append(_unreached_finding(unreached, most, options))
     words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: every one of them non-zero on some step"
     words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in flat) if flat else ""
+    words += f"; {len(death.layers)} died on the way" if death is not None else ""
     return Checked(findings, words, Status.FAILED if findings else None)
 
 
@@ -322,6 +337,15 @@ RULE = Rule(
             "Part of a layer's output gradient that is zero because what follows the layer is flat.",
             "Half of it; tanh is 1 in FP32 from 9 on.",
             maximum=1.0,
+        ),
+        RuleOption(
+            "died_share",
+            0.9,
+            "fraction",
+            "Part of an activation, and of the gradient of the weight before it, that is zero after the layer died.",
+            "Precdoctor's own: nearly all; of a healthy ReLU's output half is zero.",
+            0.5,
+            1.0,
         ),
     ),
     kinds=("weight_grad",),

@@ -1,4 +1,4 @@
-"""PD703: position tables kept in half precision."""
+"""PD703: positions, and angles made of them, kept in half precision."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.coarse_angles import finding as angles_finding
+from precdoctor.diagnosis.coarse_angles import half_angles
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import TensorRow, known_format, path_evidence, range_evidence
@@ -25,6 +27,10 @@ frequency, so a frequency that is off by half an ulp (2^-9 of itself in BF16) is
 position. A table with two dimensions holds the angles themselves, off by 2^-9 of the largest. Frequencies above 1 are
 features of coordinates and are not judged. Neighbouring position numbers collide from 256 on in BF16 and from 2048 in
 FP16.
+
+Or, in a deep scan, sines and cosines of angles that are in half precision, or were before they were widened, and so
+large that half an ulp of them is an `angle`: in BF16 above 256, in FP16 above 2048. Time steps of a diffusion model
+that are cast along with the latents are such.
 """,
     matters="""
 Positions far from the start get the wrong angle, or the same angle as their neighbours. The model trains all the same,
@@ -36,10 +42,11 @@ is worse on long contexts, and disagrees with any implementation that computes t
 """,
     remedy="""
 Keep the table in FP32: compute it in `forward` in FP32 and convert only the sines and cosines, or put the buffer back
-after converting the model, as in the snippet.
+after converting the model, as in the snippet. Pass time steps to the model as integers or in FP32.
 """,
     confidence="""
 0.85: dtype and values are recorded, what the buffer is for is told by its name. 0.7 when no sequence length was seen.
+Of sines 0.85, and 0.75 where what was widened is told by its largest number only.
 """,
     references=(
         "Su et al., RoFormer, arXiv:2104.09864 (rotary encoding: position times frequency)",
@@ -61,10 +68,27 @@ class _Table:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the table that is off most."""
+    """One finding: the table that is off most, or else the angles whose sines are."""
+    tables = _check_tables(view, options)
+    return tables if tables.findings else _check_angles(view, options, tables)
+
+
+def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
+    angles = half_angles(view)
+    if not angles:
+        return tables
+    worst = angles[0]
+    words = f"sines of half-precision angles up to {worst.amax:.4g}, off by {worst.error:.2g} radians"
+    if worst.error >= options["angle"]:
+        return Checked([angles_finding(view, worst, options["angle"])], words, Status.FAILED)
+    reason = words if tables.status is Status.NOT_APPLICABLE else f"{tables.reason}; {words}"
+    return Checked((), f"{reason} (limit {options['angle']:g})")
+
+
+def _check_tables(view: RunView, options: Options) -> Checked:
     named = _named(view)
     if not named:
-        return Checked.not_applicable("no buffer in BF16 or FP16 is named like a table of positions or frequencies")
+        return Checked.not_applicable("no table and no sine of positions or frequencies in BF16 or FP16 was seen")
     length = _longest(view)
     tables = [t for row in named if (t := _judge(row, length)) is not None]
     limits = {"radians": options["radians"], "collision": options["collision"]}
@@ -194,6 +218,13 @@ RULE = Rule(
             "Neighbouring positions that may round to one number.",
             "Two: from there positions are not told apart.",
             1.0,
+        ),
+        RuleOption(
+            "angle",
+            1.0,
+            "radians",
+            "Half an ulp of the largest angle whose sine or cosine is taken.",
+            "One: neighbouring integers are one angle. Networks of sines in half precision live with a tenth of it.",
         ),
     ),
     kinds=("buffer",),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from precdoctor.diagnosis.adversaries import Player, players
-from precdoctor.diagnosis.depth import Chain, chains, consistent_share, slope
+from precdoctor.diagnosis.depth import Chain, chains, consistent_share, joined_chains, slope
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.forgetting import finding as forgetting_finding
 from precdoctor.diagnosis.forgetting import forgetting, learnt
@@ -20,8 +20,9 @@ PAGE = RulePage(
     finds="""
 Chains of like layers (`blocks.0`, `blocks.1`, ...; every second entry of a sequence) along which the gradient of the
 output falls steadily from the last layer to the first: by more than `decay` binades in all, in at least three quarters
-of the steps from layer to layer. Compared are L2 norms, so that a change of resolution is no decay; medians over the
-recorded steps; the loss scale is taken out. Layers whose gradient is exactly zero are PD203's and left out here.
+of the steps from layer to layer. Chains that run one after the other (an encoder's and its decoder's) are taken as one.
+Compared are L2 norms, so that a change of resolution is no decay; medians over the recorded steps; the loss scale is
+taken out. Layers whose gradient is exactly zero are PD203's and left out here.
 
 The calls of one module that a step calls `min_calls` times and more, a recurrent cell's, are such a chain, too. Cells
 forget, and most of what they forget nobody misses; so there it is a finding only where the first call gets less than
@@ -33,7 +34,8 @@ the newest, while its own loss went up. Where gradients vanish because everythin
 """,
     matters="""
 Under SGD the first layers do not train. Adam divides the size of gradients out, but only down to its eps, and in FP16
-the first layers' gradients are the first to be flushed.
+the first layers' gradients are the first to be flushed. Where Adam's eps swallows the gradient of those layers (PD503),
+that is told here.
 
 A generator whose gradient has vanished stays where it is, or follows the noise that Adam scales up; the discriminator
 has won, and both losses look calm.
@@ -64,6 +66,9 @@ through another one: games end like that, too. 0.75 along calls: that the loss s
         "Goodfellow et al., Generative Adversarial Networks, arXiv:1406.2661, section 3 (log(1 - D) saturates)",
     ),
 )
+
+#: Bounded activations and their largest slope, at 0.
+_SLOPES = {"Sigmoid": 0.25, "Hardsigmoid": 1 / 6, "Tanh": 1.0, "Softsign": 1.0}
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -106,7 +111,8 @@ def _through_another(view: RunView, options: Options) -> Checked:
 
 
 def _along_depth(view: RunView, options: Options) -> Checked:
-    known = chains(view, "grad_output", int(options["min_layers"]))
+    least = int(options["min_layers"])
+    known = [*chains(view, "grad_output", least), *joined_chains(view, "grad_output", least)]
     alive = [c for c in known if sum(k.norm > 0.0 for k in c.links) >= options["min_layers"]]
     if not alive:
         return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers with gradients")
@@ -171,15 +177,37 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         message=message,
         location=Location(chain.root, first.module, chain.module_class, "grad_output", Phase.BACKWARD, 0, step),
         evidence=evidence,
-        prescriptions=(
-            Prescription(
-                title=f"a residual connection around each layer: first / last {first.norm / last.norm:.2g} -> about 1",
-                change={"modules": chain.pattern, "residual": {"from": False, "to": True}},
-                predicted={"first_to_last_gradient": {"from": first.norm / last.norm, "to": 1.0}},
-                snippet=("import torch\n\nfor layer in layers:\n    x = x + layer(norm(x))  # was: x = layer(x)\n"),
-            ),
+        prescriptions=_prescriptions(view, chain, first.norm / last.norm),
+    )
+
+
+def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescription, ...]:
+    """An activation that does not squash, where a module that does is between the layers; residual connections."""
+    within = {k.module.rpartition(".")[0] for k in chain.links}
+    between = {c for (r, m), c in view.module_classes.items() if r == chain.root and m.rpartition(".")[0] in within}
+    predicted = {"first_to_last_gradient": {"from": ratio, "to": 1.0}}
+    residual = Prescription(
+        title=f"a residual connection around each layer: first / last {ratio:.2g} -> about 1",
+        change={"modules": chain.pattern, "residual": {"from": False, "to": True}},
+        predicted=predicted,
+        snippet=("import torch\n\nfor layer in layers:\n    x = x + layer(norm(x))  # was: x = layer(x)\n"),
+    )
+    squashing = sorted(between & _SLOPES.keys(), key=lambda c: _SLOPES[c])
+    if not squashing:
+        return (residual,)
+    name = squashing[0]
+    leaky = Prescription(
+        title=f"LeakyReLU for {name}, whose slope is {_SLOPES[name]:g} at most: first / last {ratio:.2g} -> about 1",
+        change={"modules": chain.pattern, "activation": {"from": name, "to": "LeakyReLU"}},
+        predicted=predicted,
+        snippet=(
+            "import torch\n\n"
+            f"act = torch.nn.LeakyReLU  # was: torch.nn.{name}\n"
+            "for layer in layers:\n"
+            "    torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='leaky_relu')\n"
         ),
     )
+    return leaky, residual
 
 
 def _starved_finding(player: Player, options: Options) -> Finding:

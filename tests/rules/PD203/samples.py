@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.support.samples import Sample
-from tests.support.training import FACTS, NUMEL, Training, find, histogram, normal
+from tests.support.training import FACTS, NUMEL, Training, find, histogram, normal, tensor
 
 ZERO = normal(0.0)
 
@@ -112,7 +112,59 @@ def before_tanh(gain: float, *, from_step: int = 0, relu: bool = False) -> Train
     return run
 
 
+def died(
+    at: int = 5,
+    *,
+    zeros: float = 0.96,
+    before: float = 0.5,
+    loss: float = 1.0,
+    pixels: float = 1.0,
+    to_the_end: int = 16,
+) -> Training:
+    """What comes out of a ReLU behind ``qkv`` is nearly all zero from a step on.
+
+    Args:
+        at: that step.
+        zeros: share of the elements since then.
+        before: share before.
+        loss: at the end, as a share of that until it died.
+        pixels: largest element of the input.
+        to_the_end: the step on which it is back.
+    """
+    run = Training(steps=16)
+    x = np.random.default_rng(3).normal(size=NUMEL)
+    for step, rows in run.tensors.items():
+        share = zeros if at <= step < to_the_end else before
+        columns = {"exp_lo": None, "exp_hist": None} | histogram(np.where(np.arange(NUMEL) < share * NUMEL, 0.0, x))
+        for kind, module in (("input", "blocks.0.attn.proj"), ("weight_grad", "blocks.0.attn.qkv")):
+            find(rows, kind, module).update(columns)
+        batch = histogram(pixels * np.linspace(0.0, 1.0, NUMEL))
+        rows.append(tensor(step, "batch", "", None, name="0", dtype="float32", **batch))
+        run.step_rows[step]["loss"] = 2.5 * (1.0 - (1.0 - loss) * max(0, step - at) / (15 - at))
+    return run
+
+
+def died_with_the_loss() -> Training:
+    """Every margin is kept: the last layer gets nothing either."""
+    head = {**ZERO, "exp_lo": None, "exp_hist": None}
+    return died().change(lambda r: r.update(head), kind="grad_output", module="head")
+
+
+def died_beside_another_optimizer() -> Training:
+    run = died()
+    run.facts = {**FACTS, "optimizers": [FACTS["optimizers"][0], {**FACTS["optimizers"][0], "name": "AdamW#1"}]}
+    return run
+
+
 FIRING = {
+    "died_on_the_way": Sample(
+        died, module="blocks.0.attn.qkv", kind="weight_grad", severity="warning",
+        says=("died at step 5", "96 % of what follows", "before, 50 % was", "limit 90 %", "has not fallen since (2.5"),
+    ),
+    "died_of_pixels": Sample(
+        lambda: died(1, zeros=1.0, pixels=255.0), module="blocks.0.attn.qkv", kind="weight_grad", severity="warning",
+        says=("goes up to 255",),
+    ),
     "saturated_tanh": Sample(
         lambda: before_tanh(40.0), module="blocks.0.attn.qkv", kind="grad_output", severity="warning",
         says=("function behind it is saturated", "limit 50 %", "larger than 8"),
@@ -145,6 +197,8 @@ HEALTHY = {
     f.__name__: f
     for f in (
         dead_on_one_rank,
+        died_beside_another_optimizer,
+        died_with_the_loss,
         first_steps_of_a_zero_layer,
         frozen,
         idle_at_the_end,
@@ -156,4 +210,9 @@ HEALTHY = {
     "tanh_that_bends": lambda: before_tanh(2.0),
     "tanh_that_has_learnt": lambda: before_tanh(40.0, from_step=6),
     "large_outputs_and_a_relu": lambda: before_tanh(40.0, relu=True),
+    "dies_and_the_loss_falls": lambda: died(loss=0.6),
+    "dies_late": lambda: died(10),
+    "sparse_from_the_start": lambda: died(before=0.96),
+    "thins_out": lambda: died(zeros=0.8),
+    "comes_back": lambda: died(to_the_end=13),
 }

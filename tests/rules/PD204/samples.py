@@ -27,6 +27,19 @@ def numbered_inside_the_name() -> Training:
     return run
 
 
+def end_to_end(binades: float, *, side_by_side: bool = False) -> Training:
+    """``encoder.0`` to ``encoder.5``, then ``decoder.0`` to ``decoder.5``; or each beside the other."""
+    run = Training()
+    names = [f"{half}.{k}" for half in ("encoder", "decoder") for k in range(6)]
+    if side_by_side:
+        names.sort(key=lambda n: n[-1])
+    for step, rows in run.tensors.items():
+        for lost, module in enumerate(reversed(names)):
+            columns = normal(2.0 ** (-binades * lost)) | {"module_class": "Linear"}
+            rows.append(tensor(step, "grad_output", module, len(rows), **columns))
+    return run
+
+
 def a_little() -> Training:
     return stack(1.0)
 
@@ -74,9 +87,15 @@ FIRING = {
         lambda: stack(3.0), module="layers.0", kind="grad_output", severity="warning",
         says=("2^21.0", "limit 2^16", "a factor of 8 per layer"),
     ),
+    "an_encoder_and_its_decoder": Sample(
+        lambda: end_to_end(2.5), module="encoder.0", kind="grad_output", severity="warning",
+        says=("12 layers", "(`encoder.*`, `decoder.*`)", "2^27.5"),
+    ),
     "deep": Sample(lambda: stack(1.0, 24), module="layers.0", severity="warning", says=("24 layers",)),
 }  # fmt: skip
 HEALTHY = {f.__name__: f for f in (a_little, growing_backwards, short_chain, one_weak_layer)} | {
+    "an_encoder_and_its_decoder_lose_little": lambda: end_to_end(1.0),
+    "side_by_side": lambda: end_to_end(1.5, side_by_side=True),
     "forgotten_and_not_missed": lambda: cell(2.0, loss=0.5),
     "forgets_slowly": lambda: cell(1.0),
     "few_calls": lambda: cell(6.0, calls=6),

@@ -1,9 +1,12 @@
-"""Tables of positions in half precision."""
+"""Positions in half precision: tables of them, and sines."""
+
+from typing import Any
 
 import numpy as np
 
 from tests.support.samples import Sample
-from tests.support.training import Training, histogram, tensor
+from tests.support.scanning import scanned
+from tests.support.training import ROOT, Training, histogram, tensor
 
 
 def table(name: str, values: np.ndarray, dtype: str = "bfloat16", length: int = 512) -> Training:
@@ -12,6 +15,33 @@ def table(name: str, values: np.ndarray, dtype: str = "bfloat16", length: int = 
     columns = histogram(values) | {"dtype": dtype, "name": name, "shape": list(values.shape)}
     run.tensors[0].append(tensor(0, "buffer", "rotary", len(run.tensors[0]), **columns))
     return run
+
+
+def op(name: str, inputs: str, outputs: str, amax: float, numel: int = 512) -> dict[str, Any]:
+    """An op as a scan's coverage tells it, of the forward pass, called twice."""
+    dtypes = {"phase": "forward", "inputs": inputs, "outputs": outputs, "file": "dit.py", "line": 15}
+    return {"op": f"aten.{name}", **dtypes, "calls": 2, "numel": 2 * numel, "amax": amax}
+
+
+def sines(*ops: dict[str, Any]) -> Training:
+    """The sines of a time embedding."""
+    return scanned({"root": ROOT, "module": "time", "data": {"kind": "coverage", "ops": list(ops)}})
+
+
+def in_half(amax: float, dtype: str = "bfloat16") -> Training:
+    """Angles are a product in half precision, sines are taken of it."""
+    return sines(op("mul.Tensor", dtype, dtype, amax), op("cos.default", dtype, dtype, 1.0))
+
+
+def widened(amax: float, *, of_positions: float | None = None, frequencies: float = 1.0) -> Training:
+    """32 positions come in BF16, angles are a product in FP64 of them, or of others."""
+    angles = (of_positions or amax) * frequencies
+    return sines(
+        op("_to_copy.default", "bfloat16", "float64", amax, 32),
+        op("mul.Tensor", "float64", "float64", angles),
+        op("cos.default", "float64", "float64", 1.0),
+        op("sin.default", "float64", "float64", 1.0),
+    )
 
 
 FREQUENCIES = 10000.0 ** -np.linspace(0, 1, 8)
@@ -40,6 +70,16 @@ def few_positions() -> Training:
 
 
 FIRING = {
+    "sines_in_half": Sample(
+        lambda: in_half(980.0), 0, "time", severity="warning", bare=True,
+        says=("up to 980 are 4 radians apart", "at dit.py:15", "off by up to 2 radians (limit 1)"),
+    ),
+    "sines_in_fp16": Sample(
+        lambda: in_half(4000.0, "float16"), 0, "time", severity="warning", bare=True, says=("2 radians apart",),
+    ),
+    "sines_of_what_was_widened": Sample(
+        lambda: widened(980.0), 0, "time", severity="warning", bare=True, says=("had been rounded to bfloat16",),
+    ),
     "frequencies": Sample(
         lambda: table("inv_freq", FREQUENCIES), 0, "rotary", "buffer", severity="warning", says=("1 radians",),
     ),
@@ -51,4 +91,12 @@ FIRING = {
         lambda: table("position_ids", np.arange(1024.0)), 0, "rotary", severity="warning", says=("4 neighbouring",),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (short_sequences, in_fp32, another_buffer, features_of_coordinates, few_positions)}
+HEALTHY = {
+    f.__name__: f for f in (short_sequences, in_fp32, another_buffer, features_of_coordinates, few_positions)
+} | {
+    "few_time_steps": lambda: in_half(250.0),
+    "time_steps_in_fp16": lambda: in_half(999.0, "float16"),
+    "a_network_of_sines": lambda: in_half(90.0),
+    "few_time_steps_widened": lambda: widened(250.0),
+    "sines_of_others": lambda: widened(300.0, of_positions=980.0),
+}

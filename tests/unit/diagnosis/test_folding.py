@@ -138,3 +138,22 @@ def test_a_scale_that_makes_nan_takes_the_nan_along() -> None:
     assert len(fold([finding("PD101", 2), bad])) == 2, (
         "an infinity that came before is the history's cause, not its work"
     )
+
+
+@pytest.mark.parametrize(("weight", "kept"), [("encoder.0.weight", ["PD204"]), ("head.weight", ["PD204", "PD503"])])
+def test_gradients_that_vanished_are_below_eps_for_that(weight: str, kept: list[str]) -> None:
+    vanish = finding("PD204", 5)
+    vanish.evidence["layers"] = [{"module": "encoder.0"}, {"module": "encoder.2"}]
+    small = finding("PD503", 5)
+    small.evidence["weights"] = [{"parameter": weight}]
+    assert [f.code for f in fold([vanish, small])] == kept
+
+
+@pytest.mark.parametrize(("effect", "kept"), [("radians", ["PD703"]), ("angles", ["PD706"])])
+def test_a_cast_is_nearer_to_the_fault_than_its_sine_and_a_table_nearer_than_a_cast(
+    effect: str, kept: list[str]
+) -> None:
+    positions, cast = finding("PD703", 5), finding("PD706", 5)
+    positions.evidence["effect"] = effect
+    assert [f.code for f in fold([positions, cast])] == kept
+    assert [f.code for f in fold([cast, positions])] == kept
