@@ -85,8 +85,9 @@ class CompiledCalls:
 
         @functools.wraps(original)
         def call(self: Any, function: Any) -> Any:
-            if not _has_hooks(function) and entered not in self.enter_exit_hooks:
-                self.enter_exit_hooks.append(entered)
+            hooks = getattr(self, "enter_exit_hooks", None)
+            if type(hooks) is list and not _has_hooks(function) and entered not in hooks:
+                hooks.append(entered)
             return original(self, function)
 
         context.__call__ = call
