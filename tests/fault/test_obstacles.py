@@ -95,7 +95,7 @@ try:
 except Stop:
     print("stopped by its own signal handler")
 """
-FLAGS = {"max_disk": ["--max-disk", "400kB"], "strict": ["--strict"], "writing_strict": ["--strict"]}
+FLAGS = {"max_disk": ["--max-disk", "100kB"], "strict": ["--strict"], "writing_strict": ["--strict"]}
 #: Training runs to its end; for each the one line said while it does, and how the launcher's line begins.
 WARNINGS = {
     "none": ([], "recorded 1 process in none; next"),
@@ -104,7 +104,7 @@ WARNINGS = {
         "recorded 1 process in file_size (until it stopped early: the log cannot be written (File too large)); next",
     ),
     "max_disk": (
-        ["the log has reached --max-disk (400000 bytes); tensors are no longer recorded, training goes on"],
+        ["the log has reached --max-disk (100000 bytes); tensors are no longer recorded, training goes on"],
         "recorded 1 process in max_disk",
     ),
     "vanished": (
@@ -189,7 +189,7 @@ def test_a_full_disk_leaves_what_fitted(runs):
 def test_a_disk_budget_is_kept_and_says_what_it_cost(runs):
     run = runs["max_disk"]
     used = sum(file.stat().st_size for file in run.ranks["rank-00000"].iterdir())
-    assert used < 2 * 400_000
+    assert used < 2 * 100_000
     dropped = verify(run.run).ranks[0].dropped
     assert dropped.keys() == {"disk_budget"}
     tensors = precdoctor.open_run(run.run).tensors(columns=["step"])
