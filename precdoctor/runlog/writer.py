@@ -74,6 +74,8 @@ class RankWriter:
         self._rotate_bytes = rotate_bytes
         self._clock = clock
         self._closed_bytes: dict[Path, int] = {}
+        #: The most bytes that rows of one step have taken: the next ones must not take what is kept for other tables.
+        self._growth = 0
         self._next = dict.fromkeys(TABLES, 1)
         self._open: dict[str, _OpenStream] = {}
         self._unsealed: list[_OpenStream] = []
@@ -106,12 +108,14 @@ class RankWriter:
             return
         if self._max_bytes is not None:
             self._make_room(self._max_bytes)
-            limit = self._max_bytes * (_TENSOR_SHARE if table == "tensors" else 1.0)
+            limit = self._max_bytes * _TENSOR_SHARE - self._growth if table == "tensors" else self._max_bytes
             if self.bytes_used >= limit:
                 raise DiskBudgetReached(f"{self.directory} has reached its limit of {self._max_bytes} bytes")
-        some = max(1, rows * _SLICE_BYTES // max(1, batch.nbytes))
+        some, before = max(1, rows * _SLICE_BYTES // max(1, batch.nbytes)), self.bytes_used
         for at in range(0, rows, some):
             self._write(table, batch.slice(at, some))
+        if table == "tensors":
+            self._growth = max(self._growth, self.bytes_used - before)
 
     def _make_room(self, budget: int) -> None:
         """Seal what is open, where the budget is nearly used up and sealing gives enough of it back."""

@@ -152,7 +152,7 @@ def test_queued_steps_hold_no_tensor_of_the_training(run, slow):
 
 def test_a_full_disk_budget_keeps_the_small_tables(run, capsys):
     steps, total = Steps(), 400
-    options = RecordOptions(max_disk=400_000)
+    options = RecordOptions(max_disk=150_000)
     drain = Drain(run, 0, options)
     for number in range(total):
         drain.put(steps(number))
@@ -168,7 +168,7 @@ def test_a_full_disk_budget_keeps_the_small_tables(run, capsys):
     assert max(rows["step"]) == last > max(tensors["step"])
     assert drops(events).keys() == {"disk_budget"}
     assert capsys.readouterr().err == (
-        "precdoctor: the log has reached --max-disk (400000 bytes); tensors are no longer recorded, training goes on\n"
+        "precdoctor: the log has reached --max-disk (150000 bytes); tensors are no longer recorded, training goes on\n"
     )
 
 
