@@ -66,8 +66,8 @@ class _Zeros:
 class Died:
     """A layer with weights, and the activation behind it that is zero since ``step``."""
 
+    #: The weight's gradient, on the last step looked at.
     row: TensorRow
-    weight: str
     step: int
     #: Medians: of the activation before and since, of the weight's gradient since.
     before: float
@@ -98,7 +98,7 @@ def died(view: RunView, steps: Sequence[int], limit: float, least: float) -> Dea
     if len(view.optimizers) > 1 or not steps:
         return None
     weights = _zeros(view, steps, ("weight_grad",))
-    dead = {key[:2]: (key[3], at) for key, z in weights.items() if (at := z.died(limit, least)) is not None}
+    dead = {key[:2]: (key, at) for key, z in weights.items() if (at := z.died(limit, least)) is not None}
     if not dead:
         return None
     activations = _zeros(view, steps, ("input", "output"))
@@ -108,11 +108,14 @@ def died(view: RunView, steps: Sequence[int], limit: float, least: float) -> Dea
         return None
     rows = view.rows(process, steps[-1])
     layers = []
+    gradients = {_key_of(r): r for r in rows if r.kind == "weight_grad"}
     for row, layer in _producers(rows, dead, gone):
-        name, at = dead[layer.root, layer.module]
+        weight, at = dead[layer.root, layer.module]
+        if weight not in gradients:  # it got none on the last step
+            continue
         at = max(at, gone[_key_of(row)])
-        zeros, gradient = activations[_key_of(row)], weights[layer.root, layer.module, "weight_grad", name, "0"]
-        layers.append(Died(layer, name, at, zeros.until(at), zeros.since(at), gradient.since(at)))
+        zeros, gradient = activations[_key_of(row)], weights[weight]
+        layers.append(Died(gradients[weight], at, zeros.until(at), zeros.since(at), gradient.since(at)))
     if not layers or not _loss_gives(view, rows, min(d.step for d in layers), steps):
         return None
     losses = _losses_since(view, process, max(d.step for d in layers))
@@ -182,13 +185,12 @@ def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, fl
 def finding(view: RunView, death: Death, limit: float) -> Finding:
     """One, at the layer nearest the loss."""
     worst, rows = death.layers[0], view.rows(death.process, death.step)
-    place = (worst.row.root, worst.row.module, "weight_grad", worst.weight)
-    row = next(r for r in rows if _key_of(r)[:4] == place)
+    row = worst.row
     others = [f"`{d.row.module}` since step {d.step} ({percent(d.gradient)})" for d in death.layers[1:5]]
     batch = max((r.amax or 0.0 for r in rows if r.kind == "batch" and "float" in r.dtype), default=0.0)
     message = (
         f"Since step {worst.step}, {percent(worst.since)} of what follows `{worst.row.module or worst.row.root}` is "
-        f"exactly zero, and {percent(worst.gradient)} of the gradient of its `{worst.weight}` (medians, limit "
+        f"exactly zero, and {percent(worst.gradient)} of the gradient of its `{row.name}` (medians, limit "
         f"{percent(limit)}); before, {percent(worst.before)} was."
         + (f" So it is with {', '.join(others)}." if others else "")
         + f" The loss has not fallen since ({death.losses[0]:.3g} right after, {death.losses[1]:.3g} at the end), and "

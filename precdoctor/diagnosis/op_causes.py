@@ -69,7 +69,13 @@ def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cau
         why = f"{op.short} is non-finite where the forward pass throws its result away, and its gradient is not"
         return Cause("where-gradient-trap", 0.9, why)
     found = _backward_cause(examined, op, loss_scale) if op.phase == "backward" else None
-    return found or _arithmetic_cause(examined, op) or Cause("other", 0.5, f"{op.name} made it of finite operands")
+    return found or _arithmetic_cause(examined, op) or _untold(op)
+
+
+def _untold(op: Op) -> Cause:
+    if op.operands:
+        return Cause("other", 0.5, f"{op.name} made it of finite operands")
+    return Cause("other", 0.4, f"{op.name} returned it; what went in is not in the log, and may have been so already")
 
 
 def _of_optimizer(cause: Cause | None, op: Op) -> Cause:

@@ -18,6 +18,11 @@ from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import BF16, FP32
 
+#: Norms from whose median a usual one is told; with fewer it is the 1 that most recipes clip to.
+_ENOUGH_NORMS = 8
+#: Times the usual norm: as in ``norm_factor`` of PD605.
+_EXPLODED = 4.0
+
 
 def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """One prescription for the cause; where there is no remedy to compute, where to stop and look."""
@@ -242,10 +247,6 @@ def _cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     return edges.constant_that_fits(constant, culprit) if constant is not None else _wider(view, incident, culprit)
 
 
-#: Norms from whose median a usual one is told; with fewer it is the 1 that most recipes clip to.
-_ENOUGH_NORMS = 8
-#: Times the usual norm: as in ``norm_factor`` of PD605.
-_EXPLODED = 4.0
 _BY_CAUSE: dict[str, Maker] = {
     "log-of-nonpositive": _clamp_log,
     "division-by-zero": _divisor,

@@ -45,8 +45,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     message += f"read {external_words(culprit)}{_batch_words(culprit)}. " if external is not None else f"{_made(op)}. "
     if (weight := culprit.examined.weight) is not None:
         message += f"It ends up in `{'.'.join(filter(None, weight[1:]))}`. "
-    message += _operand_words(op)
-    message += culprit.cause.sentence
+    message = (message + _operand_words(op)).rstrip() + culprit.cause.sentence
     if culprit.cause.name is None and external is not None and not external[1]:
         message += " It was made without a gradient; `precdoctor autopsy RUN` runs the training again and finds the op."
     message += _reference_words(op, culprit.cause.name) if external is None else ""
@@ -74,7 +73,7 @@ def _tell_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Told
     if settings := culprit.examined.bad_settings:
         title = _settings_title(incident, settings[0], f"the optimizer step made {made} non-finite")
     message = f"{where_words(view, incident).capitalize()}, {op.name} {_made(op)} in {name}. {_operand_words(op)}"
-    message += culprit.cause.sentence + poison_words(incident)
+    message = message.rstrip() + culprit.cause.sentence + poison_words(incident)
     effects = consequences(incident)
     if effects:
         message += f" In the same step also non-finite: {', '.join(effects)}."
