@@ -6,7 +6,7 @@ Each recorder gets a process of its own, with two equal models: one is trained p
 turn, the plain one first in half of the pairs. The ratio is that of all recorded steps to all plain ones. On a CPU it
 is a ratio of CPU time, which other programs disturb least: that of the training thread, and whatever other threads use
 meanwhile is charged to the recorded steps; on a GPU, of wall time. Peers that are not installed are left out
-(requirements/bench.txt). Prints a Markdown table.
+(requirements/bench.txt). Prints a Markdown table; behind ± is the standard error of the ratio.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -60,9 +61,14 @@ def measure(name, model_name, dtype, device, pairs):
     times = times[warm_up:]
     settle(recorder)
     others = time.process_time() - time.thread_time() - others if clock is time.thread_time else 0.0
-    ratio = (sum(b for _, b in times) + others) / sum(a for a, _ in times)
+    plain_s = sum(a for a, _ in times)
+    ratio = (sum(b for _, b in times) + others) / plain_s
+    # Of a sampled step and seven others the sum is taken first: they differ by design.
+    size = 8 if long else 1
+    dearer = [sum(b - a for a, b in times[i : i + size]) for i in range(0, pairs, size)]
+    error = statistics.stdev(dearer) * len(dearer) ** 0.5 / plain_s
     facts = recorder.close()
-    return {"ratio": ratio, "plain_ms": sum(a for a, _ in times) / pairs * 1e3, "memory": peak_memory(device), **facts}
+    return {"ratio": ratio, "error": error, "plain_ms": plain_s / pairs * 1e3, "memory": peak_memory(device), **facts}
 
 
 def settle(recorder):
@@ -130,7 +136,7 @@ def table(arguments):
                 continue
             found = {p: child(arguments, name, model_name, p) for p in PRECISIONS}
             known = next((f for f in found.values() if f), {})
-            ratios = " | ".join(f"{f['ratio']:.3f}" if f else "fails" for f in found.values())
+            ratios = " | ".join(f"{f['ratio']:.3f} ± {f['error']:.3f}" if f else "fails" for f in found.values())
             tensors = f"{known['tensors']:.0f} ({known['sampled']} steps)" if "tensors" in known else ""
             size = f"{known['bytes']:.0f}" if "bytes" in known else ""
             print(
