@@ -24,7 +24,7 @@ import models
 import torch
 from recorders import OURS, PEERS, WHAT, Ours
 
-#: Steps before the measured ones, of recorders that settle down: precdoctor.recording.sampling's, and two.
+#: Steps before the measured ones of ours, which settles down: precdoctor.recording.sampling's, and two.
 _WARM_UP = 66
 #: glibc's malloc gives the top of its heap back between steps or keeps it, as small blocks happen to lie, and page
 #: faults of up to 3 % of a step then fall on either model: it is told to keep all.
@@ -42,9 +42,9 @@ def measure(name, model_name, dtype, device, pairs):
     plain, recorded = trainer(model_name, dtype, device), trainer(model_name, dtype, device)
     recorder.attach(*recorded[1:])
     clock = time.thread_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
-    # Behind the first 64 steps the budget leads, and block histograms are as rare as they stay.
-    long = name.startswith(("budget", "every 8th"))
-    warm_up, pairs = (_WARM_UP, 8 * pairs) if long else (2, pairs)
+    # Behind the first 64 steps the budget leads, and scans and block histograms are as rare as they stay.
+    period = 8 if name.startswith(("budget", "every 8th")) else 1
+    warm_up, pairs = _WARM_UP if ours else 2, period * pairs
     times = []
     for number in range(warm_up + pairs):
         if number == warm_up:
@@ -52,7 +52,7 @@ def measure(name, model_name, dtype, device, pairs):
         # Sampled steps are an even number apart: either goes first in half of them, too.
         turns = (("recorded", "plain"), ("plain", "recorded"))[(number + number // 8) % 2]
         took = dict.fromkeys(turns, 0.0)
-        for turn in turns if number >= warm_up or not long else ("recorded",):
+        for turn in turns if number >= warm_up - 2 else ("recorded",):
             began = clock()
             with recorder.step() if turn == "recorded" else contextlib.nullcontext():
                 (recorded if turn == "recorded" else plain)[0]()
@@ -64,8 +64,7 @@ def measure(name, model_name, dtype, device, pairs):
     plain_s = sum(a for a, _ in times)
     ratio = (sum(b for _, b in times) + others) / plain_s
     # Of a sampled step and seven others the sum is taken first: they differ by design.
-    size = 8 if long else 1
-    dearer = [sum(b - a for a, b in times[i : i + size]) for i in range(0, pairs, size)]
+    dearer = [sum(b - a for a, b in times[i : i + period]) for i in range(0, pairs, period)]
     error = statistics.stdev(dearer) * len(dearer) ** 0.5 / plain_s
     facts = recorder.close()
     return {"ratio": ratio, "error": error, "plain_ms": plain_s / pairs * 1e3, "memory": peak_memory(device), **facts}

@@ -23,9 +23,9 @@ OURS = {
 WHAT = {
     "every step, core": "26 statistics: outputs, gradients, weights, weight gradients",
     "every step, all": "... and given gradients, updates, inputs, buffers, loss",
-    "every 8th, core": "as above, behind the first 64 steps",
-    "every 8th, all": "as above, behind the first 64 steps",
-    "budget 1%, all": "the same, behind the first 64 steps",
+    "every 8th, core": "as above",
+    "every 8th, all": "as above",
+    "budget 1%, all": "as above",
     "plain hook": "isnan, isinf, min, max, mean, std of outputs",
     "detect_anomaly": "NaN in each backward result; stores nothing",
     "DebugUnderflowOverflow": "absolute min and max of weights, inputs, outputs",
