@@ -6,6 +6,7 @@ once non-finite then stays so, element by element, whatever the batch and the lo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ from precdoctor.diagnosis.view import Process, RunView
 
 #: Steps behind the first one whose tensors are looked at, evenly spread.
 _EXAMINED = 16
+#: Modules whose parameters get sums of products of what is finite: smaller terms cannot overflow where larger ones did
+#: not, nor is there a root or a quotient in them.
+_PLAIN = re.compile(r"(?:Linear|(?:Lazy)?Conv(?:Transpose)?[123]d|(?:Layer|Group|RMS|(?:Sync)?Batch)Norm(?:[123]d)?)$")
+#: By how much what comes down has become smaller since, at least.
+_SMALLER = 8.0
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,9 @@ def kept_gradients(view: RunView, process: Process, steps: Sequence[StepFacts], 
     """Whether that is why the run's last steps were skipped; None where it is not, or the log does not show it.
 
     Non-finite elements that a layer makes anew differ in number from batch to batch, go away as the scale falls, or
-    come with a non-finite gradient of an output. Those of a kept gradient are there from the first skipped step on,
-    when such a gradient came down the backward pass, and never become fewer.
+    come with a non-finite gradient of an output. Those of a kept gradient never become fewer; and either such a
+    gradient came down the backward pass on the first skipped step and on none since, or what comes down has become so
+    small with the scale that a sum of products, as the gradient of a linear layer is, cannot overflow any more.
 
     Args:
         view: the run.
@@ -75,15 +82,17 @@ def kept_gradients(view: RunView, process: Process, steps: Sequence[StepFacts], 
         return None
     begun = view.rows(process, tail[0].step)
     kept = _non_finite(begun)
-    if not kept or not _comes_down(begun):
+    if not kept:
         return None
-    bad = dict(kept)
+    bad, rows = dict(kept), begun
     for step in later[:: max(1, len(later) // _EXAMINED)]:
         rows = view.rows(process, step)
         now = _non_finite(rows)
         if _comes_down(rows) or any(now.get(key, 0) < count for key, count in bad.items()):
             return None
         bad |= now
+    if not _comes_down(begun) and not _cannot_overflow(begun, rows):
+        return None
     return KeptGradients(tail[0].step, len(tail) - 1, len(kept))
 
 
@@ -95,3 +104,23 @@ def _non_finite(rows: Sequence[TensorRow]) -> Mapping[Key, int]:
 def _comes_down(rows: Sequence[TensorRow]) -> bool:
     """Whether the loss or the gradient of a module's output is non-finite."""
     return any(r.bad for r in rows if r.kind in ("loss", "grad_output"))
+
+
+def _cannot_overflow(begun: Sequence[TensorRow], now: Sequence[TensorRow]) -> bool:
+    """Whether a layer's gradient is non-finite although what comes down to it is far smaller than it was."""
+    before, after = _sizes(begun), _sizes(now)
+    shrunk = {place for place, amax in after.items() if _SMALLER * amax <= before.get(place, 0.0)}
+    return any(
+        _PLAIN.match(r.module_class) and r.name in ("weight", "bias") and (r.root, r.module) in shrunk
+        for r in now
+        if r.kind == "weight_grad" and r.bad
+    )
+
+
+def _sizes(rows: Sequence[TensorRow]) -> Mapping[tuple[str, str], float]:
+    """The largest gradient, as it lies in memory, of each module's outputs."""
+    sizes: dict[tuple[str, str], float] = {}
+    for r in rows:
+        if r.kind == "grad_output":
+            sizes[r.root, r.module] = max(sizes.get((r.root, r.module), 0.0), r.amax or 0.0)
+    return sizes

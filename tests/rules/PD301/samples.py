@@ -32,6 +32,22 @@ def keeps_gradients() -> Training:
     return run
 
 
+def keeps_a_weight() -> Training:
+    """The head's weight gradient overflows, what comes down never does, and becomes smaller with the scale."""
+    run = keeps_gradients()
+    for step in range(10, 24):
+        run.change(lambda r: r.update(pos_inf=0, first_bad_order=None), kind="grad_output", step=step)
+        run.change(lambda r, s=step: r.update(amax=2.0 ** (14 - s)), kind="grad_output", step=step)
+        run.change(lambda r: r.update(module_class="Linear"), kind="weight_grad", module="head", step=step)
+    return run
+
+
+def slope_of_a_root() -> Training:
+    """No product, but a norm of weights that have become zero: NaN at any scale."""
+    run = keeps_a_weight()
+    return run.change(lambda r: r.update(module_class="WeightNormed"), kind="weight_grad")
+
+
 def weights_overflow() -> Training:
     """Weight gradients only, and fewer elements of them from step to step."""
     run = keeps_gradients()
@@ -129,6 +145,8 @@ FIRING = {
         keeps_gradients, 10, evidence={"gradients_kept_since": 10},
         says=("never zeroed", "all 13 steps behind step 10", "of 8 weights"),
     ),
+    "keeps_a_weight": Sample(keeps_a_weight, 10, evidence={"gradients_kept_since": 10}),
+    "slope_of_a_root": Sample(slope_of_a_root, 10, evidence={"gradients_kept_since": None}),
     "weights_overflow": Sample(weights_overflow, 10, evidence={"gradients_kept_since": None}),
     "cascade": Sample(cascade, severity="warning", says=("6 binades (limit 5)", "from 65536 to 1024")),
     "may_not_go_lower": Sample(
