@@ -18,6 +18,8 @@ _DIVERGES = ("PD603", "PD605", "PD504")
 #: Steps that a spike or an oversized update may lie back: as many as a spike is measured against. An explosion says
 #: itself that the run did not come back.
 _WINDOW = 32
+#: Evidence of a run that diverges, as large as its learning rate may be.
+_RATE = "stable_rate"
 #: Changes that only look closer, only go back, or hold down any run: what threw this one off is mended before.
 _GENERAL = ("hook", "detect_anomaly", "checkpoint_at_or_before", "clip_norm")
 
@@ -25,19 +27,22 @@ _GENERAL = ("hook", "detect_anomaly", "checkpoint_at_or_before", "clip_norm")
 def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
     """The finding with the advice of what came before it, and the step at which the run left its course.
 
-    That of large updates, which many runs survive, only where the finding has no cure of its own.
+    That of large updates, which many runs survive, only where the finding has no cure of its own, or where gradient
+    descent is seen to diverge: then the rate comes first, for what overflowed had to.
 
     Args:
         finding: kept; of any code.
         effects: what is told with it.
     """
     own = [p for p in finding.prescriptions if not _is_general(p)]
-    before = [e for e in effects if _led_to(e, finding) and (e.code != "PD504" or not own)]
+    before = [e for e in effects if _led_to(e, finding) and (e.code != "PD504" or not own or _RATE in e.evidence)]
     off = sorted((int(e.location.step), e.code) for e in before if e.code != "PD504" and e.location.step is not None)
     if not before:
         return finding
     general = [p for p in finding.prescriptions if _is_general(p)]
-    told = replace(finding, prescriptions=[*own, *(p for e in before for p in e.prescriptions), *general])
+    first = [p for e in before if _RATE in e.evidence for p in e.prescriptions]
+    then = [p for e in before if _RATE not in e.evidence for p in e.prescriptions]
+    told = replace(finding, prescriptions=[*first, *own, *then, *general])
     if not off:
         return told
     return replace(
