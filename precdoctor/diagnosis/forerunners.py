@@ -18,7 +18,7 @@ _DIVERGES = ("PD603", "PD605", "PD504")
 #: Steps that a spike or an oversized update may lie back: as many as a spike is measured against. An explosion says
 #: itself that the run did not come back.
 _WINDOW = 32
-#: Evidence of a run that diverges, as large as its learning rate may be.
+#: Evidence of gradient descent that diverges: the largest rate at which it would not.
 _RATE = "stable_rate"
 #: Changes that only look closer, only go back, or hold down any run: what threw this one off is mended before.
 _GENERAL = ("hook", "detect_anomaly", "checkpoint_at_or_before", "clip_norm")
@@ -36,7 +36,7 @@ def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
     """
     own = [p for p in finding.prescriptions if not _is_general(p)]
     before = [e for e in effects if _led_to(e, finding) and (e.code != "PD504" or not own or _RATE in e.evidence)]
-    off = sorted((int(e.location.step), e.code) for e in before if e.code != "PD504" and e.location.step is not None)
+    off = sorted((at, e.code) for e in before if (at := _left_its_course(e)) is not None)
     if not before:
         return finding
     general = [p for p in finding.prescriptions if _is_general(p)]
@@ -45,10 +45,15 @@ def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
     told = replace(finding, prescriptions=[*first, *own, *then, *general])
     if not off:
         return told
+    back = (
+        "only a checkpoint from before that step is worth going back to"
+        if off[0][0]
+        else "no checkpoint is from before that: start again"
+    )
     return replace(
         told,
         message=f"{finding.message} By then the run had left its course, at step {off[0][0]} ({off[0][1]}, told "
-        "below): this is how it ended, and only a checkpoint from before that step is worth going back to.",
+        f"below): this is how it ended, and {back}.",
         evidence={**finding.evidence, "left_its_course_at": off[0][0]},
     )
 
@@ -60,6 +65,13 @@ def _led_to(effect: Finding, finding: Finding) -> bool:
     if begun is None or ended is None or finding.evidence.get("recovered"):
         return False
     return begun < ended and (effect.code == "PD603" or ended - begun <= _WINDOW)
+
+
+def _left_its_course(effect: Finding) -> int | None:
+    """At which step; None for large updates, unless gradient descent is seen to diverge with them."""
+    from_the_first = effect.evidence.get("diverges_from")
+    step = from_the_first if from_the_first is not None else effect.location.step
+    return int(step) if step is not None and (effect.code != "PD504" or from_the_first is not None) else None
 
 
 def _is_general(prescription: Prescription) -> bool:

@@ -29,6 +29,7 @@ _NORMS, _GROWN = 3, 10.0
 @dataclass(frozen=True)
 class StableRate:
     """Attributes:
+    first: the step from which on it diverges.
     rate: the learning rate in force.
     growth: what the gradient norm was multiplied by per step.
     limit: the share of ``rate`` from which on it grows.
@@ -36,6 +37,7 @@ class StableRate:
     after: what the gradient of that direction is multiplied by per step then.
     """
 
+    first: int
     rate: float
     growth: float
     limit: float
@@ -49,6 +51,11 @@ class StableRate:
             f"The gradient grows {self.growth:.3g} times per step: gradient descent does that at "
             f"{1.0 / self.limit:.2g} times the largest rate that is stable here, {self.rate * self.limit:.2g}."
         )
+
+    @property
+    def evidence(self) -> dict[str, float]:
+        """For a finding."""
+        return {"stable_rate": self.rate * self.limit, "diverges_from": self.first}
 
     @property
     def prescription(self) -> Prescription:
@@ -84,10 +91,12 @@ def stable_rate(view: RunView, steps: Sequence[StepFacts]) -> StableRate | None:
     growth = median(b / a for a, b in pairwise(norms))
     if growth <= 1.0 or median(norms[-_NORMS:]) < _GROWN * norms[0]:
         return None
+    if math.log(norms[-1] / norms[0]) > 2.0 * (len(norms) - 1) * math.log(growth):
+        return None  # it went its course first, and what threw it off then is another matter
     product = (1.0 + growth) * (growth + momentum) / growth
     limit = 2.0 * (1.0 + momentum) / product
     factor = rounded_down(limit / 2.0)
-    return StableRate(rate, growth, limit, factor, _per_step(product * factor, momentum))
+    return StableRate(steps[0].step, rate, growth, limit, factor, _per_step(product * factor, momentum))
 
 
 def _per_step(product: float, momentum: float) -> float:

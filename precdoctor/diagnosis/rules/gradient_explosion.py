@@ -164,7 +164,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
         else "no loss was recorded at these steps",
     }
     if rate is not None:
-        evidence["stable_rate"] = rate.rate * rate.limit
+        evidence |= rate.evidence
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
     where = f" from `{_name(row)}`" if row is not None else ""

@@ -220,7 +220,7 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
         "confidence_reason": "weights and updates are recorded as stored",
     }
     if diverging is not None:
-        evidence["stable_rate"] = diverging.rate * diverging.limit
+        evidence |= diverging.evidence
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
     return Finding(

@@ -25,10 +25,14 @@ def descent(rate: float, momentum: float, steps: int) -> list[float]:
 
 
 def told(path: Path, rate: float, momentum: float = 0.0, *, steps: int = 40, **group: object) -> StableRate | None:
+    return of_norms(path, descent(rate, momentum, steps), rate, momentum, **group)
+
+
+def of_norms(path: Path, norms: list[float], rate: float, momentum: float = 0.0, **group: object) -> StableRate | None:
     settings = {"lr": rate, "momentum": momentum, "nesterov": False, **group}
     facts = {**FACTS, "optimizers": [{"name": "SGD#0", "class": "SGD", "groups": [settings]}]}
-    run = Training(steps=steps, facts=facts)
-    for step, norm in enumerate(descent(rate, momentum, steps)):
+    run = Training(steps=len(norms), facts=facts)
+    for step, norm in enumerate(norms):
         run.step_rows[step] |= {"optimizer": "SGD#0", "lr": rate, "grad_norm": norm}
     view = view_of(run.write(path))
     return stable_rate(view, view.timeline[Process(0, 0)])
@@ -57,6 +61,11 @@ def test_the_proposed_rate_does_what_is_predicted(tmp_path: Path) -> None:
 
 def test_a_rate_that_converges_tells_nothing(tmp_path: Path) -> None:
     assert told(tmp_path / "run", 1.9 / CURVATURE.max()) is None
+
+
+def test_a_run_that_is_thrown_off_later_tells_nothing(tmp_path: Path) -> None:
+    """Its norm creeps up, and jumps in the end."""
+    assert of_norms(tmp_path / "run", [*(1.001**k for k in range(30)), 30.0, 900.0, 27000.0], 0.1) is None
 
 
 def test_nesterov_is_not_judged(tmp_path: Path) -> None:
