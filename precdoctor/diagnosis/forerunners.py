@@ -45,11 +45,9 @@ def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
     told = replace(finding, prescriptions=[*first, *own, *then, *general])
     if not off:
         return told
-    back = (
-        "only a checkpoint from before that step is worth going back to"
-        if off[0][0]
-        else "no checkpoint is from before that: start again"
-    )
+    back = "only a checkpoint from before that step is worth going back to"
+    if off[0][0] == 0:
+        back = "no checkpoint is from before that: start again"
     return replace(
         told,
         message=f"{finding.message} By then the run had left its course, at step {off[0][0]} ({off[0][1]}, told "
