@@ -42,7 +42,7 @@ def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
     general = [p for p in finding.prescriptions if _is_general(p)]
     first = [p for e in before if _RATE in e.evidence for p in e.prescriptions]
     then = [p for e in before if _RATE not in e.evidence for p in e.prescriptions]
-    told = replace(finding, prescriptions=[*first, *own, *then, *general])
+    told = replace(finding, prescriptions=_once([*first, *own, *then, *general]))
     if not off:
         return told
     back = "only a checkpoint from before that step is worth going back to"
@@ -63,6 +63,11 @@ def _led_to(effect: Finding, finding: Finding) -> bool:
     if begun is None or ended is None or finding.evidence.get("recovered"):
         return False
     return begun < ended and (effect.code == "PD603" or ended - begun <= _WINDOW)
+
+
+def _once(prescriptions: Sequence[Prescription]) -> list[Prescription]:
+    """Each change once: two effects of one rate ask for the same."""
+    return [p for i, p in enumerate(prescriptions) if not any(p.change == q.change for q in prescriptions[:i])]
 
 
 def _left_its_course(effect: Finding) -> int | None:

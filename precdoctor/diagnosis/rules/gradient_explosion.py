@@ -150,7 +150,7 @@ def _undone(steps: Sequence[StepFacts], i: int, losses: tuple[float, float]) -> 
 def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
     first = explosion.first
     row, grown, rows = _culprit(view, explosion)
-    rate = stable_rate(view, explosion.way_up) if explosion.diverged and not explosion.unbounded else None
+    rate = None if explosion.unbounded else stable_rate(view, explosion.way_up)
     evidence = {
         "norm_ratio": explosion.peak / explosion.baseline,
         "limit": options[_limit(explosion)],

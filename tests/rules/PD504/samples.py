@@ -22,14 +22,14 @@ def thrown_off(first: float = 0.8, loss: float = 9.0) -> Training:
     return run
 
 
-def diverges() -> Training:
+def diverges(factor: float = 1.5) -> Training:
     """Plain SGD above the stable rate: half as much gradient again on every step, and so the loss."""
     settings = {"lr": 0.1, "momentum": 0.0, "nesterov": False}
     facts = {**FACTS, "optimizers": [{"name": "SGD#0", "class": "SGD", "groups": [settings]}]}
     run = Training(facts=facts)
     run.change(lambda r: r.update(normal(0.9)), kind="update", module="head")
     for step, row in run.step_rows.items():
-        row |= {"optimizer": "SGD#0", "lr": 0.1, "grad_norm": 1.5**step, "loss": 1.5**step}
+        row |= {"optimizer": "SGD#0", "lr": 0.1, "grad_norm": factor**step, "loss": factor**step}
     return run
 
 

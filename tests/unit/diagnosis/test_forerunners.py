@@ -41,6 +41,11 @@ def test_the_rate_comes_first_where_gradient_descent_is_seen_to_diverge() -> Non
     assert "start again" in kept.message
 
 
+def test_the_same_change_is_asked_for_once() -> None:
+    [kept] = fold([finding("PD101", 126, LOOK), finding("PD603", 121, SLOWER), finding("PD605", 119, SLOWER)])
+    assert [p.title for p in kept.prescriptions] == ["a smaller rate", "stop and look"]
+
+
 def test_one_goes_back_to_before_the_divergence() -> None:
     cause = finding("PD101", 126, LOOK)
     assert cause.resume_step == 125

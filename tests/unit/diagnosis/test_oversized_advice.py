@@ -7,8 +7,8 @@ from tests.rules.PD504.samples import diverges, thrown_off
 from tests.support.training import Training
 
 
-def advice(run: Training, path: Path) -> list[str]:
-    [finding] = [f for f in diagnose(run.write(path)).findings if f.code == "PD504"]
+def advice(run: Training, path: Path, code: str = "PD504") -> list[str]:
+    [finding] = [f for f in diagnose(run.write(path)).findings if f.code == code]
     return [p.title.split(":")[0] for p in finding.prescriptions]
 
 
@@ -33,3 +33,10 @@ def test_gradient_descent_that_diverges_wants_a_stable_rate(tmp_path: Path) -> N
     [only] = advice(diverges(), tmp_path / "run")
 
     assert only.startswith("learning rate x 0.2 (0.1 -> 0.02)")
+
+
+def test_an_explosion_that_the_rate_makes_wants_it_lowered_before_it_is_clipped(tmp_path: Path) -> None:
+    lower, clip = advice(diverges(factor=4.0), tmp_path / "run", "PD603")
+
+    assert lower.startswith("learning rate x 0.2 (0.1 -> 0.02)")
+    assert clip.startswith("clip the norm")
