@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.folding import fold
+from precdoctor.diagnosis.locating import with_model
 from precdoctor.diagnosis.registry import RULES, Named, find, nearest, select_rules
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.view import RunView
@@ -69,7 +70,8 @@ def view_of(run: Run) -> RunView:
 def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, Options]) -> Diagnosis:
     """The same on a view and resolved options, so that a caller can share one view."""
     checked = {rule.code: _check(view, rule, settings[rule.code]) for rule in rules}
-    findings = [worthwhile_first(f) for f in fold([f for result in checked.values() for f in result.findings])]
+    found = [with_model(view, f) for result in checked.values() for f in result.findings]
+    findings = [worthwhile_first(f) for f in fold(found)]
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]
     return Diagnosis(
         run=describe(view),

@@ -16,7 +16,7 @@ from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.op_causes import too_large_constant
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
-from precdoctor.numerics.formats import BF16, FP32
+from precdoctor.numerics.formats import BF16, FP16, FP32
 
 #: Norms from whose median a usual one is told; with fewer it is the 1 that most recipes clip to.
 _ENOUGH_NORMS = 8
@@ -207,7 +207,7 @@ def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
         return _step_once(before.step, incident)
     scale = scale_of_gradients(view, incident.process, incident.step) or 1.0
     reach = culprit.op.reference.amax if culprit.op.reference is not None else None
-    down = max(1, math.ceil(math.log2(reach / 65504.0)) + 1) if reach and reach > 65504.0 else 1
+    down = max(1, math.ceil(math.log2(reach / FP16.max)) + 1) if reach and reach > FP16.max else 1
     target = 2.0 ** (math.floor(math.log2(scale)) - down)
     return Prescription(
         title=f"lower the loss scale from {scale:g} to {target:g} and let GradScaler skip what still overflows",

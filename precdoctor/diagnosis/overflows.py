@@ -64,8 +64,8 @@ class Culprits:
         shown = self.shown
         if shown is None:
             return "an unknown layer"
-        roots = {root for root, _ in view.module_classes}
-        return f"`{shown.module or shown.root}`" + (f" of {shown.root}" if len(roots) > 1 and shown.module else "")
+        several = shown.module and len(view.models) > 1
+        return f"`{shown.module or shown.root}`" + (f" of {shown.root}" if several else "")
 
     def words(self, view: RunView) -> str:
         """A sentence for the message."""

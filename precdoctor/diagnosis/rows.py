@@ -92,9 +92,11 @@ class TensorRow:
     sum_sq: float | None
     histogram: ExponentHistogram
     scale: float | None
+    #: The run has several models, so that words about it put the root in front of the module.
+    qualified: bool = False
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> TensorRow:
+    def of(cls, record: Mapping[str, Any], *, qualified: bool = False) -> TensorRow:
         """From one record of a tensors frame holding at least :data:`ROW_COLUMNS`."""
         shape, exponents = record.get("shape"), record.get("exp_hist")
         return cls(
@@ -128,6 +130,7 @@ class TensorRow:
                 integer(record.get("exp_lo")), exponents if hasattr(exponents, "__len__") else None
             ),
             scale=number(record.get("scale")),
+            qualified=qualified,
         )
 
     @property
@@ -176,8 +179,9 @@ class TensorRow:
 
     @property
     def place(self) -> str:
-        """The module, or the root for the root's own tensors."""
-        return self.module or self.root or "the loss"
+        """The module, its root in front where the run has several models; the root for the root's own tensors."""
+        own = f"{self.root}.{self.module}" if self.qualified and self.module and self.root else self.module
+        return own or self.root or "the loss"
 
     @property
     def label(self) -> str:
@@ -186,7 +190,8 @@ class TensorRow:
             return "the loss"
         if self.kind == "opt_state" and self.name:
             parameter, _, state = self.name.rpartition(".")
-            return f"state `{state}` of `{'.'.join(p for p in (self.module, parameter) if p) or self.place}`"
+            owner = ".".join(p for p in (self.place if self.module else "", parameter) if p)
+            return f"state `{state}` of `{owner or self.place}`"
         what = {"grad_output": "gradient of the output", "weight_grad": "gradient", "weight_grad_step": "gradient"}
         what["fp8_operand"] = "FP8 operand"
         words = [f"`{self.place}`", what.get(self.kind, self.kind)]

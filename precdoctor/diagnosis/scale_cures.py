@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Phase, Prescription
+from precdoctor.diagnosis.gradient_relief import relieved
 from precdoctor.diagnosis.loss_scale import STOCK_INTERVAL
-from precdoctor.diagnosis.overflows import Culprits
+from precdoctor.diagnosis.overflows import Culprits, Overflow
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.worth import is_worthwhile
+from precdoctor.numerics.formats import BF16, FP16
 
 
 def lower_bound(steps: Sequence[StepFacts], least: float) -> float | None:
@@ -52,7 +54,7 @@ def _candidates(
 ) -> Iterator[Prescription]:
     shown, examined, hits = found.shown, len(found.overflows), found.hits
     fmt = known_format(shown.dtype) if shown is not None else None
-    # A gradient that overflows is passed on: one module in FP32 mends the forward pass only.
+    # A gradient that overflows is passed on: that one module in FP32 mends it, the log has to show.
     forward = shown is not None and shown.phase is Phase.FORWARD
     if shown is not None and fmt is not None and forward and shown.module and 2 * hits >= examined:
         yield Prescription(
@@ -67,9 +69,22 @@ def _candidates(
         return
     if bound is not None and bound > 1.0:
         yield _unbounded(view, steps, bound)
-        yield _bfloat16(view, steps, end)
     elif end >= 1.0 and any(not s.skipped and s.loss_scale for s in steps):
         yield _lower_start(view, steps, end)
+    if shown is not None and 2 * (saved := relieved(view, steps, found)) >= examined:
+        yield _layer(view, shown, saved, examined)
+    if bound is not None and bound > 1.0:
+        yield _bfloat16(view, steps, end)
+
+
+def _layer(view: RunView, shown: Overflow, saved: int, examined: int) -> Prescription:
+    return Prescription(
+        title=f"run `{shown.module}` in FP32, whose gradients overflow FP16 ({FP16.max:g}) first; those around it fit: "
+        f"overflows in examined steps {examined} -> {examined - saved}",
+        change={"module": shown.module, "dtype": {"from": shown.dtype, "to": "float32"}},
+        predicted={"overflows_in_examined_steps": {"from": examined, "to": examined - saved}},
+        snippet=snippets.run_in_float32(shown.module, view.device),
+    )
 
 
 def _lower_start(view: RunView, steps: Sequence[StepFacts], end: float) -> Prescription:
@@ -103,6 +118,6 @@ def _bfloat16(view: RunView, steps: Sequence[StepFacts], end: float) -> Prescrip
     return Prescription(
         title=f"use BF16 autocast without a scaler: at scale {end:g} gradients still leave FP16's range",
         change={"autocast_dtype": {"from": "float16", "to": "bfloat16"}},
-        predicted={"largest_finite": {"from": 65504.0, "to": 3.3895e38}, "skipped_steps": {"from": skipped, "to": 0}},
+        predicted={"largest_finite": {"from": FP16.max, "to": BF16.max}, "skipped_steps": {"from": skipped, "to": 0}},
         snippet=snippets.bfloat16_autocast(view.device),
     )

@@ -17,6 +17,8 @@ plural, percent = words.plural, words.percent
 
 #: Occurrences listed by number before "and N more".
 _LISTED = 16
+#: Backward passes behind the last optimizer step, in those of a usual step, that are no accumulation any more.
+_LATER_PASSES = 4
 #: Origins inferred from the tensors on both sides of code that no hook sees.
 _INFERRED = ("functional", "between-roots", "loss-backward", "between")
 
@@ -220,6 +222,7 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
         more = len(incident.occurrences) - 1
         if more > 0:
             message += f" The same happened at {plural(more, 'later step')}."
+        message += _never_stepped_again(view, incident)
         findings.append(
             Finding(
                 code=rule.code,
@@ -240,6 +243,22 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
         origins = ", ".join(sorted({f"{i.code} at step {i.step}" for i in others}))
         return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({origins})")
     return Checked((), f"{seen}, all finite where it matters")
+
+
+def _never_stepped_again(view: RunView, incident: Incident) -> str:
+    """That the run went on without an optimizer step, if it did: with the step, scripts leave out ``zero_grad()``."""
+    facts = view.step_facts(incident.process, incident.step)
+    usual = [s.micro_steps for s in view.timeline.get(incident.process, ()) if s.complete]
+    if facts is None or facts.complete or not usual:
+        return ""
+    more = facts.micro_steps - max(usual)
+    if more < _LATER_PASSES * max(usual):
+        return ""
+    return (
+        f" The run went on with {plural(more, 'backward pass')} and took no optimizer step any more. If the script "
+        "leaves out `zero_grad()` together with a step that is not finite, new gradients are added to a NaN for ever: "
+        "zero them after every backward pass that is thrown away."
+    )
 
 
 def _told(view: RunView, incident: Incident, tell: Teller) -> tuple[str, str, Prescription, Location, dict[str, Any]]:

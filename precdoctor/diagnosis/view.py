@@ -94,6 +94,11 @@ class RunView:
                     classes[text(root.get("name")), text(module.get("name"))] = text(module.get("class"))
         return classes
 
+    @cached_property
+    def models(self) -> frozenset[str]:
+        """The roots that have modules of their own: names of modules mean little where there are several."""
+        return frozenset(root for root, module in self.module_classes if module)
+
     @property
     def device(self) -> str:
         """``cuda`` or ``cpu``, for the snippets."""
@@ -216,7 +221,8 @@ class RunView:
             columns=[*ROW_COLUMNS, "attempt"],
             filters=[[("step", "==", step), ("rank", "==", process.rank)]],
         )
-        rows = [TensorRow.of(r) for r in found.read_all().to_pylist()]
+        several = len(self.models) > 1
+        rows = [TensorRow.of(r, qualified=several) for r in found.read_all().to_pylist()]
         return tuple(sorted((r for r in rows if r.attempt == process.attempt), key=_execution))
 
     def rows(self, process: Process, step: int) -> tuple[TensorRow, ...]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis import snippets
-from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.explosion import AFTER, WINDOW, Explosion, cures
+from precdoctor.diagnosis.finding import Finding, Phase, Severity, Status
 from precdoctor.diagnosis.grown_gradient import grown_most
-from precdoctor.diagnosis.histories import after_an_ordinary_update, by_optimizer
+from precdoctor.diagnosis.histories import by_optimizer
 from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.stable_rate import stable_rate
 from precdoctor.diagnosis.step_facts import StepFacts
-from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
 
 PAGE = RulePage(
@@ -45,7 +45,9 @@ start.
     remedy="""
 Where the objective has no bound, give it one: a gradient penalty, spectral normalisation, clipped weights. Otherwise
 clip by norm at the level in the finding, which touches few of the healthy steps; then lower the learning rate or warm
-it up. Resume from before the explosion: weights and optimizer state have seen it.
+it up. Resume from before the explosion: weights and optimizer state have seen it. Where plain SGD diverges from the
+start on, the rate is what is wrong: how fast the gradient grows tells the largest one that is stable, and half of that
+is proposed.
 """,
     confidence="""
 0.85; 0.75 for an objective without a bound; 0.7 when no loss was recorded at those steps or the jump was seen on one
@@ -54,51 +56,10 @@ step only, the last of the run.
     references=(
         "Pascanu, Mikolov, Bengio, On the difficulty of training recurrent neural networks, arXiv:1211.5063",
         "Arjovsky, Chintala, Bottou, Wasserstein GAN, arXiv:1701.07875, section 3 (why critics are held)",
+        "Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability, arXiv:2103.00065",
         "PyTorch documentation: torch.nn.utils.clip_grad_norm_",
     ),
 )
-#: Steps before that make the baseline, and after that show whether it stays.
-_WINDOW, _AFTER = 32, 5
-#: Share of the rise that may be left where an explosion is called past.
-_GONE = 0.25
-
-
-@dataclass(frozen=True)
-class _Explosion:
-    process: Process
-    steps: Sequence[StepFacts]
-    at: int
-    baseline: float
-    peak: float
-    loss: tuple[float, float] | None
-    #: Without a jump from a level it had: the whole run went up.
-    diverged: bool = False
-    #: That, and the loss fell without end instead of rising.
-    unbounded: bool = False
-    #: One step, and as good as no gradients after it.
-    fatal: bool = False
-
-    @property
-    def first(self) -> StepFacts:
-        return self.steps[self.at]
-
-    @property
-    def sudden(self) -> bool:
-        """The loss jumped in the very step in which the norm did, and the update before cannot have caused it."""
-        if self.loss is None or self.first.loss is None or self.diverged or self.fatal:
-            return False
-        at_once = self.first.loss - self.loss[0] >= 0.5 * (self.loss[1] - self.loss[0])
-        return at_once and after_an_ordinary_update(self.steps, self.at)
-
-    @property
-    def passed(self) -> bool:
-        """The run got over it by itself: by its last steps, most of the rise of norm and loss is gone."""
-        tail = self.steps[self.at :][-max(_AFTER, (len(self.steps) - self.at) // 4) :]
-        losses = [s.loss for s in tail if s.loss is not None]
-        if self.diverged or self.fatal or self.loss is None or not losses or len(self.steps) - self.at < 4 * _AFTER:
-            return False
-        norm, loss = median(s.grad_norm or 0.0 for s in tail), median(losses)
-        return _left(self.baseline, self.peak, norm) < _GONE and _left(*self.loss, loss) < _GONE
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -117,27 +78,27 @@ def check(view: RunView, options: Options) -> Checked:
                    Status.FAILED)  # fmt: skip
 
 
-def _explosion(process: Process, steps: Sequence[StepFacts], options: Options) -> _Explosion | None:
+def _explosion(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
     """The first jump that stays and takes the loss along."""
     norms = [s.grad_norm or 0.0 for s in steps]
     for i in range(int(options["min_steps"]), len(steps)):
-        baseline = median(norms[max(0, i - _WINDOW) : i])
+        baseline = median(norms[max(0, i - WINDOW) : i])
         if baseline <= 0.0 or norms[i] < options["factor"] * baseline:
             continue
         rest, far = norms[i + 1 :], options["fatal"]
         if norms[i] >= far * baseline and len(rest) >= 3 and max(rest) <= baseline / far:
-            return _Explosion(process, steps, i, baseline, norms[i], _losses(steps, i), fatal=True)
-        after = norms[i : i + _AFTER]
+            return Explosion(process, steps, i, baseline, norms[i], _losses(steps, i), fatal=True)
+        after = norms[i : i + AFTER]
         stays = sum(n >= options["factor"] * baseline for n in after)
         if stays < min(3, len(after)) or len(after) < 3:
             continue
         losses = _losses(steps, i)
         if losses is None or _undone(steps, i, losses) >= options["undone_share"]:
-            return _Explosion(process, steps, i, baseline, max(norms[i:]), losses)
+            return Explosion(process, steps, i, baseline, max(norms[i:]), losses)
     return _divergence(process, steps, options)
 
 
-def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) -> _Explosion | None:
+def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
     """A run whose last losses and norms are far above its first ones; losses that change their sign are no measure."""
     known = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
     known = [(i, loss, norm) for i, loss, norm in known if math.isfinite(loss) and math.isfinite(norm)]
@@ -146,33 +107,33 @@ def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) 
     if min(loss for _, loss, _ in known) <= 0.0:
         return _unbounded(process, steps, known, options)
     _, loss, norm = known[0]
-    last_loss, last_norm = (median(values[j] for values in known[-_AFTER:]) for j in (1, 2))
+    last_loss, last_norm = (median(values[j] for values in known[-AFTER:]) for j in (1, 2))
     far = options["diverged"]
     if last_loss < max(far * loss, options["least_loss"]) or last_norm < far * norm or norm <= 0.0:
         return None
     at = next(i for i, _, n in known if n >= options["factor"] * norm)
-    return _Explosion(process, steps, at, norm, max(n for *_, n in known), (loss, last_loss), diverged=True)
+    return Explosion(process, steps, at, norm, max(n for *_, n in known), (loss, last_loss), diverged=True)
 
 
 def _unbounded(
     process: Process, steps: Sequence[StepFacts], known: Sequence[tuple[int, float, float]], options: Options
-) -> _Explosion | None:
+) -> Explosion | None:
     """A loss that has fallen far below zero, with gradients that grew on the way: no minimum is near."""
-    first_loss, first_norm = (median(abs(values[j]) for values in known[:_AFTER]) for j in (1, 2))
-    lowest = min(median(loss for _, loss, _ in known[i : i + _AFTER]) for i in range(len(known) - _AFTER + 1))
-    last_norm = median(norm for *_, norm in known[-max(_AFTER, len(known) // 4) :])
+    first_loss, first_norm = (median(abs(values[j]) for values in known[:AFTER]) for j in (1, 2))
+    lowest = min(median(loss for _, loss, _ in known[i : i + AFTER]) for i in range(len(known) - AFTER + 1))
+    last_norm = median(norm for *_, norm in known[-max(AFTER, len(known) // 4) :])
     grown = first_norm > 0.0 and last_norm >= options["factor"] * first_norm
     if not grown or -lowest < max(options["unbounded"] * first_loss, options["least_loss"]):
         return None
     at = next(i for i, _, norm in known if norm >= options["factor"] * first_norm)
     peak = max(norm for *_, norm in known)
-    return _Explosion(process, steps, at, first_norm, peak, (first_loss, lowest), diverged=True, unbounded=True)
+    return Explosion(process, steps, at, first_norm, peak, (first_loss, lowest), diverged=True, unbounded=True)
 
 
 def _losses(steps: Sequence[StepFacts], i: int) -> tuple[float, float] | None:
     """Median loss before and after; None when it is not known."""
-    before = [s.loss for s in steps[max(0, i - _WINDOW) : i] if s.loss is not None]
-    after = [s.loss for s in steps[i : i + 2 * _AFTER] if s.loss is not None]
+    before = [s.loss for s in steps[max(0, i - WINDOW) : i] if s.loss is not None]
+    after = [s.loss for s in steps[i : i + 2 * AFTER] if s.loss is not None]
     return (median(before), max(after)) if before and after else None
 
 
@@ -186,9 +147,10 @@ def _undone(steps: Sequence[StepFacts], i: int, losses: tuple[float, float]) -> 
     return lost / made
 
 
-def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
+def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
     first = explosion.first
     row, grown, rows = _culprit(view, explosion)
+    rate = None if explosion.unbounded else stable_rate(view, explosion.way_up)
     evidence = {
         "norm_ratio": explosion.peak / explosion.baseline,
         "limit": options[_limit(explosion)],
@@ -201,6 +163,8 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
         if explosion.loss is not None
         else "no loss was recorded at these steps",
     }
+    if rate is not None:
+        evidence |= rate.evidence
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
     where = f" from `{_name(row)}`" if row is not None else ""
@@ -210,29 +174,25 @@ def _finding(view: RunView, explosion: _Explosion, options: Options) -> Finding:
         severity=_severity(explosion),
         confidence=0.75 if explosion.unbounded else 0.85 if explosion.loss is not None else 0.7,
         title=f"{_what(explosion)}: norm {explosion.baseline:.3g} -> {explosion.peak:.3g}{where}",
-        message=_message(explosion, row, grown, options),
+        message=_message(explosion, row, grown, options) + (f" {rate.words}" if rate is not None else ""),
         location=location(row, Phase.BACKWARD, explosion.process.rank, first.step),
         evidence=evidence,
-        prescriptions=(_hold(explosion, row) if explosion.unbounded else _prescribe(explosion),),
+        prescriptions=cures(explosion, row.module if row is not None else "", rate),
     )
 
 
-def _severity(explosion: _Explosion) -> Severity:
+def _severity(explosion: Explosion) -> Severity:
     if explosion.unbounded:
         return Severity.WARNING
     return Severity.INFO if explosion.sudden or explosion.passed else Severity.ERROR
 
 
-def _left(before: float, peak: float, now: float) -> float:
-    return (now - before) / max(peak - before, 1e-30)
-
-
-def _limit(explosion: _Explosion) -> str:
+def _limit(explosion: Explosion) -> str:
     whole = "diverged" if explosion.diverged and not explosion.unbounded else "factor"
     return "fatal" if explosion.fatal else whole
 
 
-def _what(explosion: _Explosion) -> str:
+def _what(explosion: Explosion) -> str:
     if explosion.fatal:
         return f"one exploded gradient ends the training at step {explosion.first.step}"
     if not explosion.diverged or explosion.loss is None:
@@ -244,9 +204,9 @@ def _what(explosion: _Explosion) -> str:
     )
 
 
-def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options: Options) -> str:
+def _message(explosion: Explosion, row: TensorRow | None, grown: float, options: Options) -> str:
     first = explosion.first
-    before = f"median of the {min(_WINDOW, explosion.at)} steps before"
+    before = f"median of the {min(WINDOW, explosion.at)} steps before"
     if explosion.unbounded:
         before = "median of the first steps"
     elif explosion.diverged:
@@ -268,7 +228,7 @@ def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options
         )
     clips = first.clip_norm is not None and 0.0 < first.clip_norm < math.inf  # infinite: to learn the norm
     message += f"Clipping at {first.clip_norm:g} was on." if clips else "Gradients are not clipped."
-    raised = _raised(explosion)
+    raised = explosion.raised
     if raised is not None:
         message += f" The learning rate had been raised from {raised[0]:.3g} to {raised[1]:.3g}."
     if explosion.sudden:
@@ -280,53 +240,11 @@ def _message(explosion: _Explosion, row: TensorRow | None, grown: float, options
     return message
 
 
-def _raised(explosion: _Explosion) -> tuple[float, float] | None:
-    """The usual learning rate before and the one in force, where it has just been at least doubled."""
-    rates = [s.lr for s in explosion.steps[max(0, explosion.at - _WINDOW) : explosion.at + 1] if s.lr]
-    if len(rates) < 2 * _AFTER:
-        return None
-    usual, present = median(rates[:-_AFTER]), max(rates[-_AFTER:])
-    return (usual, present) if present >= 2.0 * usual else None
-
-
-def _prescribe(explosion: _Explosion) -> Prescription:
-    raised = _raised(explosion)
-    if raised is not None:
-        usual, present = raised
-        return Prescription(
-            title=f"learning rate back to {usual:.3g}, at which the norm was {explosion.baseline:.3g}, or warm it up: "
-            f"{present:.3g} -> {usual:.3g}",
-            change={"lr": {"from": present, "to": usual}},
-            predicted={"grad_norm": {"from": explosion.peak, "to": explosion.baseline}},
-            snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {usual!r}\n",
-        )
-    clip = 2.0 * explosion.baseline
-    before = [s.grad_norm or 0.0 for s in explosion.steps[: explosion.at]]
-    touched = sum(n > clip for n in before) / len(before)
-    return Prescription(
-        title=f"clip the norm at {clip:.2g}: largest step {explosion.peak:.3g} -> {clip:.2g}, "
-        f"{percent(touched)} of the steps before touched",
-        change={"clip_norm": {"from": explosion.first.clip_norm, "to": clip}},
-        predicted={"largest_norm": {"from": explosion.peak, "to": clip}, "healthy_steps_clipped_share": touched},
-        snippet=snippets.clip_norm(clip),
-    )
-
-
-def _hold(explosion: _Explosion, row: TensorRow | None) -> Prescription:
-    return Prescription(
-        title=f"normalise the weights' spectra, or penalise the gradient: its norm {explosion.peak:.3g} -> about "
-        f"{explosion.baseline:.2g}, what it was at first",
-        change={"parametrization": {"from": None, "to": "spectral_norm"}},
-        predicted={"largest_norm": {"from": explosion.peak, "to": explosion.baseline}},
-        snippet=snippets.spectral_norm(row.module if row is not None else ""),
-    )
-
-
 def _name(row: TensorRow) -> str:
     return ".".join(p for p in (row.module, row.name) if p) or row.root
 
 
-def _culprit(view: RunView, explosion: _Explosion) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
+def _culprit(view: RunView, explosion: Explosion) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
     """The weight gradient whose norm grew most between the last sampled step before and the first one after."""
     later = explosion.steps[explosion.at :]
     before = next((s for s in reversed(explosion.steps[: explosion.at]) if s.sampled), None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from precdoctor.diagnosis.coarse_angles import finding as angles_finding
 from precdoctor.diagnosis.coarse_angles import half_angles
+from precdoctor.diagnosis.coarse_values import rounded_to
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import TensorRow, known_format, path_evidence, range_evidence
@@ -26,7 +28,8 @@ along with the weights. Judged by what the rounding does at the longest sequence
 frequency, so a frequency that is off by half an ulp (2^-9 of itself in BF16) is off by that many radians times the
 position. A table with two dimensions holds the angles themselves, off by 2^-9 of the largest. Frequencies above 1 are
 features of coordinates and are not judged. Neighbouring position numbers collide from 256 on in BF16 and from 2048 in
-FP16.
+FP16. Frequencies in an FP32 buffer are judged alike where all of them are BF16 or FP16 numbers: a table that is
+computed in half precision, or converted and widened again, is as coarse.
 
 Or, in a deep scan, sines and cosines of angles that are in half precision, or were before they were widened, and so
 large that half an ulp of them is an `angle`: in BF16 above 256, in FP16 above 2048. Time steps of a diffusion model
@@ -104,18 +107,19 @@ def _check_tables(view: RunView, options: Options) -> Checked:
 def _named(view: RunView) -> list[TensorRow]:
     """The first row of every such buffer."""
     first: dict[tuple[str, str, str], tuple[int, int, int]] = {}
-    for frame in view.scan(_COLUMNS, ("buffer",), where=[("dtype", "in", HALF)]):
-        columns = ("root", "module", "name", "step", "rank", "attempt")
-        for root, module, name, step, rank, attempt in zip(*(frame[c] for c in columns), strict=True):
+    for frame in view.scan(_COLUMNS, ("buffer",), where=[("dtype", "in", (*HALF, FP32.dtype))]):
+        columns = ("root", "module", "name", "step", "rank", "attempt", "dtype")
+        for root, module, name, step, rank, attempt, dtype in zip(*(frame[c] for c in columns), strict=True):
             leaf = str(name).rsplit(".", maxsplit=1)[-1].lower()
-            if _FREQUENCIES.search(leaf) or _POSITIONS.search(leaf):
+            if _FREQUENCIES.search(leaf) or (_POSITIONS.search(leaf) and dtype in HALF):
                 first.setdefault((str(root), str(module), str(name)), (int(step), int(rank), int(attempt)))
     found = []
     for process in view.processes:
         for place, (step, rank, attempt) in first.items():
             if (rank, attempt) == (process.rank, process.attempt):
                 rows = view.rows(process, step)
-                found += [r for r in rows if r.kind == "buffer" and (r.root, r.module, r.name) == place]
+                mine = (r for r in rows if r.kind == "buffer" and (r.root, r.module, r.name) == place)
+                found += [r for r in mine if r.dtype in HALF or rounded_to(r) is not None]
     return found
 
 
@@ -128,7 +132,7 @@ def _longest(view: RunView) -> int:
 
 
 def _judge(row: TensorRow, length: int) -> _Table | None:
-    fmt = known_format(row.dtype)
+    fmt = known_format(row.dtype) if row.dtype in HALF else rounded_to(row)
     if fmt is None or not row.amax:
         return None
     leaf = row.name.rsplit(".", maxsplit=1)[-1].lower()
@@ -158,8 +162,10 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
     else:
         effect = f"up to {table.error:.0f} neighbouring positions near {row.amax:.0f} are the same number"
         predicted = {"positions_per_number": {"from": table.error, "to": 1.0}}
+    narrow = row.dtype in HALF
+    holds = f"is {row.dtype}" if narrow else f"is {row.dtype} and holds numbers rounded to {table.fmt.dtype}"
     message = (
-        f"The buffer `{name}` ({plural(row.numel, 'element')}, largest {row.amax:.4g}) is {row.dtype}, which keeps "
+        f"The buffer `{name}` ({plural(row.numel, 'element')}, largest {row.amax:.4g}) {holds}, which keeps "
         f"{table.fmt.mantissa_bits + 1} significant bits: {effect} (limit {limit:g}). "
         f"{plural(len(guilty), 'table')} affected."
     )
@@ -168,7 +174,7 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
         name="half-precision-positions",
         severity=Severity.WARNING,
         confidence=0.85 if length else 0.7,
-        title=f"`{name}` is {row.dtype}: {effect}",
+        title=f"`{name}` {holds}: {effect}",
         message=message,
         location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.FORWARD, row.rank, row.step),
         evidence={
@@ -181,19 +187,32 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
             "path": path_evidence([row]),
             "confidence_reason": "dtype and values are recorded; the name says what it is for",
         },
-        prescriptions=(
-            Prescription(
-                title=f"keep `{name}` in FP32 (+{2 * row.numel:,} bytes): {effect.split(':')[0]} -> none",
-                change={"buffer": name, "dtype": {"from": row.dtype, "to": "float32"}},
-                predicted=predicted,
-                snippet=(
-                    "import torch\n\n"
-                    f"kept = {module_expression(row.module)}.{row.name}.clone()  # still FP32\n"
-                    f"model = model.to(torch.{row.dtype})\n"
-                    f"{module_expression(row.module)}.{row.name} = kept\n"
-                ),
+        prescriptions=(_keep_fp32(row, table.fmt, name, effect.split(":")[0], predicted),),
+    )
+
+
+def _keep_fp32(row: TensorRow, fmt: Format, name: str, effect: str, predicted: Mapping[str, Any]) -> Prescription:
+    at = f"{module_expression(row.module)}.{row.name}"
+    if row.dtype in HALF:
+        how, snippet = (
+            f"keep `{name}` in FP32 (+{2 * row.numel:,} bytes)",
+            (f"import torch\n\nkept = {at}.clone()  # still FP32\nmodel = model.to(torch.{row.dtype})\n{at} = kept\n"),
+        )
+    else:
+        how, snippet = (
+            f"compute `{name}` in FP32",
+            (
+                "import torch\n\n"
+                f"# no .to(torch.{fmt.dtype}) on the way, and behind a conversion of the model\n"
+                "exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim\n"
+                f"{at} = 1.0 / base**exponents\n"
             ),
-        ),
+        )
+    return Prescription(
+        title=f"{how}: {effect} -> none",
+        change={"buffer": name, "dtype": {"from": fmt.dtype, "to": "float32"}},
+        predicted=predicted,
+        snippet=snippet,
     )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.kept_gradients import kept_gradients
 from precdoctor.diagnosis.loss_scale import joined_updates
-from precdoctor.diagnosis.overflows import culprits
+from precdoctor.diagnosis.overflows import Culprits, culprits
 from precdoctor.diagnosis.rows import number
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.scale_cures import cures, lower_bound
@@ -22,6 +23,10 @@ A dynamic loss scale that (a) falls below 1, (b) loses `fall_binades` within `wi
 (c) stays busy: more than `skipped_share` of the steps after calibration are skipped. The overflows that let a fresh
 scaler come down from its initial 2^16 to the first clean steps are its normal way of finding that level and are not
 counted. The layer that overflows first is named from the recorded tensors of the skipped steps, forward pass first.
+
+A script that leaves out `zero_grad()` together with a skipped step adds the next gradients to an Inf, and skips for
+ever: where the non-finite elements of an overflow never become fewer, over `kept_steps` and to the end of the run,
+while every gradient that comes down the backward pass is finite, that is told instead.
 """,
     matters="""
 Every skipped step is a batch thrown away. A scale far below where it started multiplies gradients that are small anyway
@@ -35,9 +40,9 @@ A logit without `1/sqrt(d)` or an auxiliary loss multiplied by 1e4 overflows in 
     remedy="""
 Run the named layer in FP32 or BF16, or fix the magnitude there; then the scale recovers by itself. If many layers
 overflow together, start lower and grow more slowly. A scaler that may not go below some value (`min_scale`, as those of
-DeepSpeed, Megatron and fairseq have it) skips for ever what overflows there: take the bound away. With BF16 there is
-nothing to scale: drop the scaler. A change that by its own prediction saves less than a quarter of the skips is not
-advised.
+DeepSpeed, Megatron and fairseq have it) skips for ever what overflows there: take the bound away. Zero the gradients
+after every step, under no `if`. With BF16 there is nothing to scale: drop the scaler. A change that by its own
+prediction saves less than a quarter of the skips is not advised.
 """,
     confidence="""
 0.95 when the scale fell below 1 or the overflowing layer was recorded, 0.8 otherwise. With a non-finite loss at the
@@ -151,28 +156,22 @@ def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
 def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Options) -> Finding:
     steps = [s for s in course.steps if s.skipped and collapse.first <= s.step <= collapse.last]
     skipped = [s.step for s in steps]
-    found = culprits(view, course.process, steps)
+    kept = kept_gradients(view, course.process, course.steps, options["kept_steps"])
+    found = culprits(view, course.process, [s for s in steps if kept is None or s.step <= kept.first])
     shown = found.shown
     message = f"On rank {course.process.rank}, {collapse.measured} at steps {collapse.first} to {collapse.last}: "
     message += f"{plural(len(skipped), 'step')} skipped. {found.words(view)}"
+    if kept is not None:
+        message += f" {kept.words}"
     bound = lower_bound(course.steps, options["held_skips"])
-    if bound is not None:
+    if bound is not None and kept is None:
         held = sum((s.loss_scale or 0.0) <= bound for s in steps)
         message += f" {plural(held, 'skip')} at {bound:g} left the scale where it was: the scaler may not go lower."
-    evidence = {
-        "first_overflow_step": skipped[0] if skipped else collapse.first,
-        "last_bad_step": collapse.last,
-        "scale": {"from": collapse.start, "to": collapse.end},
-        "skipped_steps": len(skipped),
-        "culprits": found.as_evidence(),
-        "lower_bound": bound,
-        "loss_scale_history": [[s.step, s.loss_scale] for s in _thinned(course.steps)],
-        "last_finite_step": None,
-        "confidence_reason": "the overflowing layer is recorded" if shown is not None else "no overflow was sampled",
-    }
-    if shown is not None:
-        evidence |= shown.as_evidence()
+    evidence = _evidence(course, collapse, found, skipped)
+    evidence |= {"lower_bound": bound, "gradients_kept_since": kept.first if kept is not None else None}
     because = f" because of {found.name(view)}" if shown is not None else ""
+    if kept is not None:
+        because = ": gradients of skipped steps are never zeroed"
     return Finding(
         code="PD301",
         name="loss-scale-collapse",
@@ -190,8 +189,25 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Optio
             step=collapse.first,
         ),
         evidence=evidence,
-        prescriptions=cures(view, course.steps, collapse.start, collapse.end, found, bound),
+        prescriptions=cures(view, course.steps, collapse.start, collapse.end, found, bound)
+        if kept is None
+        else (kept.prescription(sum(s.skipped for s in course.steps)),),
     )
+
+
+def _evidence(course: _Course, collapse: _Collapse, found: Culprits, skipped: Sequence[int]) -> dict[str, object]:
+    shown = found.shown
+    evidence: dict[str, object] = {
+        "first_overflow_step": skipped[0] if skipped else collapse.first,
+        "last_bad_step": collapse.last,
+        "scale": {"from": collapse.start, "to": collapse.end},
+        "skipped_steps": len(skipped),
+        "culprits": found.as_evidence(),
+        "loss_scale_history": [[s.step, s.loss_scale] for s in _thinned(course.steps)],
+        "last_finite_step": None,
+        "confidence_reason": "the overflowing layer is recorded" if shown is not None else "no overflow was sampled",
+    }
+    return evidence if shown is None else evidence | shown.as_evidence()
 
 
 def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]:
@@ -240,6 +256,14 @@ RULE = Rule(
             "Skips that leave a scale at its lowest before it is said to have a lower bound.",
             "Precdoctor's own: without one, every skip lowers the scale.",
             1.0,
+        ),
+        RuleOption(
+            "kept_steps",
+            6.0,
+            "steps",
+            "Skips behind an overflow, to the end of the run, by which gradients that are never zeroed are told.",
+            "Precdoctor's own: each halves the scale, and an overflow that is real has other elements each time.",
+            2.0,
         ),
     ),
     kinds=(),

@@ -150,14 +150,9 @@ def _finding(
         title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
         severity = Severity.INFO
     rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
-    message = (
-        f"{percent(share)} of the intended updates of {plural(len(narrow), 'weight')} in {name} left the weight "
-        f"unchanged (limit {percent(options['lost_share'])}), "
-        f"over {plural(max(p.steps for p in narrow.values()), 'step')}"
-        + (f" at learning rates up to {max(rates):.3g}" if rates else "")
-        + f"; {percent(worst.share)} in `{parameter}`. "
-        + _kept(view, moves)
-    )
+    steps = plural(max(p.steps for p in narrow.values()), "step")
+    over = f"over {steps}" + (f" at learning rates up to {max(rates):.3g}" if rates else "")
+    message = f"{_counted(narrow, share, stuck, (parameter, worst, name), over, options)} {_kept(view, moves)}"
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:
         confidence, why = min(confidence, 0.8), f"{why}; most updates stick, another fault may weigh more"
@@ -166,7 +161,8 @@ def _finding(
     )
     evidence = {
         "lost_share": share,
-        "limit": options["lost_share"],
+        "limit": options["lost_share" if general else "stuck_share"],
+        "worst_lost_share": worst.share,
         "stuck_tensors": len(stuck),
         "tensors": [
             {"root": k[0], "parameter": parameter_label(k[0], k[1], k[3]), "lost_share": p.share}
@@ -189,6 +185,29 @@ def _finding(
         location=Location(key[0], key[1], worst.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
         evidence=evidence,
         prescriptions=(_prescribe(view, narrow, share, worst.dtype),),
+    )
+
+
+def _counted(
+    narrow: Mapping[Key, Counts],
+    share: float,
+    stuck: Mapping[Key, Counts],
+    shown: tuple[str, Counts, str],
+    over: str,
+    options: Options,
+) -> str:
+    """What was lost, against the limit that it is above. ``shown``: a weight, its updates, and its format in words."""
+    parameter, worst, name = shown
+    if share >= options["lost_share"]:
+        return (
+            f"{percent(share)} of the intended updates of {plural(len(narrow), 'weight')} in {name} left the weight "
+            f"unchanged (limit {percent(options['lost_share'])}), {over}; {percent(worst.share)} in `{parameter}`."
+        )
+    return (
+        f"{percent(worst.share)} of the intended updates of `{parameter}` in {name} left it unchanged (limit of a "
+        f"single weight {percent(options['stuck_share'])}), {over}. {plural(len(stuck), 'weight')} of "
+        f"{len(narrow):,} above that limit; of the updates of all together {percent(share)} are lost, and from "
+        f"{percent(options['lost_share'])} on that is a finding of its own."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -16,6 +16,7 @@ from precdoctor.diagnosis.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.parameters import parameter_label
 from precdoctor.diagnosis.rows import TensorRow, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.stable_rate import StableRate, rounded_down, stable_rate
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
 
@@ -48,16 +49,19 @@ outright.
 """,
     remedy="""
 Lower the learning rate by the factor in the finding, for the named weights at least. Under Adam the ratio is
-proportional to the learning rate, under SGD as well while the gradient stays what it is. Where the first steps only
-were too large, a warm-up is enough. Where nothing was learnt at a rate that stayed what it was (half of the first or
-more), the rate itself is too large: a warm-up comes second, it would end at the same rate. Weights that decay want
-a smaller weight decay: a weight is an average over 1 / (learning rate x weight decay) steps, which should be thousands.
+proportional to the learning rate, under SGD as well while the gradient stays what it is. Where SGD at one rate
+diverges, how fast its gradient grows from step to step tells the largest rate that is stable, and half of that is
+proposed. Where the first steps only were too large, a warm-up is enough. Where nothing was learnt, or the run never
+came back, at a rate that stayed what it was (half of the first or more), the rate itself is too large: a warm-up comes
+second, it would end at the same rate. Weights that decay want a smaller weight decay: a weight is an average over 1 /
+(learning rate x weight decay) steps, which should be thousands.
 """,
     confidence="""
 0.85; 0.7 when fewer than eight steps of the newer half were recorded.
 """,
     references=(
         "Bottou, Curtis, Nocedal, Optimization Methods for Large-Scale Machine Learning, arXiv:1606.04838",
+        "Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability, arXiv:2103.00065",
         "Wang and Aitchison, How to set AdamW's weight decay as you scale model and dataset size, arXiv:2405.13698",
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
@@ -195,6 +199,7 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
     rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
     limit = options["early_ratio" if early else "ratio"]
     rate = (rates[0] if early else rates[-1]) if rates else None
+    diverging = _stable(view, process)
     message = (
         f"In the median of {_which(weight, early=early)}, each step changed `{parameter}` by {weight.ratio:.2g} of "
         + ("the RMS it was initialised to" if early else "its own RMS")
@@ -202,6 +207,7 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
         + (f", at a learning rate of {rate:.3g}. " if rate else ". ")
         + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
         + (f" {_harm(view, weight, options)}" if early else "")
+        + (f" {diverging.words}" if diverging is not None else "")
     )
     evidence: dict[str, Any] = {
         "update_to_weight": weight.ratio,
@@ -213,6 +219,8 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
         ],
         "confidence_reason": "weights and updates are recorded as stored",
     }
+    if diverging is not None:
+        evidence |= diverging.evidence
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
     return Finding(
@@ -228,20 +236,19 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
             place[0], place[1], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
         ),
         evidence=evidence,
-        prescriptions=_prescribe(view, weight, rates, options, early=early),
+        prescriptions=(diverging.prescription,)
+        if diverging is not None
+        else _prescribe(view, process, weight, options, early=early),
     )
 
 
 def _prescribe(
-    view: RunView, weight: _Weight, known: Sequence[float], options: Options, *, early: bool
+    view: RunView, process: Process, weight: _Weight, options: Options, *, early: bool
 ) -> tuple[Prescription, ...]:
-    """A smaller rate; where the first steps were too large a warm-up, after it if the rate itself is too large.
-
-    Args:
-        known: the rates of the process, step by step.
-    """
+    """A smaller rate first wherever the rate itself is too large; a warm-up where the first steps were too large."""
+    known = [s.lr for s in view.timeline.get(process, ()) if s.lr]
     rate = (known[0] if early else known[-1]) if known else None
-    factor = _rounded_down(options["target"] / weight.ratio)
+    factor = rounded_down(options["target"] / weight.ratio)
     after, what = weight.ratio * factor, "first updates / initial weight" if early else "update / weight"
     groups = sum(len(o.get("groups") or ()) for o in view.optimizers)
     rates = f" ({rate:.3g} -> {rate * factor:.3g})" if rate and groups == 1 else ""
@@ -267,13 +274,26 @@ def _prescribe(
         ),
     )
     stayed = len(known) > 1 and known[-1] >= 0.5 * known[0]
-    return (lower, warm_up) if stayed and _nothing_learnt(view, options) else (warm_up,)
+    lost = _nothing_learnt(view, options) or _never_came_back(view, process)
+    return (lower, warm_up) if stayed and lost else (warm_up,)
 
 
-def _rounded_down(factor: float) -> float:
-    """To 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(factor))
-    return float(f"{max(m for m in (1, 2, 5) if m * power <= factor * (1 + 1e-9)) * power:.1g}")
+def _stable(view: RunView, process: Process) -> StableRate | None:
+    """The rate at which the run would not have diverged, of the optimizer of whose steps that can be told."""
+    for (own, _), steps in by_optimizer(view).items():
+        well = [s for s in steps if is_well(view, process, s) and not s.skipped]
+        if own == process and (found := stable_rate(view, well)) is not None:
+            return found
+    return None
+
+
+def _never_came_back(view: RunView, process: Process) -> bool:
+    """Whether the run ended in what is not finite, or at twice the loss that it began with."""
+    steps = [s for s in view.timeline.get(process, ()) if s.complete]
+    if not steps or not is_well(view, process, steps[-1]):
+        return bool(steps)
+    losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
+    return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
 
 
 def _row(view: RunView, process: Process, step: int, place: _Place) -> TensorRow | None:

@@ -18,6 +18,15 @@ def nan_in_batch() -> Training:
     return with_batches().poison(9, "batch", "", nan=4)
 
 
+def never_stepped_again() -> Training:
+    """The script leaves the step out, and zero_grad with it."""
+    run = with_batches(steps=10).poison(9, "batch", "", nan=4)
+    run.step_rows[9] |= {"complete": False, "micro_steps": 40}
+    for step in range(9):
+        run.step_rows[step]["micro_steps"] = 1
+    return run
+
+
 def infinite_batch_skipped_by_scaler() -> Training:
     run = with_batches().scales([1024.0] * 16).poison(9, "batch", "", then=False, pos_inf=4).skip(9)
     run.step_rows[9]["loss"] = float("nan")
@@ -77,6 +86,7 @@ def starts_with_zeros() -> Training:
 
 
 FIRING = {
+    "never_stepped_again": Sample(never_stepped_again, 9, "", "batch", says=("went on with 39 backward passes",)),
     "nan_in_batch": Sample(nan_in_batch, 9, "", "batch", "nonfinite-input-batch", last_finite=8, says=("4 NaN",)),
     "infinite_batch_skipped_by_scaler": Sample(
         infinite_batch_skipped_by_scaler, 9, "", "batch", "nonfinite-input-batch", "warning"

@@ -23,6 +23,39 @@ def never_calibrates() -> Training:
     return scaled([2.0 ** (16 - k) for k in range(20)], list(range(20)))
 
 
+def keeps_gradients() -> Training:
+    """After one overflow, weight gradients only: what comes down the backward pass is finite from then on."""
+    run = falls_below_one()
+    for step in range(11, 24):
+        run.change(lambda r: r.update(pos_inf=0, first_bad_order=None), kind="grad_output", step=step)
+        run.change(lambda r, s=step: r.update(nan=s - 10), kind="weight_grad", step=step)
+    return run
+
+
+def keeps_a_weight() -> Training:
+    """The head's weight gradient overflows, what comes down never does, and becomes smaller with the scale."""
+    run = keeps_gradients()
+    for step in range(10, 24):
+        run.change(lambda r: r.update(pos_inf=0, first_bad_order=None), kind="grad_output", step=step)
+        run.change(lambda r, s=step: r.update(amax=2.0 ** (14 - s)), kind="grad_output", step=step)
+        run.change(lambda r: r.update(module_class="Linear"), kind="weight_grad", module="head", step=step)
+    return run
+
+
+def slope_of_a_root() -> Training:
+    """No product, but a norm of weights that have become zero: NaN at any scale."""
+    run = keeps_a_weight()
+    return run.change(lambda r: r.update(module_class="WeightNormed"), kind="weight_grad")
+
+
+def weights_overflow() -> Training:
+    """Weight gradients only, and fewer elements of them from step to step."""
+    run = keeps_gradients()
+    for step in range(11, 24):
+        run.change(lambda r, s=step: r.update(nan=0, pos_inf=30 - s), kind="weight_grad", step=step)
+    return run
+
+
 def one_layer() -> Training:
     """It is always the attention's gradient that overflows first."""
     run = falls_below_one()
@@ -108,6 +141,13 @@ FIRING = {
     "one_layer": Sample(
         one_layer, 10, "blocks.0.mlp.up", "grad_output", says=("14 of 14 examined", "gradient of the output")
     ),
+    "keeps_gradients": Sample(
+        keeps_gradients, 10, evidence={"gradients_kept_since": 10},
+        says=("never zeroed", "all 13 steps behind step 10", "of 8 weights"),
+    ),
+    "keeps_a_weight": Sample(keeps_a_weight, 10, evidence={"gradients_kept_since": 10}),
+    "slope_of_a_root": Sample(slope_of_a_root, 10, evidence={"gradients_kept_since": None}),
+    "weights_overflow": Sample(weights_overflow, 10, evidence={"gradients_kept_since": None}),
     "cascade": Sample(cascade, severity="warning", says=("6 binades (limit 5)", "from 65536 to 1024")),
     "may_not_go_lower": Sample(
         may_not_go_lower, severity="warning", evidence={"lower_bound": 4096.0},

@@ -42,9 +42,10 @@ def by_hand() -> Training:
 
 FIRING = {
     "every_eight": Sample(
-        lambda: probing(8), 9, severity="warning", says=("limit 4 %", "growth interval of 8", "1024 had been clean"),
+        lambda: probing(8, steps=64), 9, severity="warning",
+        says=("limit 10 %", "growth interval of 8", "1024 had been clean"),
         also=frozenset(),
     ),
-    "every_sixteen": Sample(lambda: probing(16), 17, severity="warning", says=("5 %",)),
+    "every_sixteen": Sample(lambda: probing(16), 17, severity="info", says=("5 %", "limit 4 %", "not harmed")),
 }  # fmt: skip
 HEALTHY = {f.__name__: f for f in (seldom, bad_batches, fresh, by_hand)}

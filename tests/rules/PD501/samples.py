@@ -188,7 +188,9 @@ FIRING = {
     ),
     "still_piling_up": Sample(still_piling_up, severity="info", says=("Nothing is lost if",)),
     "a_third": Sample(a_third, severity="warning", says=("33 %",)),
-    "norm_gains_stand_still": Sample(norm_gains_stand_still, module="norm", severity="info", says=("stand still",)),
+    "norm_gains_stand_still": Sample(
+        norm_gains_stand_still, module="norm", severity="info", says=("stand still", "limit of a single weight 90 %")
+    ),
 }
 HEALTHY = {
     f.__name__: f

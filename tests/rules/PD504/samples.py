@@ -22,6 +22,17 @@ def thrown_off(first: float = 0.8, loss: float = 9.0) -> Training:
     return run
 
 
+def diverges(factor: float = 1.5) -> Training:
+    """Plain SGD above the stable rate: half as much gradient again on every step, and so the loss."""
+    settings = {"lr": 0.1, "momentum": 0.0, "nesterov": False}
+    facts = {**FACTS, "optimizers": [{"name": "SGD#0", "class": "SGD", "groups": [settings]}]}
+    run = Training(facts=facts)
+    run.change(lambda r: r.update(normal(0.9)), kind="update", module="head")
+    for step, row in run.step_rows.items():
+        row |= {"optimizer": "SGD#0", "lr": 0.1, "grad_norm": factor**step, "loss": factor**step}
+    return run
+
+
 def large_at_first_without_harm() -> Training:
     return thrown_off(loss=2.5)
 
@@ -106,6 +117,8 @@ def a_bias() -> Training:
 FIRING = {
     "thrown_off": Sample(thrown_off, module="head", kind="update", severity="warning",
                          says=("the first 3 steps", "limit 0.5", "more than doubled")),
+    "diverges": Sample(diverges, module="head", severity="warning",
+                       says=("grows 1.5 times per step", "1.2 times the largest rate that is stable here, 0.08")),
     "never_fell": Sample(never_fell, module="head", severity="warning", says=("never fell", "12 times its initial")),
     "without_warm_up": Sample(without_warm_up, module="head", severity="warning", says=("initialised to",)),
     "decays": Sample(

@@ -55,6 +55,23 @@ def in_fp32() -> Training:
     return table("inv_freq", FREQUENCIES, "float32")
 
 
+def widened_again(dtype: str = "bfloat16") -> Training:
+    """FP32 in name: the model was converted, and this buffer back."""
+    return table("inv_freq", rounded(FREQUENCIES, dtype), "float32", length=4096)
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """To the significant bits of the format."""
+    bits = {"bfloat16": 8, "float16": 11}[dtype]
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.round(mantissa * 2.0**bits), exponent - bits)
+
+
+def bands() -> Training:
+    """Of few bits by themselves: eighths up to one."""
+    return table("freqs", np.arange(1.0, 9.0) / 8.0, "float32", length=4096)
+
+
 def another_buffer() -> Training:
     """Means of a batch norm have nothing to do with positions."""
     return table("running_mean", np.linspace(0, 900, 64))
@@ -83,6 +100,12 @@ FIRING = {
     "frequencies": Sample(
         lambda: table("inv_freq", FREQUENCIES), 0, "rotary", "buffer", severity="warning", says=("1 radians",),
     ),
+    "widened_again": Sample(
+        widened_again, 0, "rotary", "buffer", severity="warning", says=("numbers rounded to bfloat16", "8 radians"),
+    ),
+    "widened_from_fp16": Sample(
+        lambda: widened_again("float16"), 0, "rotary", "buffer", severity="warning", says=("rounded to float16",),
+    ),
     "angles": Sample(
         lambda: table("freqs", np.outer(np.arange(1.0, 513.0), FREQUENCIES)), 0, "rotary", severity="warning",
         says=("1 radians",),
@@ -92,7 +115,7 @@ FIRING = {
     ),
 }  # fmt: skip
 HEALTHY = {
-    f.__name__: f for f in (short_sequences, in_fp32, another_buffer, features_of_coordinates, few_positions)
+    f.__name__: f for f in (short_sequences, in_fp32, bands, another_buffer, features_of_coordinates, few_positions)
 } | {
     "few_time_steps": lambda: in_half(250.0),
     "time_steps_in_fp16": lambda: in_half(999.0, "float16"),

@@ -32,6 +32,20 @@ def test_large_updates_are_advised_against_where_there_is_no_cure() -> None:
     assert [p.title for p in kept.prescriptions] == ["widen"]
 
 
+def test_the_rate_comes_first_where_gradient_descent_is_seen_to_diverge() -> None:
+    updates = finding("PD504", 2, SLOWER)
+    updates = dataclasses.replace(updates, evidence={**updates.evidence, "stable_rate": 0.15, "diverges_from": 0})
+    [kept] = fold([finding("PD101", 26, WIDEN, LOOK), updates])
+    assert [p.title for p in kept.prescriptions] == ["a smaller rate", "widen", "stop and look"]
+    assert kept.resume_step is None
+    assert "start again" in kept.message
+
+
+def test_the_same_change_is_asked_for_once() -> None:
+    [kept] = fold([finding("PD101", 126, LOOK), finding("PD603", 121, SLOWER), finding("PD605", 119, SLOWER)])
+    assert [p.title for p in kept.prescriptions] == ["a smaller rate", "stop and look"]
+
+
 def test_one_goes_back_to_before_the_divergence() -> None:
     cause = finding("PD101", 126, LOOK)
     assert cause.resume_step == 125

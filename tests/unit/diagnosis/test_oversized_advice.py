@@ -1,0 +1,42 @@
+"""What is prescribed where weights are replaced: the rate, or its warm-up."""
+
+from pathlib import Path
+
+from precdoctor.diagnosis import diagnose
+from tests.rules.PD504.samples import diverges, thrown_off
+from tests.support.training import Training
+
+
+def advice(run: Training, path: Path, code: str = "PD504") -> list[str]:
+    [finding] = [f for f in diagnose(run.write(path)).findings if f.code == code]
+    return [p.title.split(":")[0] for p in finding.prescriptions]
+
+
+def test_a_run_that_never_came_back_wants_a_lower_rate_first(tmp_path: Path) -> None:
+    lower, warm_up = advice(thrown_off(), tmp_path / "run")
+
+    assert lower.startswith("learning rate x 0.02")
+    assert warm_up.startswith("warm up from")
+
+
+def test_one_that_came_back_wants_a_warm_up(tmp_path: Path) -> None:
+    run = thrown_off()
+    for step in range(6, run.steps):
+        run.step_rows[step]["loss"] = 1.0
+
+    [only] = advice(run, tmp_path / "run")
+    assert only.startswith("warm up from")
+
+
+def test_gradient_descent_that_diverges_wants_a_stable_rate(tmp_path: Path) -> None:
+    """It multiplies the gradient by 1.5 at 0.1, so that 0.08 is the limit; half of that, rounded down."""
+    [only] = advice(diverges(), tmp_path / "run")
+
+    assert only.startswith("learning rate x 0.2 (0.1 -> 0.02)")
+
+
+def test_an_explosion_that_the_rate_makes_wants_it_lowered_before_it_is_clipped(tmp_path: Path) -> None:
+    lower, clip = advice(diverges(factor=4.0), tmp_path / "run", "PD603")
+
+    assert lower.startswith("learning rate x 0.2 (0.1 -> 0.02)")
+    assert clip.startswith("clip the norm")
