@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from precdoctor.diagnosis.ending import facts_of_end
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.folding import fold
 from precdoctor.diagnosis.registry import RULES, Named, find, nearest, select_rules
@@ -174,6 +175,7 @@ def describe(view: RunView) -> dict[str, Any]:
         "versions": facts.get("versions"),
         "roots": [r.get("name") for r in facts.get("roots") or ()],
         **_applied(view),
+        **facts_of_end(view),
         **({"cut_short": view.cut_short} if view.cut_short is not None else {}),
     }
 
