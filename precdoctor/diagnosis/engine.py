@@ -59,7 +59,10 @@ def view_of(run: Run) -> RunView:
     """
     view = RunView(run)
     if view.steps.empty:
-        why = f"recording ended in its first step: {view.cut_short}" if view.cut_short else "no optimizer step was seen"
+        unseen = (
+            "no optimizer stepped and nothing was called backward() on (gradients of torch.func alone are not followed)"
+        )
+        why = f"recording ended in its first step: {view.cut_short}" if view.cut_short else unseen
         raise NothingRecordedError(
             f"{run.path} holds no training step: {why}, so there is nothing to judge; "
             f"`precdoctor log verify {run.path}` says what is in it"

@@ -274,6 +274,10 @@ def _close(directory: Path, status: int, *, quiet: bool) -> int:
         say(f"nothing was recorded: {why_nothing_armed(directory)}{_ended_with(status)}")
         return status
     ends = [_end(rank.path) for rank in ranks]
+    stepped = any(True for rank in ranks for _ in rank.path.glob("steps-*"))
+    if not stepped and all(end.get("reason") == "exit" for end in ends):
+        say(f"no training step was recorded in {shown}: no optimizer stepped{_ended_with(status)}")
+        return status
     early = next((end["message"] for end in ends if isinstance(end.get("message"), str)), None)
     cut = f" (until it stopped early: {early})" if early else ""
     say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}{cut}; next, type:")
