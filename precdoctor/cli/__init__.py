@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from precdoctor.errors import PrecdoctorError, UsageError
 
@@ -39,6 +40,10 @@ def _run(args: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a name the terminal cannot encode must not end the program
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory has been removed; cd to one that is there") from None
     import typer
 
     from precdoctor.cli.app import app, command

@@ -14,6 +14,7 @@ from precdoctor.comparison.lines import Line, findings_of
 from precdoctor.comparison.pairing import Pairing, pair, subject
 from precdoctor.comparison.predictions import Applied, applied_to
 from precdoctor.comparison.regressions import REGRESSIONS
+from precdoctor.diagnosis.ending import ending, facts_of_end
 from precdoctor.diagnosis.engine import RuleOptions, describe, describe_recorder, resolve_options, view_of
 from precdoctor.diagnosis.finding import Diagnosis, Finding, Location, RuleOutcome, Severity, Status
 from precdoctor.diagnosis.telling import plural
@@ -223,6 +224,8 @@ def _notes(a: RunView, b: RunView) -> list[str]:
     for name, view in (("first", a), ("second", b)):
         if view.missing is not None:
             notes.append(f"the log of the {name} run has gaps: {view.missing}")
+        if (said := ending(facts_of_end(view), f"the command of the {name} run")) is not None:
+            notes.append(said)
     return notes
 
 

@@ -15,6 +15,7 @@ from precdoctor.comparison.judge import Judged, accept, judge
 from precdoctor.comparison.lines import Line, findings_of, suspects, told
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.comparison.steps import sampled_by_all, step_mismatch, usable_steps
+from precdoctor.diagnosis.ending import ending, facts_of_end
 from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options, view_of
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.registry import RULES, select
@@ -162,7 +163,7 @@ def gate(
         diagnoses=tuple(c.diagnosis for c in closed),
         exit_code=int(code),
         untrustworthy=tuple(r for c in closed for r in c.reasons) + tuple(distrust),
-        notes=(*notes, *yardstick.differences(views), *unused_notes(allowances, day, used)),
+        notes=(*_endings(views), *notes, *yardstick.differences(views), *unused_notes(allowances, day, used)),
         suspects=tuple(suspects([line for j in judged for line in j.lines])),
     )
 
@@ -334,6 +335,12 @@ def _baseline_notes(
     own = at_or_above(diagnose_view(base, rules, settings).findings, "error")
     notes += [f"the baseline itself has {f.code} {f.name}: {f.title}" for f in own]
     return distrust, notes
+
+
+def _endings(views: Sequence[RunView]) -> list[str]:
+    """Runs whose command failed: their last steps are missing, and no comparison tells that."""
+    said = [ending(facts_of_end(view), f"the command of {view.run.path}") for view in views]
+    return [sentence for sentence in said if sentence is not None]
 
 
 def _merged_recorder(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

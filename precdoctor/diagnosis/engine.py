@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from precdoctor.diagnosis.ending import facts_of_end
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.folding import fold
 from precdoctor.diagnosis.locating import with_model
@@ -59,7 +60,10 @@ def view_of(run: Run) -> RunView:
     """
     view = RunView(run)
     if view.steps.empty:
-        why = f"recording ended in its first step: {view.cut_short}" if view.cut_short else "no optimizer step was seen"
+        unseen = (
+            "no optimizer stepped and nothing was called backward() on (gradients of torch.func alone are not followed)"
+        )
+        why = f"recording ended in its first step: {view.cut_short}" if view.cut_short else unseen
         raise NothingRecordedError(
             f"{run.path} holds no training step: {why}, so there is nothing to judge; "
             f"`precdoctor log verify {run.path}` says what is in it"
@@ -176,6 +180,7 @@ def describe(view: RunView) -> dict[str, Any]:
         "versions": facts.get("versions"),
         "roots": [r.get("name") for r in facts.get("roots") or ()],
         **_applied(view),
+        **facts_of_end(view),
         **({"cut_short": view.cut_short} if view.cut_short is not None else {}),
     }
 

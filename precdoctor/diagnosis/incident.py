@@ -233,9 +233,18 @@ def _forward(
         origin.phase,
         origin,
         forward_cause(origin, rows, _earlier_weights(view, process, step, origin)),
-        path=tuple(path_to([r for r in rows if r.kind in (*FORWARD_KINDS, "loss")], row)),
+        path=tuple(path_to(_way(view, process, rows, origin), row)),
         history=tuple(reference.get(row.key, ())),
     )
+
+
+def _way(view: RunView, process: Process, rows: Sequence[TensorRow], origin: Origin) -> list[TensorRow]:
+    """The step's forward tensors; before a bad batch only those of models: transforms of samples lead to nothing."""
+    way = [r for r in rows if r.kind in (*FORWARD_KINDS, "loss")]
+    if origin.phase is not Phase.DATA:
+        return way
+    models = {root.get("name") for root in view.facts(process).get("roots") or () if root.get("parameters")}
+    return [r for r in way if r.root == origin.root or r.root in models]
 
 
 def _earlier_weights(view: RunView, process: Process, step: int, origin: Origin) -> list[TensorRow]:

@@ -16,6 +16,7 @@ from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.op_causes import too_large_constant
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import plural
 from precdoctor.numerics.formats import BF16, FP16, FP32
 
 #: Norms from whose median a usual one is told; with fewer it is the 1 that most recipes clip to.
@@ -93,12 +94,14 @@ def _guard_divisor(_view: RunView, _incident: Incident, culprit: Culprit) -> Pre
     fmt = known_format(operand.dtype) if operand is not None else None
     eps = 1e-3 if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
     zeros = operand.zero if operand is not None else None
+    root = culprit.op.short == "rsqrt"  # its divisor cannot be reached, what it takes the root of can
+    divided = "torch.rsqrt(x" if root else "x / (norm"
     return Prescription(
-        title=f"add eps {eps:g} to the divisor{line_words(culprit)}"
+        title=f"add eps {eps:g} to {'what goes into rsqrt' if root else 'the divisor'}{line_words(culprit)}"
         + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {operand.dtype}" if fmt and operand else ""),
         change={"eps": {"from": 0.0, "to": eps}},
         predicted={"zero_divisors": {"from": zeros, "to": 0}, "nonfinite_elements": {"from": bad_of(culprit), "to": 0}},
-        snippet=f"y = x / (norm + {eps!r})  # {eps!r} is representable in the divisor's format\n",
+        snippet=f"y = {divided} + {eps!r})  # {eps!r} is representable in the divisor's format\n",
     )
 
 
@@ -219,8 +222,9 @@ def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
 
 def _drop_samples(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     count = sum(o.bad for o in culprit.examined.batch or culprit.op.operands)
+    held = plural(count, "such element")
     return Prescription(
-        title=f"drop samples that are not finite (the batch of step {incident.step} holds {count:,} such elements)",
+        title=f"drop samples that are not finite (the batch of step {incident.step} holds {held})",
         change={"filter": "isfinite"},
         predicted={"nonfinite_elements": {"from": count, "to": 0}},
         snippet=(

@@ -270,6 +270,9 @@ def _operand_words(op: Op) -> str:
         if not operand.shape and operand.value is not None:
             parts.append(f"{words} is {operand.value:.4g}")
             continue
+        if operand.amax == 0.0:
+            parts.append(f"{words} is 0" + (" where it is finite" if operand.bad else " throughout"))
+            continue
         words += f" runs from {operand.min:.4g} to {operand.max:.4g}" + (" where it is finite" if operand.bad else "")
         if operand.value is not None:
             words += f" and is {operand.value:.4g} there"

@@ -287,6 +287,11 @@ class RunView:
         return next((rank.cut_short for rank in self._run.ranks if rank.cut_short is not None), None)
 
     @cached_property
+    def stopped(self) -> str | None:
+        """Why precdoctor itself ended the run; None when it did not."""
+        return next((rank.stopped for rank in self._run.ranks if rank.stopped is not None), None)
+
+    @cached_property
     def missing(self) -> str | None:
         """Why a rule that found nothing must not say "passed"; None when the log is whole."""
         if self.dropped:

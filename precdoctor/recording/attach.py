@@ -19,6 +19,8 @@ _RECORDER = str(Path(__file__).resolve().parent) + os.sep
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 #: Exit status of ``record`` when precdoctor itself stopped the run (DESIGN section 5).
 STOPPED_BY_US = 66
+#: Where the run began, with a separator at the end; empty: paths are shown whole.
+_began_in = ""
 
 
 def say(message: str, *, prefix: str = "precdoctor: ") -> None:
@@ -124,10 +126,18 @@ def caller_outside(*packages: str) -> tuple[str, int] | None:
     return fallback
 
 
+def begin_here() -> None:
+    """From now on paths are shown from the working directory there is; a script may leave it, or remove it."""
+    global _began_in  # noqa: PLW0603 - the process has one
+    try:
+        _began_in = str(Path.cwd()) + os.sep
+    except OSError:
+        _began_in = ""
+
+
 def shown(file: str) -> str:
-    """A path as people want to read it: below the working directory, from there on."""
-    here = os.getcwd() + os.sep  # noqa: PTH109 - once per step, so no pathlib
-    return file.removeprefix(here)
+    """A path as people want to read it: below the directory the recording began in, from there on."""
+    return file.removeprefix(_began_in)
 
 
 def _directory_of(package: str) -> str | None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from precdoctor.recording import attach
 from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.backward import Backward
 from precdoctor.recording.compiled_calls import CompiledCalls
@@ -61,6 +62,7 @@ def begin(run: Path, options: RecordOptions) -> Recorder:
     """Have this process recorded into ``run``; the one recorder of a process serves one run after the other."""
     if _installed is None:
         return _installed_for(run, options)
+    attach.begin_here()
     _installed.begin_anew(run, options)
     return _installed
 
@@ -73,6 +75,7 @@ def _stop_traced(recorder: Recorder) -> None:
 
 def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
+    attach.begin_here()
     recorder = Recorder(run, options)
     if not keyword_arguments_are_visible():  # calls a module, so it comes before our hooks
         recorder.warnings.append("keyword arguments of modules are not visible in this torch")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor._boot import ATTACH_FILE
-from precdoctor.errors import UsageError
+from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.supervise import Online, Supervisor
@@ -251,11 +251,13 @@ def _run_child_with_handlers(
 def _close(directory: Path, status: int, *, quiet: bool) -> int:
     """Seal what the child left open, say what was recorded and what to type next; the status to exit with."""
     from precdoctor.recording.attach import say
-    from precdoctor.runlog.layout import rank_directories
+    from precdoctor.runlog.layout import add_run_facts, rank_directories
     from precdoctor.runlog.sealing import seal
 
-    shown = os.path.relpath(directory)
-    shown = str(directory.resolve()) if shown.startswith("..") else shown
+    shown = _shown(directory)
+    with contextlib.suppress(OSError, CorruptRunError):  # reports then say nothing of how it ended
+        ended = dt.datetime.now(dt.timezone.utc).isoformat()
+        add_run_facts(directory, {"ended": ended, "exit_status": status})
     try:
         ranks = rank_directories(directory)
         if ranks:
@@ -272,11 +274,24 @@ def _close(directory: Path, status: int, *, quiet: bool) -> int:
         say(f"nothing was recorded: {why_nothing_armed(directory)}{_ended_with(status)}")
         return status
     ends = [_end(rank.path) for rank in ranks]
+    stepped = any(True for rank in ranks for _ in rank.path.glob("steps-*"))
+    if not stepped and all(end.get("reason") == "exit" for end in ends):
+        say(f"no training step was recorded in {shown}: no optimizer stepped{_ended_with(status)}")
+        return status
     early = next((end["message"] for end in ends if isinstance(end.get("message"), str)), None)
     cut = f" (until it stopped early: {early})" if early else ""
     say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}{cut}; next, type:")
     say(f"precdoctor diagnose {shlex.quote(shown)}", prefix="  ")
     return STOPPED_BY_US if any(end.get("reason") == "stopped" for end in ends) else status
+
+
+def _shown(directory: Path) -> str:
+    """As it can be typed in the working directory, which the command may have removed."""
+    try:
+        shown = os.path.relpath(directory)
+    except OSError:
+        return str(directory)
+    return str(directory.resolve()) if shown.startswith("..") else shown
 
 
 def _ended_with(status: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from precdoctor.diagnosis.ending import ending
 from precdoctor.diagnosis.finding import Finding, Source, Status
 from precdoctor.reporting.finding_view import place, predicted_effect
 from precdoctor.reporting.outputs import Report
@@ -61,6 +62,9 @@ def _lines(report: Report) -> Iterator[str]:
     facts = run_facts(diagnosis.run)
     if diagnosis.run.get("path"):
         yield f"{code(diagnosis.run['path'])}{': ' + escaped(facts) if facts else ''}"
+        yield ""
+    if said := ending(diagnosis.run):
+        yield f"{escaped(said)}."
         yield ""
     for reason in report.distrust:
         yield f"**No trustworthy verdict:** {prose(reason)}"

@@ -14,7 +14,7 @@ from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
-from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.terminal import print_ending, run_facts
 from precdoctor.reporting.text import clean, not_neutral, number, percent, plural, power, size
 
 #: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.
@@ -28,6 +28,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     """The whole of ``precdoctor show``."""
     console.print(Text(clean(summary.run.get("path", "")), "pd.strong"), soft_wrap=True)
     console.print(Text(run_facts(summary.run)))
+    print_ending(summary.run, console)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="pd.label", no_wrap=True)
     table.add_column(overflow="fold")

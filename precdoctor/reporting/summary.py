@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from precdoctor.diagnosis.ending import facts_of_end
 from precdoctor.diagnosis.engine import describe, describe_recorder
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
@@ -107,7 +108,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
     casts = [t for t in tensors if t.format is not None]  # their scale fills the format to the brim on purpose
     known = [t for t in tensors if t.headroom_binades is not None and t.format is None]
     return Summary(
-        run={"path": str(run.path), "command": run.info.get("command"), "steps": 0} if nothing else describe(view),
+        run=_of_nothing(view) if nothing else describe(view),
         recorder=describe_recorder(view),
         about={key: run.info.get(key) for key in ("started", "host", "python", "options")},
         processes=[
@@ -129,6 +130,12 @@ def summarise(run: Run, top: int = 10) -> Summary:
         steps=steps,
         models_with_modules=len({t.root for t in tensors if t.module}),
     )
+
+
+def _of_nothing(view: RunView) -> dict[str, Any]:
+    """What is known of a run without a step."""
+    info = view.run.info
+    return {"path": str(view.run.path), "command": info.get("command"), "steps": 0, **facts_of_end(view)}
 
 
 def _tensors(run: Run) -> list[TensorSummary]:

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from precdoctor.diagnosis.ending import ending
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.finding_view import finding_view, note_view, place
@@ -94,10 +95,17 @@ def _header(diagnosis: Diagnosis, console: Console) -> None:
     facts = run_facts(run)
     if facts:
         console.print(Text(facts, "pd.quiet"))
+    print_ending(run, console)
     findings = bool(diagnosis.findings)
     style = "pd.strong" if findings else "pd.near" if diagnosis.verdict == "indeterminate" else "pd.good"
     console.print()
     console.print(Text(verdict_line(diagnosis) + ".", style))
+
+
+def print_ending(run: Mapping[str, Any], console: Console) -> None:
+    """A line of its own for a command that did not end well."""
+    if said := ending(run):
+        console.print(Text(f"{clean(said)}.", "pd.near"))
 
 
 def run_facts(run: Mapping[str, Any]) -> str:
@@ -126,7 +134,8 @@ def run_facts(run: Mapping[str, Any]) -> str:
     if isinstance(run.get("applied"), int):
         out.append(f"changed by --apply ({plural(run['applied'], 'prescription')})")
     if run.get("complete") is False:
-        out.append("not closed cleanly (killed, or still running)")
+        known = isinstance(run.get("exit_status"), int)
+        out.append("not closed cleanly" if known else "not closed cleanly (killed, or still running)")
     if run.get("cut_short"):
         out.append(f"recorded no further: {clean(run['cut_short'], 160)}")
     return "; ".join(out)

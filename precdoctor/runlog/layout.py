@@ -77,6 +77,19 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False) -> N
         raise UsageError(f"cannot create the run directory {path}: {error.strerror or error}") from error
 
 
+def add_run_facts(run: Path, facts: Mapping[str, Any]) -> None:
+    """Add to run.json what is known only later; its time stays that of the launch, by which runs are ordered.
+
+    Raises:
+        CorruptRunError: it is damaged.
+        OSError: the directory is gone, full or read-only.
+    """
+    file = run / RUN_FILE
+    launched = file.lstat()
+    write_json_atomically(file, {**read_json(file), **facts})
+    os.utime(file, ns=(launched.st_atime_ns, launched.st_mtime_ns))
+
+
 def _make_room(path: Path, *, force: bool) -> None:
     """Leave ``path`` absent or an empty directory, or refuse."""
     from precdoctor.runlog.lock import is_locked

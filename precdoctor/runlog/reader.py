@@ -67,6 +67,12 @@ class RankLog:
         end = self.end or {}
         return str(end.get("message") or end["reason"]) if end.get("reason") in _CUT_SHORT else None
 
+    @property
+    def stopped(self) -> str | None:
+        """Why precdoctor itself ended the run (``--on-nonfinite stop``, ``--halt-on``); None when it did not."""
+        end = self.end or {}
+        return str(end.get("message") or end["reason"]) if end.get("reason") == "stopped" else None
+
 
 class Run:
     """A run directory, open for reading; made by :func:`open_run`. Each call reads what is there at that moment."""

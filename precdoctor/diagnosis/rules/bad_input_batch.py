@@ -109,7 +109,7 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
 
 def _drop(count: int, step: int) -> Prescription:
     return Prescription(
-        title=f"drop samples that are not finite (the batch of step {step} holds {count:,} such elements)",
+        title=f"drop samples that are not finite (the batch of step {step} holds {plural(count, 'such element')})",
         change={"filter": "isfinite"},
         predicted={"nonfinite_elements": {"from": count, "to": 0}},
         snippet=(

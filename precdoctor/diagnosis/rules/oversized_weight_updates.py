@@ -98,7 +98,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not weights:
         return Checked.not_applicable("no weight matrix was recorded together with its update")
     steps = max(len(w.ratios) for w in weights.values())
-    seen = f"the updates of {len(weights):,} weight matrices on {plural(steps, 'step')}"
+    seen = f"the updates of {plural(len(weights), 'weight matrix')} on {plural(steps, 'step')}"
     decay, shrunk = _decayed(view, options)
     if decay is not None and shrunk:
         told = decay_finding(view, decay, shrunk, options["decay"])

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import precdoctor
+from precdoctor.diagnosis.ending import ending
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
 from precdoctor.diagnosis.finding import Diagnosis, Status
 from precdoctor.diagnosis.registry import RULES
@@ -136,6 +137,7 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
         "headline": verdict_line(diagnosis),
         "path": clean(diagnosis.run.get("path", "")),
         "facts": run_facts(diagnosis.run),
+        "ending": clean(ending(diagnosis.run) or ""),
         "cards": [cards.card(view, f) for f in diagnosis.findings[:FULL_FINDINGS]],
         "more": [clean(f"{f.code} {f.title}", 400) for f in diagnosis.findings[FULL_FINDINGS:]],
         "rules": [
@@ -192,6 +194,7 @@ def _other(other: Subject) -> dict[str, Any]:
         "name": other.name,
         "path": clean(other.diagnosis.run.get("path", "")),
         "facts": run_facts(other.diagnosis.run),
+        "ending": clean(ending(other.diagnosis.run, "its command") or ""),
         "headline": verdict_line(other.diagnosis),
         "findings": [(f.code, f.severity.value, clean(f.title)) for f in other.diagnosis.findings[:FULL_FINDINGS]],
     }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from precdoctor.diagnosis.ending import ending
 from precdoctor.errors import RunNotFoundError, RunUnreadableError
 from precdoctor.reporting.live.picture import EVENT_COLUMNS, STEP_COLUMNS, TENSOR_COLUMNS, Picture
 from precdoctor.reporting.text import plural, spans
@@ -115,7 +116,8 @@ class Watcher:
         self._unlocked = unlocked
         if not ongoing:
             reasons = {str(r.end.get("reason")) for r in attempts.values() if r.end}
-            return Phase.ENDED, "stopped by precdoctor" if "stopped" in reasons else "closed its log"
+            said = ending({"exit_status": run.info.get("exit_status")})
+            return Phase.ENDED, "stopped by precdoctor" if "stopped" in reasons else said or "closed its log"
         quiet = self._clock() - self._last_growth
         if lost and self._is_here():
             who = "the process" if self.ranks == 1 else f"rank {spans(lost)}"

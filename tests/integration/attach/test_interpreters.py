@@ -120,6 +120,17 @@ def test_torch_without_a_module_call(folder):
     ]
 
 
+def test_a_model_that_is_trained_by_torch_func_alone(folder):
+    """Gradients of pure functions, and weights in a dictionary: nothing tells where a step ends."""
+    code = """
+import torch
+net, x = torch.nn.Linear(1, 1), torch.ones(1)
+torch.func.grad(lambda p: torch.func.functional_call(net, p, (x,)).sum())(dict(net.named_parameters()))
+"""
+    run = record(folder, "--", "python", "-c", code, run=folder / "pure")
+    assert (run.status, run.said) == (0, ["no training step was recorded in pure: no optimizer stepped"])
+
+
 @pytest.mark.parametrize("command", [("env", "-i", PYTHON, "-c", ""), (PYTHON, "-S", "-E", "-c", ""), ("true",)])
 def test_a_command_out_of_reach(tmp_path, command):
     run = record(tmp_path, "--", *command)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import precdoctor
 from tests.support.processes import PYTHON, environment, finish, record, record_command, script, start
 
 #: Writes down the signals it gets until it is told to go on through a file, and shows what it finds.
@@ -47,7 +48,9 @@ def wait_for(process: subprocess.Popen, word: bytes) -> bytes:
 
 @pytest.mark.parametrize("status", [0, 1, 66, 255])
 def test_the_exit_status_is_the_commands(tmp_path, status):
-    assert record(tmp_path, "--", "python", "-c", f"raise SystemExit({status})").status == status
+    run = record(tmp_path, "--", "python", "-c", f"raise SystemExit({status})")
+    assert run.status == status
+    assert precdoctor.open_run(run.run).info["exit_status"] == status
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGABRT"])
@@ -55,6 +58,7 @@ def test_a_command_ended_by_a_signal_gives_128_and_its_number(tmp_path, name):
     number = getattr(signal, name)
     run = record(tmp_path, "--", "python", "-c", f"import os; os.kill(os.getpid(), {int(number)})")
     assert run.status == 128 + number
+    assert precdoctor.open_run(run.run).info["exit_status"] == 128 + number
     assert f"(the command itself ended with status {128 + number})" in run.said[0]
 
 

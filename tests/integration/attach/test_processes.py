@@ -6,7 +6,7 @@ import pytest
 
 import precdoctor
 from precdoctor.runlog.verify import verify
-from tests.support.processes import environment, record, script
+from tests.support.processes import environment, finish, record, record_command, script, start
 
 LOADERS = """
 import torch
@@ -166,3 +166,47 @@ def test_a_childs_facts_are_its_own(forked):
     for rank in precdoctor.open_run(forked.run).ranks:
         assert [root["class"] for root in rank.facts["roots"]] == ["Sequential"] * len(rank.facts["roots"])
         assert rank.facts["optimizers"], rank
+
+
+ELSEWHERE = """
+import os
+import shutil
+import sys
+import torch
+import training
+
+os.chdir("outputs")
+
+
+class Net(torch.nn.Linear):
+    def forward(self, x, ill):
+        y = super().forward(x)
+        return torch.log(y - y) - torch.log(y - y) if ill else y
+
+
+torch.manual_seed(0)
+net = Net(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(6):
+    if step == 2:
+        shutil.rmtree(os.getcwd())
+    optimizer.zero_grad()
+    net(torch.randn(4, 8), step == 4).mean().backward()
+    optimizer.step()
+shutil.rmtree(sys.argv[1])
+raise SystemExit(5)
+"""
+
+
+def test_a_script_may_leave_its_directory_and_remove_it_and_that_of_the_launch(tmp_path):
+    work = tmp_path / "work"
+    (work / "outputs").mkdir(parents=True)
+    script(work, "elsewhere.py", ELSEWHERE)
+    command = record_command(tmp_path / "elsewhere", "elsewhere.py", str(work))
+    run = finish(start(work, command), tmp_path / "elsewhere")
+    assert run.status == 5, run.err
+    assert not [line for line in run.said if "error" in line]
+    assert run.end()["errors"] == 0 and run.steps() == list(range(6))
+    found = precdoctor.diagnose(run.run)
+    assert found.run["exit_status"] == 5
+    assert found.findings[0].location.source.file == "elsewhere.py"

@@ -291,3 +291,11 @@ def test_hostile_names_in_a_log_reach_no_terminal(name, tmp_path, capsys):
         out = capsys.readouterr().out
         assert not any((ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u2028\u200b" for c in out)
         assert not any(line.lstrip().startswith("::") for line in out.splitlines())
+
+
+def test_a_working_directory_that_is_gone_is_said_to_be(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["diagnose"]) == 2
+    assert capsys.readouterr().err == "precdoctor: the working directory has been removed; cd to one that is there\n"

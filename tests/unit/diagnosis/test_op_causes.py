@@ -11,7 +11,8 @@ from precdoctor.diagnosis.examination import Culprit, _phase, scale_of_gradients
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, BadSetting, Examined, Op, Operand
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.op_causes import op_cause
-from precdoctor.diagnosis.op_telling import external_words
+from precdoctor.diagnosis.op_prescriptions import prescribe
+from precdoctor.diagnosis.op_telling import _operand_words, external_words
 
 CONSTANT = ("constant", "")
 
@@ -383,3 +384,21 @@ def test_nothing_is_said_of_operands_that_are_not_known():
     assert seen.name == "other" and "finite operands" not in seen.why
     known = cause_of(examined("forward", op(1, "aten.relu.default", tensor(), bad_out=NAN)))
     assert "finite operands" in known.why
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "line"),
+    [
+        ("aten.rsqrt.default", "what goes into rsqrt: ", "torch.rsqrt(x + 1e-06)"),
+        ("aten.reciprocal.default", "the divisor: ", "x / (norm + 1e-06)"),
+    ],
+)
+def test_an_eps_goes_where_the_code_can_take_it(name, title, line):
+    zeros = replace(tensor(zero=16), min=-0.0, max=0.0, amax=0.0, value=-0.0)
+    seen = examined("forward", op(1, name, zeros, bad_out=POS_INF))
+    blamed = blame(seen)
+    culprit = Culprit(seen, blamed, Phase.FORWARD, op_cause(seen, blamed, None))
+    assert culprit.cause.name == "division-by-zero"
+    prescription = prescribe(None, None, culprit)
+    assert title in prescription.title and line in prescription.snippet
+    assert _operand_words(culprit.op) == "Operand `self` (float32, 16) is 0 throughout."

@@ -6,8 +6,9 @@ import pytest
 
 from precdoctor.errors import CorruptRunError, NewerSchemaError, RunExistsError, RunNotFoundError, UsageError
 from precdoctor.runlog import create_rank_directory, create_run, newest_run, open_run
-from precdoctor.runlog.layout import dump_json, rank_directories, write_json_atomically
+from precdoctor.runlog.layout import add_run_facts, dump_json, rank_directories, write_json_atomically
 from precdoctor.runlog.lock import DirectoryLock, is_locked
+from precdoctor.runlog.schema import RUN_FILE
 from tests.support.runs import write_run
 
 
@@ -173,3 +174,23 @@ def test_json_has_no_bare_nan():
         "a": "NaN",
         "b": ["-Infinity", {"1": "Infinity"}],
     }
+
+
+def test_what_is_known_later_is_added_without_changing_the_order_of_runs(tmp_path):
+    for name in ("first", "second"):
+        create_run(tmp_path / name, {"command": ["train.py"]})
+    os.utime(tmp_path / "first" / RUN_FILE, (1, 1))
+    add_run_facts(tmp_path / "first", {"exit_status": 3})
+    info = open_run(tmp_path / "first").info
+    assert (info["command"], info["exit_status"], info["schema_version"]) == (["train.py"], 3, 1)
+    assert newest_run(tmp_path) == tmp_path / "second"
+    assert [p.name for p in (tmp_path / "first").iterdir()] == [RUN_FILE]
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_nothing_is_added_to_what_is_not_there_or_damaged(tmp_path, content):
+    if content is not None:
+        (tmp_path / RUN_FILE).write_text(content)
+    with pytest.raises((OSError, CorruptRunError)):
+        add_run_facts(tmp_path, {"exit_status": 3})
+    assert [p.read_text() for p in tmp_path.iterdir()] == ([] if content is None else [content])
