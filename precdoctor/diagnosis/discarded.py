@@ -54,13 +54,18 @@ def is_discarded(examined: Examined, op: Op) -> bool:
 
 
 def _zeroes(op: Op) -> bool:
-    """Whether it is this op that makes the gradient zero; true, too, where its values there are not in the log."""
+    """Whether it is this op that gives the element no gradient; true, too, where the log does not tell."""
     if not op.operands:
         return False  # it makes the zero to be put there
-    if not op.results or op.results[0].value is None:
+    result = op.results[0] if op.results else None
+    if result is None or result.value is None:
         return True
-    given = [o.value for o in op.operands if o.shape == op.results[0].shape]
-    return op.results[0].value == 0.0 and any(value not in (0.0, None) for value in given)
+    if isinstance(masked := op.settings.get("mask"), bool):
+        return masked
+    if isinstance(chosen := op.settings.get("condition"), bool) and len(op.operands) == 2:
+        return op.operands[0 if chosen else 1].shape != result.shape
+    given = [o.value for o in op.operands if o.shape == result.shape]
+    return result.value == 0.0 and any(value not in (0.0, None) for value in given)
 
 
 def _made_by(examined: Examined, ops: Iterable[Op]) -> Iterable[Op]:

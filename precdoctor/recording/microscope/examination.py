@@ -184,6 +184,7 @@ def _backward(scene: Scene, names: Names, *, values: bool, running: Variables | 
         return _forward(scene, names, values=values, running=running)  # no ``backward`` has told of a loss
     reason = "the backward pass of every top-level module is finite"
     before: dict[Tensor, Tensor] = {}
+    given: tuple[Replay, Callable[..., Replay]] | None = None
     for micro_step in sorted({c.micro_step for c in scene.calls}):
         for call in reversed([c for c in scene.calls if c.micro_step == micro_step]):
             if any(badness(g) for g in call.gradients.values()):
@@ -191,16 +192,40 @@ def _backward(scene: Scene, names: Names, *, values: bool, running: Variables | 
                 continue
             again = functools.partial(replay, call, names, backward=True, values=values)
             done = again()
-            if done.bad_gradients:
+            if done.bad_gradients and not _only_given(done):
                 return _closer("backward", done, again)
+            if done.bad_gradients:
+                given = given or (done, again)
+                continue
             _add_up(before, done)
             if (behind := _behind(call, done, values=values)) is not None:
                 return behind
     found = _loss_code(scene, "backward", reason, values=values, before=before)
     if found.origin is not None:
         return found
+    if (ignored := _ignored(scene, names, values=values)) is not None:
+        return ignored
+    if given is not None:
+        return _closer("backward", *given)
     by_hand = _by_hand(running, before, values=values) if running is not None else None
     return by_hand or _taken_gradients(scene, names, values=values) or found
+
+
+def _only_given(done: Replay) -> bool:
+    """Whether nothing in a module made its gradients bad but an argument that was so, which other code has made."""
+    found = done.slice()
+    return found is not None and not found.origins and _given_bad_argument(done)
+
+
+def _ignored(scene: Scene, names: Names, *, values: bool) -> Examination | None:
+    """A forward pass of which the loss ignores what is bad (padding), and the gradient does not."""
+    for call in scene.calls:
+        if call.gradients and any(x._version == v and badness(x) & ~NEG_INF for _, x, v in call.outputs):
+            again = functools.partial(replay, call, names, values=values)
+            done = again()
+            if done.bad_outputs and not _given_bad_argument(done):
+                return _closer("backward", done, again)
+    return None
 
 
 def _behind(call: RootCall, done: Replay, *, values: bool) -> Examination | None:

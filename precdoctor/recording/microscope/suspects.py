@@ -69,6 +69,8 @@ def closer_look(
                     operands.append({"argument": name, **describe(x)})
                     if values and spot is not None:
                         operands[-1]["value"] = value_at(x, *spot)
+                elif x.dtype is torch.bool and values and spot is not None:  # what a ``where`` has chosen there
+                    settings.setdefault(name, bool(chosen) if (chosen := value_at(x, *spot)) is not None else None)
             elif (plain := _plain(x)) is not None:
                 settings.setdefault(name, plain)
     if values and spot is not None and bad is None:
