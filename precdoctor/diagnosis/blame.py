@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op
+from precdoctor.numerics.nonfinite import can_make
 
 
 def _names(spaced: str) -> frozenset[str]:
     return frozenset(spaced.split())
 
+
+#: What a value is called that only an op knows which nobody ran again.
+_UNKNOWN = "unknown"
 
 #: Ops that put a constant somewhere: what they write was chosen by a person.
 _FILLS = _names("masked_fill full full_like new_full fill scalar_tensor where masked_scatter lift_fresh_copy triu tril")
@@ -41,13 +46,28 @@ class Blame:
 
 
 def blame(examined: Examined) -> Blame | None:
-    """The first in order of execution; None when the ops in the log are not enough to say."""
+    """The first in order of execution; None when the ops in the log are not enough to say.
+
+    They are not where something bad went in before that of which nobody knows what it was: what is told of later ops is
+    what became of it.
+    """
     found = [b for i in examined.origins if (b := _of_op(examined, examined.ops[i])) is not None]
     for kind, name, index in examined.externals:
-        if (op := examined.ops.get(index)) is not None:
+        if kind != _UNKNOWN and (op := examined.ops.get(index)) is not None:
             b = _of_external(examined, op, (kind, name))
             found += [b] if b is not None else []
-    return min(found, key=lambda b: b.op.index, default=None)
+    first = min(found, key=lambda b: b.op.index, default=None)
+    dark = [index for kind, _, index in examined.externals if kind == _UNKNOWN]
+    dark += [i for i in examined.origins if _only_passes_on(examined.ops[i])]
+    if first is None or min(dark, default=math.inf) <= first.op.index:
+        return None
+    return None if first.external is None and _only_passes_on(first.op) else first
+
+
+def _only_passes_on(op: Op) -> bool:
+    """Whether an origin cannot be one: no number and no infinity gives such a result (``exp`` is never NaN)."""
+    real = not any(r.dtype.startswith("complex") for r in (*op.operands, *op.results))
+    return op.phase == "forward" and real and not can_make(op.short, op.bad_out)
 
 
 def _of_op(examined: Examined, op: Op) -> Blame | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from precdoctor.diagnosis.blame import Blame
 from precdoctor.diagnosis.causes import Cause
+from precdoctor.diagnosis.discarded import is_discarded, thrown_away
 from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, Examined, Op, Operand
 from precdoctor.diagnosis.optimizer_causes import optimizer_cause, scalar_cause, settings_cause
 from precdoctor.diagnosis.power_causes import is_root, power_cause, power_gradient_cause
@@ -64,7 +65,7 @@ def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cau
     if blamed.mask is not None:
         return _mask_cause(op)
     if examined.phase == "backward" and op.phase != "backward" and not examined.by_hand:
-        if (ended := _range_ended(examined, op)) is not None:
+        if not is_discarded(examined, op) and (ended := _range_ended(examined, op)) is not None:
             return ended
         why = f"{op.short} is non-finite where the forward pass throws its result away, and its gradient is not"
         return Cause("where-gradient-trap", 0.9, why)
@@ -298,13 +299,13 @@ def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cau
         if scale > 1.0:
             return Cause("loss-scale-overflow", 0.9, f"a float16 gradient left its range at loss scale {scale:g}")
     if made is not None and made.phase != "backward" and made.bad_out & ~NEG_INF:
-        if (ended := _range_ended(examined, op)) is not None:
+        if not is_discarded(examined, made) and (ended := _range_ended(examined, op)) is not None:
             return ended
         why = f"{made.short} is non-finite in the forward pass, too, where its result is thrown away"
         return Cause("where-gradient-trap", 0.9, why)
     zeros = f": {there_are(before.zero, 'element')} exactly 0 there" if before is not None and before.zero else ""
     incoming = op.operands[0] if op.operands else None
-    if node in _EDGES and incoming is not None and _thrown_away(examined, op, incoming):
+    if node in _EDGES and incoming is not None and thrown_away(examined, op, incoming):
         return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")
     if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and is_root(op, made)):
         return Cause("sqrt-gradient-at-zero", 0.95, f"the derivative of a square root at 0 is infinite{zeros}")
@@ -333,20 +334,6 @@ _EDGES = _names(
     "Sqrt Rsqrt Log Log2 Log10 Log1P Log1p Pow Acos Asin Atanh Acosh Reciprocal Logit Erfinv Xlogy Div "
     "LinalgVectorNorm Norm Lgamma Digamma Atan2"
 )
-_DISCARDING = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")
-
-
-def _thrown_away(examined: Examined, op: Op, incoming: Operand) -> bool:
-    """Whether the gradient that met the edge was zero because the forward pass threw the value away."""
-    if incoming.value not in (0.0, None) or not incoming.zero:
-        return False
-    level = [i for m in op.makers for i in m if isinstance(i, int)]
-    for _ in range(4):
-        ops = [examined.ops[i] for i in level if i in examined.ops]
-        if any((o.node or "").startswith(_DISCARDING) for o in ops):
-            return True
-        level = [i for o in ops for m in o.makers for i in m if isinstance(i, int)]
-    return False
 
 
 def _half_overflow(op: Op) -> bool:

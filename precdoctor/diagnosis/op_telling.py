@@ -101,7 +101,7 @@ def locate_culprit(view: RunView, incident: Incident, culprit: Culprit, known: L
     elif culprit.examined.phase != "optimizer" and not culprit.examined.root:
         module = None
     if (external := culprit.blamed.external) is not None:
-        module, op = (external[1].rpartition(".")[0] if external[0] in {"weight", "buffer"} else ""), None
+        module, op = (external[1].rpartition(".")[0] if external[0] in {"weight", "buffer"} and root else ""), None
     return Location(
         root=root,
         module=module,

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from precdoctor.recording import leaves
-from precdoctor.recording.guard import GradientsAside
+
+
+class GradientsAside:
+    """Takes the gradients from the parameters of an optimizer, so that its step finds nothing to do."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._held = [(p, p.grad) for p in parameters if p.grad is not None]
+        for p, _ in self._held:
+            p.grad = None
+
+    def restore(self) -> None:
+        """Gives them back."""
+        for p, grad in self._held:
+            p.grad = grad
+        self._held = []
 
 
 class Attempt:

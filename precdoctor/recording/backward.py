@@ -14,7 +14,8 @@ from precdoctor.recording import attach
 from precdoctor.recording.batch import defer
 from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
-from precdoctor.recording.loss_code import LossCode
+from precdoctor.recording.guard import Guard
+from precdoctor.recording.loss_code import LossCode, is_bad
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place, Root
 from precdoctor.recording.recorder import Recorder, guarded
@@ -30,7 +31,13 @@ class Backward:
     """Patches ``torch.autograd.backward`` (``Tensor.backward`` calls it by attribute) and hooks leaf gradients."""
 
     def __init__(
-        self, recorder: Recorder, manual: ManualSteps, thrown: ThrownAway, loss_code: LossCode, casts: Casts
+        self,
+        recorder: Recorder,
+        manual: ManualSteps,
+        thrown: ThrownAway,
+        loss_code: LossCode,
+        casts: Casts,
+        guard: Guard,
     ) -> None:
         self._recorder = recorder
         self._casts = casts
@@ -38,6 +45,7 @@ class Backward:
         self._manual = manual
         self._thrown = thrown
         self._gradients = Gradients()
+        self._judge = guard.after_backward
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
         self._hooked: dict[int, weakref.ref[Tensor]] = {}
@@ -50,11 +58,12 @@ class Backward:
         gradients_end = guarded(recorder)(self._gradients.end)
         casts_begin = guarded(recorder)(self._casts.backward_begins)
         casts_end = guarded(recorder)(self._casts.backward_ended)
+        reopen = guarded(recorder)(loss_code.reopen)
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
             # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
-            if recorder.state != "armed" or torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1 or not self._armed():
                 original(*args, **kwargs)
                 return
             loss_code.close()
@@ -71,9 +80,15 @@ class Backward:
                     casts_end(looking)
                 leave()
                 gradients_end()
-                end()
+                end(tensors)
+                reopen()
 
         torch.autograd.backward = backward
+
+    def _armed(self) -> bool:
+        """A script whose weights are plain tensors may call no module at all; recording begins here, too."""
+        recorder = self._recorder
+        return recorder.state == "armed" or (recorder.state == "idle" and self._loss_code.running and recorder.arm())
 
     def _enter_scan(self) -> None:
         if self._recorder.scan is not None:
@@ -109,11 +124,15 @@ class Backward:
         if recorder.live or not self._manual.has_optimizer:
             self.hook_parameters()
 
-    def _ended(self) -> None:
+    def _ended(self, tensors: Any) -> None:
         self._recorder.in_backward = False
+        weights = self._loss_code.weights
+        self._manual.leaves_derived(weights)
         self._recorder.end_micro_step()
         self._thrown.backward_ended()
         self._manual.backward_ended()
+        if not self._manual.has_optimizer:
+            self._judge(weights, loss_bad=isinstance(tensors, Tensor) and is_bad(tensors))
 
     def hook_parameters(self) -> None:
         """Put a post-accumulate hook on every parameter of every root that has none yet.

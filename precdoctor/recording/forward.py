@@ -192,7 +192,7 @@ class Forward:
         if recorder.current.autocast_dtype is None and not mode.evaluating:
             self._note_autocast()  # at every call: frameworks enter autocast inside the root's forward
         if inside is None:
-            frame.reopens = self._begin_root()
+            frame.reopens = self._loss_code.root_begins(module)
             if recorder.probes is not None:
                 recorder.probes.meet(module)
         if inside is None and not recompute and recorder.trace is not None:
@@ -210,19 +210,6 @@ class Forward:
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
             arguments.update(_keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
-
-    def _begin_root(self) -> bool:
-        """A replay of the call will tell of its ops; within torch.func there is none, and the graph has to.
-
-        Returns:
-            Whether loss code was running.
-        """
-        running = self._loss_code.running
-        if torch._C._functorch.maybe_current_level() is None:
-            self._loss_code.close()
-        elif self._loss_code.supported and self._scene.enabled and torch.is_grad_enabled():
-            self._loss_code.open()
-        return running
 
     def _enter_scan(self, module: nn.Module) -> None:
         if self._recorder.scan is not None:

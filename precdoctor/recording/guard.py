@@ -7,9 +7,10 @@ same decision and no collective of ours is needed.
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +19,14 @@ from torch import Tensor
 from precdoctor.recording import attach, kernels
 from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.batch import Deferred, looks_like_a_scale, read
-from precdoctor.recording.microscope import examination, optimizer_facts
+from precdoctor.recording.microscope import event_rows, examination, optimizer_facts
 from precdoctor.recording.microscope.facts import describe
 from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import Scene
-from precdoctor.recording.sentinel import Look, amax, gradient_amax
+from precdoctor.recording.sentinel import Look, amax, gradient_amax, gradient_sentinel
 from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 from precdoctor.recording.streak import Streak
 from precdoctor.recording.variables import Notebook
@@ -150,6 +151,34 @@ class Guard:
                 self._recorder.scan.suspect()
             self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[], streak=streak)
 
+    def after_backward(self, weights: Sequence[Tensor], *, loss_bad: bool) -> None:
+        """A backward pass of a script that updates its weights by hand: nothing will announce that.
+
+        Args:
+            weights: plain tensors with gradients now; none where modules have the weights, whose gradients are not
+                looked at.
+            loss_bad: it is known not to be finite.
+
+        Raises:
+            SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
+        """
+        recorder = self._recorder
+        if self._policy == "observe" or (recorder.trace is not None and recorder.trace.running):
+            return
+        found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
+        if found is not None:
+            recorder.current.grad_norm, recorder.current.grad_amax = found
+        gradients_bad = found is not None and not math.isfinite(_value(found[1]))
+        if not (loss_bad or gradients_bad) or _there_are_optimizers():
+            return
+        step = recorder.step
+        follows, self._last_bad = self._last_bad in {step - 1, step}, step
+        if not follows:
+            streak = Streak()
+            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more={}, poisoned=[], streak=streak)
+        if self._policy == "stop":
+            self._stop(f"--on-nonfinite stop, at step {step}")
+
     def found_bad(self, step: int) -> bool:
         """Whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""
         return self._last_bad == step
@@ -209,12 +238,12 @@ class Guard:
         done = replay_until_closure(optimizer, given, before, line, values=values)
         done = done or replay_step(optimizer, first, before.get(id(first)), line, values=values)
         if done is not None:
-            incident = examination.incident_event(done, number, {**data, "weight": self.full_name(first)})
-            rows = examination.op_events(done, number)
+            incident = event_rows.incident_event(done, number, {**data, "weight": self.full_name(first)})
+            rows = event_rows.op_events(done, number)
             recorder.event("incident", **incident)
         else:
             facts = optimizer_facts.parameter_events(optimizer, bad, before, self._named, values=values)
-            where = examination.place(line)
+            where = event_rows.place(line)
             rows = [{**row, **where, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
             data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
             recorder.event("incident", id=number, data=data)
@@ -312,8 +341,8 @@ class Guard:
         values = not recorder.options.redact_names
         running = Notebook(lambda _x: True, whole=True).note()
         done = examination.examine(self._scene, recorder.names, look_at, values=values, running=running)
-        recorder.event("incident", **examination.incident_event(done, number, data))
-        for row in examination.op_events(done, number):
+        recorder.event("incident", **event_rows.incident_event(done, number, data))
+        for row in event_rows.op_events(done, number):
             recorder.event("op", **row)
         if done.outcome != "origin" and recorder.options.arm_next and recorder.trace is None:
             first = recorder.step + 1
@@ -362,16 +391,6 @@ def _is_sharded(parameter: Tensor) -> bool:
     return type(parameter).__name__ == "DTensor" or type(parameter.grad).__name__ == "DTensor"
 
 
-class GradientsAside:
-    """Takes the gradients from the parameters of an optimizer, so that its step finds nothing to do."""
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self._held = [(p, p.grad) for p in parameters if p.grad is not None]
-        for p, _ in self._held:
-            p.grad = None
-
-    def restore(self) -> None:
-        """Gives them back."""
-        for p, grad in self._held:
-            p.grad = grad
-        self._held = []
+def _there_are_optimizers() -> bool:
+    """Whether some optimizer may step yet. Walks every live object."""
+    return any(issubclass(type(o), torch.optim.Optimizer) for o in gc.get_objects())

@@ -95,10 +95,12 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         casts = Casts(recorder)
         hooks = Forward(recorder, manual, scene, loss_code, casts).install()
         CompiledCalls(recorder, scene, loss_code, *hooks).install()
-        Backward(recorder, manual, thrown, loss_code, casts).install()
+        loss_code.forward_begins = manual.forward_begins
+        guard = Guard(recorder, scene)
+        Backward(recorder, manual, thrown, loss_code, casts, guard).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
-        Optimizers(recorder, manual, thrown, Guard(recorder, scene), casts).install()
+        Optimizers(recorder, manual, thrown, guard, casts).install()
         recorder.end_open_step = manual.end_open_step
         if applier is not None:
             applier.install_after()

@@ -7,21 +7,20 @@ the tensors they saved are kept by reference, within ``--scene-memory``, for one
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import traceback as stored_traces
 
 from precdoctor.recording import attach, kernels, leaves
-from precdoctor.recording.microscope.frames import Line, innermost_user_line
+from precdoctor.recording.loss_graph import Leaf, LossGraph, RawNode
+from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scene import RootCall, Scene
-from precdoctor.recording.variables import Notebook, Variables
+from precdoctor.recording.variables import Notebook
 
 #: What autograd calls its note of a node's traceback.
 _KEY = "traceback_"
@@ -39,63 +38,6 @@ _MAX_PLACES = 256
 _SAVED = "_saved_"
 
 
-@dataclass
-class LossNode:
-    """One autograd node of the loss code."""
-
-    name: str
-    line: Line | None
-    #: The functions that were running, and their variables.
-    place: Variables | None
-    sequence: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    #: Saved tensors and settings by the name of the op's argument (or ``result``).
-    saved: dict[str, Any]
-    #: Per differentiable input where it came from, and which of its maker's outputs it is.
-    edges: list[tuple[LossNode | Leaf | None, int]] = field(default_factory=list)
-
-
-@dataclass
-class Leaf:
-    """A tensor the loss code began with: an output of a top-level module, or a parameter."""
-
-    name: str
-    value: Tensor | None
-
-
-@dataclass(eq=False, slots=True)
-class RawNode:
-    """The same as it is taken from autograd in each step, before anybody wants to read it."""
-
-    name: str
-    #: What we noted as it was made; null for any other node.
-    note: str | None
-    metadata: Any
-    sequence: int
-    saved: dict[str, Any]
-    edges: list[tuple[RawNode | Leaf | None, int]]
-
-
-@dataclass
-class LossGraph:
-    """The loss code of one backward pass, or of what ``torch.autograd.grad`` was given."""
-
-    micro_step: int
-    kept: LossNode | RawNode
-    value: Tensor
-    gradient: Tensor | None
-    #: It goes on behind the nodes that were kept.
-    cut: bool = False
-    #: The functions that were running, as they were noted.
-    places: Sequence[Variables] = ()
-
-    @functools.cached_property
-    def top(self) -> LossNode:
-        """The node of the loss."""
-        return self.kept if isinstance(self.kept, LossNode) else _readable(self.kept, self.places)
-
-
 class LossCode:
     """Notes lines while the loss code runs, and keeps its graph as ``backward`` begins."""
 
@@ -103,15 +45,22 @@ class LossCode:
         self._recorder = recorder
         self._scene = scene
         self._open = False
+        #: No module has the weights, as far as is known: all of the training is code that no hook sees.
+        self.bare = False
+        #: Then: a backward pass has ended, and no forward pass has begun; whom to tell when one does.
+        self._fresh = False
+        self.forward_begins: Callable[[], None] = lambda: None
         self._kinds: dict[type, tuple[str, ...]] = {}
         #: Nodes that may still be kept in this step.
         self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
         scene.graph_behind = self.behind
         self._notebook = Notebook(scene.affords_aside)
         scene.when_cleared.append(self._forget)
+        recorder.when_closing.append(self.close)
+        recorder.when_forked.append(self._begin_anew)
         self._note = guarded(recorder)(self._noted)
         self.began = guarded(recorder)(self._began)
-        self.supported = scene.enabled and self._install()
+        self.supported = self.bare = scene.enabled and self._install()
 
     def _install(self) -> bool:
         """Have autograd's notes of tracebacks be made by us while the loss code runs; false where torch differs."""
@@ -121,7 +70,7 @@ class LossCode:
             return False
 
         def format_stack() -> list[str]:
-            if not self._open or torch.compiler.is_compiling():
+            if not self._notes():
                 return original()
             line = innermost_user_line()
             hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
@@ -132,16 +81,37 @@ class LossCode:
         stored_traces.format_stack = format_stack
         self.open()
         x = (torch.ones((), requires_grad=True) * 2.0).grad_fn
-        self.close()
         works = x is not None and _note_on(x) is not None
         if not works:
+            self.close()
             stored_traces.format_stack = original
         return works
+
+    def _begin_anew(self) -> None:
+        """In a forked child, and for another run of the process."""
+        self.close()
+        self.bare, self._fresh = self.supported, False
+        if self.supported:
+            self.open()
+
+    def _notes(self) -> bool:
+        """Whether a node is to be noted: not while compiling, nor in the user's own ``detect_anomaly``."""
+        if not self._open or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
+            return False
+        if self._recorder.state == "off":  # nobody will read it
+            self.close()
+            return False
+        return True
 
     @property
     def running(self) -> bool:
         """Whether nodes are being noted."""
         return self._open
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The leaves that the last backward pass was about, where no module has them."""
+        return self._scene.losses[-1].weights if self.bare and self._scene.losses else []
 
     def open(self) -> None:
         """A top-level module in training has returned: what follows may be loss code."""
@@ -149,7 +119,34 @@ class LossCode:
             self._open = True  # first: a signal handler may raise between the two
             torch.set_anomaly_enabled(True, False)
 
+    def reopen(self) -> None:
+        """A backward pass has ended: where no module has the weights, what follows is a forward pass."""
+        if self.bare:
+            self._fresh = True
+            self.open()
+
+    def root_begins(self, module: nn.Module) -> bool:
+        """A replay of the call will tell of its ops; within torch.func there is none, and the graph has to.
+
+        Returns:
+            Whether loss code was running.
+        """
+        running = self._open
+        if torch._C._functorch.maybe_current_level() is not None:
+            if self.supported and self._scene.enabled and torch.is_grad_enabled():
+                self.open()
+        elif not self.bare or next(module.parameters(), None) is not None:
+            self.close()
+        return running
+
     def _noted(self) -> None:
+        if self.bare:  # nothing else tells that
+            if self._fresh:
+                self._fresh = False
+                self.forward_begins()
+            self._scene.begin_step_if_new()
+        if self._recorder.state != "armed":
+            return  # for how long it would be kept is not known
         if len(self._scene.places) < _MAX_PLACES and (place := self._notebook.note()) is not None:
             self._scene.places.append(place)
 
@@ -165,7 +162,8 @@ class LossCode:
     def close(self) -> None:
         """A top-level module or ``backward`` begins, or the step ends."""
         if self._open:
-            torch.set_anomaly_enabled(False, False)
+            if not torch.is_anomaly_check_nan_enabled():  # else the user has begun to look for anomalies meanwhile
+                torch.set_anomaly_enabled(False, False)
             self._open = False
 
     def _began(self, tensors: Any, gradients: Any) -> None:
@@ -178,8 +176,13 @@ class LossCode:
             self._notebook.clear()
 
     def _keep(self, tensors: Any, gradients: Any) -> None:
+        if self.bare:
+            places = self._scene.places
+            self._scene.begin_step_if_new()
+            self._scene.places = places
         if (graph := self.graph_of(tensors, gradients)) is not None:
             self._scene.losses.append(graph)
+            self.bare = bool(graph.weights)
 
     def graph_of(self, tensors: Any, gradients: Any) -> LossGraph | None:
         """The code that made one tensor, from the graph it left; null for several tensors, or without a graph."""
@@ -187,7 +190,7 @@ class LossCode:
         given = [gradients] if isinstance(gradients, Tensor) else list(gradients or ())
         if len(roots) != 1 or not isinstance(roots[0], Tensor) or roots[0].grad_fn is None:
             return None
-        limit = _MAX_WHOLE if _is_bad(roots[0]) else _MAX_MEASURED if self._recorder.live else _MAX_NODES
+        limit = _MAX_WHOLE if is_bad(roots[0]) else _MAX_MEASURED if self._recorder.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
         top = walk.node(roots[0].grad_fn)
         self._room -= walk.count
@@ -195,7 +198,9 @@ class LossCode:
             return None
         gradient = given[0] if given and isinstance(given[0], Tensor) else None
         value = roots[0].detach()
-        return LossGraph(self._recorder.micro_step, top, value, gradient, walk.cut, self._scene.places)
+        graph = LossGraph(self._recorder.micro_step, top, value, gradient, walk.cut, self._scene.places)
+        graph.weights = walk.weights if walk.is_bare else []
+        return graph
 
     def behind(self, x: Tensor) -> LossGraph | None:
         """The code between two top-level modules that made a tensor; null where it is an output as it is."""
@@ -209,7 +214,7 @@ class LossCode:
         return LossGraph(self._recorder.micro_step, top, x.detach(), None, walk.cut, self._scene.places)
 
 
-def _is_bad(loss: Tensor) -> bool:
+def is_bad(loss: Tensor) -> bool:
     """Whether it is known to be, without a wait for a device."""
     if (
         not loss.is_cpu
@@ -233,9 +238,17 @@ class _Walk:
         self.count = 0
         self.cut = False
         self._known: dict[int, RawNode | Leaf | None] = {}
+        #: Leaves met, and whether an output of a top-level module with parameters was.
+        self.weights: list[Tensor] = []
+        self._of_module = False
         #: An ``id`` speaks of a node only while that is alive.
         self._held: list[Any] = []
         self._outputs = {key: (call, name) for call in scene.calls for name, key in call.makers.items()}
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has come to the weights themselves through code that was noted, past no module that has any."""
+        return bool(self.weights) and not self._of_module and self._foreign == _MAX_FOREIGN
 
     def node(self, top: Any) -> RawNode | Leaf | None:
         """The node and all behind it, without recursion: loss code may loop."""
@@ -257,6 +270,7 @@ class _Walk:
         sequence = node._sequence_nr()
         made = self._outputs.get((sequence, output))
         if made is not None and made[0].parametric:
+            self._of_module = True
             return self._leaf(*made)
         if id(node) in self._known:
             return self._known[id(node)]
@@ -266,6 +280,7 @@ class _Walk:
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
             self._known[id(node)] = Leaf("weight", variable)
+            self.weights.append(variable)
         elif self.count == self._limit and note is not None:
             self.cut = True
         elif self.count < self._limit and (note is not None or self._foreign > 0):
@@ -311,41 +326,3 @@ def _note_on(node: Any) -> str | None:
         attach.let_through(error)
         return None
     return next((text for text in trace if text.startswith(_MARK)), None)
-
-
-def _readable(top: RawNode, places: Sequence[Variables]) -> LossNode:
-    """The graph with its lines and places."""
-    copies: dict[int, LossNode] = {}
-    waiting = [top]
-    while waiting:
-        raw = waiting.pop()
-        if id(raw) not in copies:
-            copies[id(raw)] = _read(raw, places)
-            waiting += [behind for behind, _ in raw.edges if isinstance(behind, RawNode)]
-    waiting, met = [top], {id(top)}
-    while waiting:
-        raw = waiting.pop()
-        for behind, output in raw.edges:
-            copies[id(raw)].edges.append((copies[id(behind)] if isinstance(behind, RawNode) else behind, output))
-            if isinstance(behind, RawNode) and id(behind) not in met:
-                met.add(id(behind))
-                waiting.append(behind)
-    return copies[id(top)]
-
-
-def _read(raw: RawNode, places: Sequence[Variables]) -> LossNode:
-    line, place = None, None
-    if raw.note is not None:
-        _, _, count, number, file = raw.note.split("\0", 4)
-        line = Line(file, int(number)) if file else None
-        place = _place_of(line, places[: int(count)])
-    first = raw.metadata[0] if raw.metadata else None
-    shape = tuple(int(n) for n in first.shape) if first is not None else ()
-    return LossNode(raw.name, line, place, raw.sequence, shape, first.dtype if first is not None else None, raw.saved)
-
-
-def _place_of(line: Line | None, places: Sequence[Variables]) -> Variables | None:
-    """The latest note of the line, so that of a loop's first rounds."""
-    if line is None:
-        return None
-    return next((p for p in reversed(places) if (p.code.co_filename, p.line) == (line.file, line.number)), None)

@@ -34,6 +34,8 @@ class ManualSteps:
     def _forget(self) -> None:
         self._watched: weakref.ref[Tensor] | None = None
         self._copy: Tensor | None = None
+        #: The weights are plain tensors: what is gone of them has been replaced.
+        self._bare = False
         #: An optimizer steps in this process: attempts are the steps, and there is nothing to guess.
         self.has_optimizer = False
 
@@ -42,6 +44,13 @@ class ManualSteps:
         watched = self._watched() if self._watched is not None else None
         if watched is None or parameter.numel() < watched.numel():
             self._watched = weakref.ref(parameter)
+
+    def leaves_derived(self, weights: list[Tensor]) -> None:
+        """Plain tensors have got gradients, in a script whose weights no module has."""
+        if not self.has_optimizer:
+            self._bare = True
+            for x in weights:
+                self.gradient_arrived(x)
 
     def backward_ended(self) -> None:
         """Note the watched parameter as it is before anyone updates it; the weights this step's forward used."""
@@ -82,10 +91,12 @@ class ManualSteps:
 
     def end_step_if_updated(self) -> None:
         """At a forward pass and at the end of the run: end the step if the weights were updated since."""
-        parameter = self._watched() if self._watched is not None else None
-        if self.has_optimizer or parameter is None or not self._recorder.micro_step:
+        if self.has_optimizer or self._watched is None or not self._recorder.micro_step:
             return
-        if self._copy is None:
+        parameter = self._watched()
+        if parameter is None:
+            updated = self._bare  # ``w = (w - lr * w.grad).detach()``
+        elif self._copy is None:
             updated = parameter.grad is None
         else:
             with kernels.apart_from_user_modes():

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precdoctor.recording import kernels, leaves
-from precdoctor.recording.attempt import Attempt, gradients_of, parameters_of
+from precdoctor.recording.attempt import Attempt, GradientsAside, gradients_of, parameters_of
 from precdoctor.recording.batch import defer
 from precdoctor.recording.fp8.casts import Casts
-from precdoctor.recording.guard import GradientsAside, Guard
+from precdoctor.recording.guard import Guard
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.optimizer_state import Masters, StateRows, masters_in_state

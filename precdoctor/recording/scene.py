@@ -25,7 +25,7 @@ from precdoctor.recording.naming import unwrap
 from precdoctor.recording.recorder import Recorder, guarded
 
 if TYPE_CHECKING:
-    from precdoctor.recording.loss_code import LossGraph
+    from precdoctor.recording.loss_graph import LossGraph
     from precdoctor.recording.taken import Taken
     from precdoctor.recording.variables import Variables
 
@@ -189,10 +189,15 @@ class Scene:
         if not call.stand_in and not call.bound:
             call.first = self._first_calls.begins(module)
         if self.calls:
-            made = (x for _, x in leaves.tensors({**dict(enumerate(args)), **kwargs}) if x.grad_fn is not None)
-            call.graphs = [graph for graph in map(self.graph_behind, made) if graph is not None]
+            call.graphs = list(self._graphs_behind((args, dict(kwargs))))
         self.calls.append(call)
         return call
+
+    def _graphs_behind(self, arguments: tuple[Any, Any]) -> Iterator[LossGraph]:
+        for name, x in leaves.tensors(arguments):
+            if x.grad_fn is not None and (graph := self.graph_behind(x)) is not None:
+                graph.argument = name
+                yield graph
 
     def leave(self, call: RootCall, result: Any) -> None:
         """The call has returned: be told of the gradients of its outputs."""

@@ -20,7 +20,8 @@ from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.recorder import Recorder, guarded
 
 if TYPE_CHECKING:
-    from precdoctor.recording.loss_code import LossCode, LossGraph
+    from precdoctor.recording.loss_code import LossCode
+    from precdoctor.recording.loss_graph import LossGraph
     from precdoctor.recording.scene import Scene
 
 #: Calls kept per step: samplers make one per step of their chain.

@@ -249,3 +249,33 @@ def _user_frames(depth: int) -> Iterator[types.FrameType]:
             if frame.f_code.co_name == "<module>":
                 return
         frame = frame.f_back
+
+
+def name_of(x: Tensor, at: Variables) -> str | None:
+    """What a function calls a tensor: a variable of its own or of its module, or ``layers.0.weight`` of one."""
+    for scope in (at.values, at.globals):
+        for name, value in list(scope.items()):
+            if (path := _path_to(x, value, 0)) is not None:
+                return ".".join((name, *path))
+    return None
+
+
+def _path_to(x: Tensor, value: Any, depth: int) -> tuple[str, ...] | None:
+    value = value.value if type(value) is Held else value() if type(value) is weakref.ref else value
+    if value is x:
+        return ()
+    kind = type(value)
+    if kind in _PLAIN or issubclass(kind, Tensor) or depth == _WHOLE_NEST:
+        return None
+    items: Iterator[tuple[Any, Any]] | list[tuple[Any, Any]]
+    if kind is list or kind is tuple:
+        items = enumerate(value)
+    else:
+        try:
+            items = list((value if kind is dict else object.__getattribute__(value, "__dict__")).items())
+        except (AttributeError, TypeError):
+            return None
+    for key, item in items if len(value) <= _WHOLE_ELEMENTS or kind not in (list, tuple, dict) else ():
+        if (path := _path_to(x, item, depth + 1)) is not None:
+            return (str(key), *path) if type(key) in _KEYS else path
+    return None

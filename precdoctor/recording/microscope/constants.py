@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import attach
-from precdoctor.recording.loss_code import LossNode
+from precdoctor.recording.loss_graph import LossNode
 
 
 def added_to(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:

@@ -1,23 +1,25 @@
-"""One incident under the microscope: which root call to run again, two passes, and the events that come of it."""
+"""One incident under the microscope: which root call to run again, and two passes."""
 
 from __future__ import annotations
 
 import functools
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from precdoctor.recording import attach
-from precdoctor.recording.loss_code import LossGraph
+from precdoctor.recording.loss_graph import LossGraph
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
+from precdoctor.recording.microscope.outward import aims, replay_outward
 from precdoctor.recording.microscope.replay import Replay, replay
-from precdoctor.recording.microscope.restore import Attributes, RandomState
+from precdoctor.recording.microscope.restore import Attributes, RandomState, no_anomalies
 from precdoctor.recording.microscope.slicing import Slice
+from precdoctor.recording.microscope.suspects import Spot, Wanted
 from precdoctor.recording.microscope.tracer import External, OpRecord
 from precdoctor.recording.microscope.unseen import replay_statements
 from precdoctor.recording.naming import Names, unwrap
@@ -28,6 +30,8 @@ from precdoctor.recording.variables import Variables
 _MAX_ARGUMENTS = 8
 #: Bytes of weight gradients kept while the code that changes them is evaluated.
 _MAX_GRADIENTS = 1 << 30
+#: What a graph does not hold: tensors made without a gradient, and values that nobody saved.
+_UNSEEN = (External("constant"), External("unknown"))
 
 
 @dataclass
@@ -74,6 +78,7 @@ class Examination:
         return self.found.tracer.records[self.slice.origins[0]]
 
 
+@no_anomalies()
 def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: Variables | None = None) -> Examination:
     """Run the step's root calls again until one shows the bad value; everything is left as it was.
 
@@ -179,6 +184,7 @@ def _backward(scene: Scene, names: Names, *, values: bool, running: Variables | 
         return _forward(scene, names, values=values, running=running)  # no ``backward`` has told of a loss
     reason = "the backward pass of every top-level module is finite"
     before: dict[Tensor, Tensor] = {}
+    given: tuple[Replay, Callable[..., Replay]] | None = None
     for micro_step in sorted({c.micro_step for c in scene.calls}):
         for call in reversed([c for c in scene.calls if c.micro_step == micro_step]):
             if any(badness(g) for g in call.gradients.values()):
@@ -186,14 +192,54 @@ def _backward(scene: Scene, names: Names, *, values: bool, running: Variables | 
                 continue
             again = functools.partial(replay, call, names, backward=True, values=values)
             done = again()
-            if done.bad_gradients:
+            if done.bad_gradients and not _only_given(done):
                 return _closer("backward", done, again)
+            if done.bad_gradients:
+                given = given or (done, again)
+                continue
             _add_up(before, done)
+            if (behind := _behind(call, done, values=values)) is not None:
+                return behind
     found = _loss_code(scene, "backward", reason, values=values, before=before)
     if found.origin is not None:
         return found
+    if (ignored := _ignored(scene, names, values=values)) is not None:
+        return ignored
+    if given is not None:
+        return _closer("backward", *given)
     by_hand = _by_hand(running, before, values=values) if running is not None else None
     return by_hand or _taken_gradients(scene, names, values=values) or found
+
+
+def _only_given(done: Replay) -> bool:
+    """Whether nothing in a module made its gradients bad but an argument that was so, which other code has made."""
+    found = done.slice()
+    return found is not None and not found.origins and _given_bad_argument(done)
+
+
+def _ignored(scene: Scene, names: Names, *, values: bool) -> Examination | None:
+    """A forward pass of which the loss ignores what is bad (padding), and the gradient does not."""
+    for call in scene.calls:
+        if call.gradients and any(x._version == v and badness(x) & ~NEG_INF for _, x, v in call.outputs):
+            again = functools.partial(replay, call, names, values=values)
+            done = again()
+            if done.bad_outputs and not _given_bad_argument(done):
+                return _closer("backward", done, again)
+    return None
+
+
+def _behind(call: RootCall, done: Replay, *, values: bool) -> Examination | None:
+    """The backward pass of the code between two top-level modules, where it made something bad of a finite gradient."""
+    for graph in call.graphs:
+        gradient = done.argument_gradients.get(graph.argument)
+        if gradient is None or badness(gradient):
+            continue
+        brought = replace(graph, gradient=gradient)
+        again = functools.partial(replay_loss, brought, backward=True, before=call, values=values)
+        first = again()
+        if first.bad_gradients and not first.bad_outputs:
+            return _closer("backward", first, again)
+    return None
 
 
 def _add_up(before: dict[Tensor, Tensor], done: Replay) -> None:
@@ -271,7 +317,7 @@ def _loss_code(
     for graph in graphs if phase == "forward" else scene.losses:
         again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
         done = again()
-        if phase == "forward" and (unseen := _unseen(done, graph, running, values=values)) is not None:
+        if phase == "forward" and (unseen := _unseen(done, graph, scene, running, values=values)) is not None:
             return unseen
         if graph.cut and (found := done.slice()) is not None and not found.origins:
             reason = "the loss code is too long: what it read first is not in the part that was kept"
@@ -282,25 +328,42 @@ def _loss_code(
     return Examination("outside", phase, why=reason)
 
 
-def _unseen(first: Replay, graph: LossGraph, running: Variables | None, *, values: bool) -> Examination | None:
-    """The loss code read something bad that was made without a gradient: what made it, evaluated again."""
+def _unseen(
+    first: Replay, graph: LossGraph, scene: Scene, running: Variables | None, *, values: bool
+) -> Examination | None:
+    """The loss code read something bad that no graph holds: what made it, evaluated again."""
     known = first.slice() if first.unseen else None
     first_origin = min(known.origins, default=None) if known is not None else None
-    reads = known is not None and any(
-        e == External("constant") and (first_origin is None or op < first_origin) for e, op in known.externals
-    )
-    if first_origin is not None and not reads:
+    externals = known.externals if known is not None else ()
+    read = {e.kind for e, op in externals if e in _UNSEEN and (first_origin is None or op < first_origin)}
+    if first_origin is not None and not read:
         return None
+    again: Callable[..., Replay]
     for place, line in (*first.unseen, *_as_they_are(first.unseen, running)):
         again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
         try:
             done = again()
-            if done.named is not None and reads and not graph.cut:
+            if done.named is not None and "constant" in read and not graph.cut:
                 named = functools.partial(replay_loss, graph, backward=False, named=done.named, values=values)
                 return _closer("forward", named(), named)
             if done.bad_outputs and done.named is None and done.slice() is not None:
                 return _closer("forward", done, again)
         except Exception as error:  # noqa: BLE001 - text can say anything; the answer without it stands
+            attach.let_through(error)
+    return _outward(first, graph, scene, running, values=values)
+
+
+def _outward(
+    first: Replay, graph: LossGraph, scene: Scene, running: Variables | None, *, values: bool
+) -> Examination | None:
+    """The same from the outside inwards, through the functions that are over."""
+    for aim in aims(first.unseen, running) if badness(graph.value) else ():
+        again = functools.partial(replay_outward, aim, scene.calls, graph, values=values)
+        try:
+            done = again()
+            if done.bad_outputs and (found := done.slice()) is not None and found.origins:
+                return _closer("forward", done, again)
+        except Exception as error:  # noqa: BLE001 - the same
             attach.let_through(error)
     return None
 
@@ -317,82 +380,17 @@ def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examinat
     found = first.slice()
     if found is None:
         return Examination("outside", phase, why="no op of the replay made the bad value", found=first)
-    second = again(wanted=found.wanted)
+    second = again(wanted=Wanted.of(found.wanted, _spot(first, found)))
     same = second.slice()
-    if same == found:
-        return Examination("origin", phase, found=second, slice=same)
+    if same is not None and (same.origins, same.externals, same.path) == (found.origins, found.externals, found.path):
+        return Examination("origin", phase, found=second, slice=found)
     return Examination("origin", phase, found=first, slice=found)
 
 
-# --- events ----------------------------------------------------------------------------------------------------------
-
-
-def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict[str, Any]:
-    """The ``incident`` row."""
-    call = done.found.call if done.found is not None else None
-    more: dict[str, Any] = {
-        "outcome": done.outcome,
-        "phase": done.phase,
-        "why": done.why,
-        "reproduced": done.reproduced,
-        "batch": done.batch,
-        "by_hand": done.by_hand,
-        "changed_arguments": done.changed_arguments,
-        "changed_attributes": list(done.changed_attributes),
-    }
-    if done.found is not None:
-        more["micro_step"] = done.found.micro_step
-        more["trace_complete"] = done.found.tracer.complete
-        bad = done.found.bad
-        more["bad"] = [{"name": name, "badness": kinds} for name, kinds, _ in bad[:16]]
-    if done.found is not None and done.slice is not None:
-        more["origins"] = list(done.slice.origins)
-        more["path"] = list(done.slice.path)
-        more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
-    row: dict[str, Any] = {"id": number, "root": call.root if call is not None else "", "data": {**data, **more}}
-    return {**row, **place(call.line if call is not None else None)}
-
-
-def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
-    """An ``op`` row for every op worth telling of, in execution order."""
-    if done.found is None or done.slice is None:
-        return []
-    records = done.found.tracer.records
-    indices = set(done.slice.wanted)
-    indices |= {f for i in indices if (f := records[i].forward) is not None}
-    return [_op_event(records[i], done, number) for i in sorted(indices)]
-
-
-def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any]:
-    assert done.found is not None
-    call = done.found.call
-    data = {
-        "index": record.index,
-        "phase": record.phase,
-        "node": record.node,
-        "forward": record.forward,
-        "suspect": record.suspect,
-        "bad_in": list(record.bad_in),
-        "bad_out": record.bad_out,
-        "sources": [_source(s) for s in record.sources],
-        **record.facts,
-    }
-    row = {
-        "id": f"{number}.{record.index}",
-        "parent_id": number,
-        "root": call.root if call is not None else record.root or "",
-        "module": record.module,
-    }
-    return {**row, "op": record.op, **place(record.line or (call.line if call is not None else None)), "data": data}
-
-
-def _source(source: tuple[int, ...] | External) -> Any:
-    return {"kind": source.kind, "name": source.name} if isinstance(source, External) else list(source[-4:])
-
-
-def place(line: Line | None) -> dict[str, Any]:
-    """The fields of an event that say where."""
-    return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
+def _spot(first: Replay, found: Slice) -> Spot | None:
+    """The first bad element of the first origin."""
+    results = first.tracer.records[found.origins[0]].facts.get("results", ()) if found.origins else ()
+    return next(((r["first_bad"], Size(r["shape"])) for r in results if "first_bad" in r), None)
 
 
 def _sentence(error: Exception) -> str:

@@ -188,6 +188,19 @@ class Evaluator(Values):
             return transforms.functional(self.tracer, given, named)
         return transforms.run(self.tracer, again, given, named)
 
+    def autocast(self, node: ast.Call) -> torch.autocast:
+        """The context a call of ``torch.autocast`` makes.
+
+        Raises:
+            UnknownValueError: it is a call of something else, or its arguments are unknown.
+        """
+        kind = self.value(node.func)
+        args, kwargs = self._call_arguments(node)
+        if type(kind) is not type or not issubclass(kind, torch.autocast) or not is_data((args, kwargs)):
+            raise UnknownValueError("autocast")
+        made: torch.autocast = guarded(kind, *args, **kwargs)
+        return made
+
     def _callee_and_arguments(self, node: ast.Call) -> tuple[Any, list[Any], dict[str, Any]]:
         try:
             function = self.value(node.func)
@@ -198,6 +211,10 @@ class Evaluator(Values):
 
     def _module(self, node: ast.Call, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Those without parameters, and those in evaluation: what others came to is known from their replay."""
+        if self.outputs is not None:
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            if (found := self.outputs.of(self.tracer, module, (self.file, lines))) is not None:
+                return found
         kind = type(module)
         known = kind.__module__.startswith("torch.nn.modules") and "forward" not in vars(module)
         state = next(module.parameters(), None) is not None or (  # BatchNorm without weights has statistics

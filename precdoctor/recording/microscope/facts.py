@@ -72,7 +72,7 @@ def describe(x: Tensor) -> dict[str, Any]:
 
 def value_at(x: Tensor, index: list[int], shape: torch.Size) -> float | None:
     """The element of ``x``, broadcast to ``shape``, at an index of that shape; None where it cannot be broadcast."""
-    real = readable(x)
+    real = x if x.dtype is torch.bool else readable(x)
     if real is None or x.dtype.is_complex or len(index) != len(shape):
         return None
     try:

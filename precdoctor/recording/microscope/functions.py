@@ -194,13 +194,26 @@ class Follower:
         return False
 
     def _with(self, statement: ast.With) -> None:
+        with contextlib.ExitStack() as contexts:
+            self.enter(statement, contexts)
+            self.run(statement.body)
+
+    def enter(self, statement: ast.With, contexts: contextlib.ExitStack) -> None:
+        """Enter what ``with`` enters: autocast, and what changes no value.
+
+        Raises:
+            UnknownValueError: it enters something else.
+        """
         for item in statement.items:
             call = item.context_expr
             name = call.func if isinstance(call, ast.Call) else call
             last = name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
-            if last not in _CONTEXTS or item.optional_vars is not None:
+            if item.optional_vars is not None:
                 raise UnknownValueError("with")
-        self.run(statement.body)
+            if last == "autocast" and isinstance(call, ast.Call):
+                contexts.enter_context(self.evaluator.autocast(call))
+            elif last not in _CONTEXTS:
+                raise UnknownValueError("with")
 
 
 # --- source text -----------------------------------------------------------------------------------------------------

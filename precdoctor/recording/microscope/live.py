@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import leaves
-from precdoctor.recording.microscope.examination import Examination, incident_event, op_events
+from precdoctor.recording.microscope.event_rows import incident_event, op_events
+from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.slicing import slice_back

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.numerics.nonfinite import can_make
 from precdoctor.recording import attach
-from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
+from precdoctor.recording.loss_graph import Leaf, LossGraph, LossNode
 from precdoctor.recording.microscope.constants import added_to, base_of, has_no_gradient, without_constant
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.ops import storage_key, take_gradients
@@ -22,9 +23,12 @@ from precdoctor.recording.microscope.replay import Replay, same_bits
 from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
 from precdoctor.recording.scene import RootCall
+from precdoctor.recording.variables import name_of
 
 _WRAPPED = 1 << 63
 _UNSEEN = External("constant")
+#: What only a node knows whose value nobody saved.
+_UNKNOWN = External("unknown")
 #: Places looked at for what the graph does not know.
 _MAX_UNSEEN = 8
 #: Nodes that give their operand another shape, which they do not save.
@@ -51,7 +55,7 @@ def replay_loss(
     """
     nodes = sorted(_nodes(graph.top), key=lambda n: n.sequence)
     leaves = _leaves(nodes)
-    known = {k: External("argument", leaf.name) for leaf, x in leaves if (k := storage_key(x)) is not None}
+    known = {k: _external(leaf, x, nodes) for leaf, x in leaves if (k := storage_key(x)) is not None}
     tracer = Tracer(known, wanted, values=values)
     done = Replay(before, tracer, micro_step=graph.micro_step)
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
@@ -115,9 +119,10 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[L
     if not leaves:
         return
     inputs = [x for _, x in leaves]
+    given = done.tracer.forget(gradient.clone())
     with done.tracer:
         gradients: list[Tensor | None] = list(  # None where unused
-            take_gradients([loss], inputs, [gradient.clone()], allow_unused=True)
+            take_gradients([loss], inputs, [given], allow_unused=True)
         )
     for (leaf, _), grad in zip(leaves, gradients, strict=True):
         if grad is not None and leaf.name == "weight" and leaf.value is not None:
@@ -145,6 +150,15 @@ def _leaves(nodes: list[LossNode]) -> list[tuple[Leaf, Tensor]]:
     for node in nodes:
         found |= {id(behind): behind for behind, _ in node.edges if isinstance(behind, Leaf)}
     return [(leaf, leaf.value.detach().requires_grad_()) for leaf in found.values() if leaf.value is not None]
+
+
+def _external(leaf: Leaf, x: Tensor, nodes: list[LossNode]) -> External:
+    """What a leaf was before the loss code read it; of a bad weight the name that the code has for it."""
+    if leaf.name != "weight":
+        return External("argument", leaf.name)
+    at = next((n.place for n in nodes if n.place is not None), None) if badness(x.detach()) else None
+    name = name_of(leaf.value, at) if at is not None and leaf.value is not None else None
+    return External("weight", name or leaf.name)
 
 
 def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
@@ -183,15 +197,19 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
     }
     name = packet.__name__ if packet is not None else base_of(node).lower()
     hidden = any(isinstance(behind, LossNode) and made.get(id(behind)) is None for behind, _ in node.edges)
-    # What went in is not known; where nothing but -inf came out, that was a mask.
-    masked = hidden and badness(value) == NEG_INF
-    tracer.note_op(f"aten.{name}.default", node.line, _read_by(node, made), value, facts, masked=masked)
+    reads, kinds = _read_by(node, made), badness(value)
+    also = None
+    if hidden and kinds == NEG_INF:  # what went in is not known; where nothing but -inf came out, that was a mask
+        also = (_UNSEEN, NEG_INF)
+    elif not can_make(name, kinds) and not value.is_complex() and not any(badness(x) & kinds for x in reads):
+        also = (_UNKNOWN if hidden else _UNSEEN, kinds)  # ``exp`` of a number is never NaN
+    tracer.note_op(f"aten.{name}.default", node.line, reads, value, facts, also=also)
 
 
 def _reads_unseen(node: LossNode, made: dict[int, Any], records: list[OpRecord]) -> bool:
     """Whether the node is bad, and no operand that is known: a tensor without a gradient made it so."""
     if any(
-        isinstance(source, External) and source == _UNSEEN and bad
+        isinstance(source, External) and source in (_UNSEEN, _UNKNOWN) and bad
         for r in records
         for source, bad in zip(r.sources, r.bad_in, strict=False)
     ):

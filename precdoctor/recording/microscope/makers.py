@@ -87,6 +87,32 @@ def loops_around(body: FunctionNode, line: int) -> list[ast.For]:
     return found
 
 
+def changed_by(at: Variables, body: FunctionNode, statement: ast.stmt, name: str) -> list[ast.stmt]:
+    """The statements before one, within the innermost loop around it, that came to what a variable is there."""
+    changing = [s for s in preceding(body, statement.lineno) if _changes(s, name, at)]
+    afresh = max((i for i, s in enumerate(changing) if _makes_afresh(s, name)), default=0)
+    return changing[afresh:]
+
+
+def withs_around(body: FunctionNode, statement: ast.stmt) -> list[ast.With]:
+    """The ``with`` statements one stands in, outermost first."""
+    last = statement.end_lineno or statement.lineno
+    around = [s for s in statements_in(body) if isinstance(s, ast.With) and s is not statement]
+    return [s for s in around if s.lineno <= statement.lineno and last <= (s.end_lineno or s.lineno)]
+
+
+def expressions_in(statement: ast.stmt) -> list[ast.expr]:
+    """The expressions a statement evaluates first: its value, its test, what it loops over."""
+    match statement:
+        case ast.Assign() | ast.Return() | ast.Expr() | ast.AugAssign() | ast.AnnAssign():
+            return [statement.value] if statement.value is not None else []
+        case ast.If() | ast.While():
+            return [statement.test]
+        case ast.For():
+            return [statement.iter]
+    return []
+
+
 def _changes(statement: ast.stmt, name: str, at: Variables) -> bool:
     """Whether a statement may assign a variable, or write to its value."""
     return any(

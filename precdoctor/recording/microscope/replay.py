@@ -36,7 +36,9 @@ class Replay:
     bad_gradients: list[tuple[str, int, Source]] = field(default_factory=list)
     #: Every gradient of a parameter.
     weight_gradients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    #: The same of buffers it wrote to.
+    #: Every gradient of an argument, by its name.
+    argument_gradients: dict[str, Tensor] = field(default_factory=dict)
+    #: Buffers it wrote to that are bad, as outputs are told of.
     bad_buffers: list[tuple[str, int, Source]] = field(default_factory=list)
     #: Outputs computed again that are still at hand in the run, and how many of them are equal bit for bit.
     micro_step: int = 0
@@ -216,7 +218,7 @@ def _backward(
     alone: bool,
 ) -> None:
     pairs = [
-        (x, brought[name].clone())
+        (x, done.tracer.forget(brought[name].clone()))
         for name, x in leaves.floating(result)
         if name in brought and x.requires_grad and brought[name].shape == x.shape
     ]
@@ -234,6 +236,8 @@ def _backward(
             bad = badness(grad) if grad is not None else 0
             if grad is not None and name.startswith("weight "):
                 done.weight_gradients.append((x, grad))
+            if grad is not None and name.startswith("argument "):
+                done.argument_gradients[name.removeprefix("argument ")] = grad
             if grad is not None and bad:
                 done.bad_gradients.append((name, bad, done.tracer.source(grad)))
 

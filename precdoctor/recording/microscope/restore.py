@@ -222,3 +222,14 @@ def _is_torchs(hook: Any) -> bool:
     function = getattr(hook, "__func__", hook)
     module = getattr(function, "__module__", None) or type(hook).__module__
     return str(module).split(".")[0] == "torch"
+
+
+@contextlib.contextmanager
+def no_anomalies() -> Iterator[None]:
+    """Inside, autograd notes no tracebacks and looks for no NaN, whoever has asked for that."""
+    enabled, checks = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    torch.set_anomaly_enabled(False, False)
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(enabled, checks)

@@ -71,7 +71,11 @@ def slice_back(records: Sequence[OpRecord], targets: Iterable[Source]) -> Slice 
         return None
     origins = tuple(sorted(i for i in met if records[i].suspect))
     path = _path(records, sorted(met))
-    return Slice(origins, tuple(external.items()), path, _feeding(records, origins or path[:1]))
+    feeding = _feeding(records, origins or path[:1])
+    meeting = next((i for i in sorted(met) if records[i].phase == "backward"), None)
+    if meeting is not None and meeting not in origins:  # the gradient that a result of the forward pass spoilt
+        feeding = tuple(dict.fromkeys((*feeding, *_feeding(records, (meeting,)))))
+    return Slice(origins, tuple(external.items()), path, feeding)
 
 
 def _path(records: Sequence[OpRecord], indices: Sequence[int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,9 +14,32 @@ from precdoctor.recording.microscope.fp64 import in_fp64
 _MAX_OPERANDS = 8
 _MAX_RESULTS = 3
 
+#: An element: its index, and the shape of the tensor it is of.
+Spot = tuple[list[int], torch.Size]
+
+
+class Wanted(frozenset[int]):
+    """Indices of ops of which full facts are wanted, and the element whose value is wanted of tensors of its shape."""
+
+    spot: Spot | None = None
+
+    @classmethod
+    def of(cls, indices: Iterable[int], spot: Spot | None) -> Wanted:
+        """Both."""
+        made = cls(indices)
+        made.spot = spot
+        return made
+
 
 def closer_look(
-    func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], results: list[Tensor], *, values: bool
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    swapped: dict[int, Tensor],
+    results: list[Tensor],
+    *,
+    values: bool,
+    spot: Spot | None = None,
 ) -> dict[str, Any]:
     """The raw facts of one op that has just run.
 
@@ -24,6 +48,7 @@ def closer_look(
         swapped: copies of operands as they were before an in-place op, by ``id``.
         results: what it returned or wrote.
         values: take the operands' elements at the result's first bad one, too.
+        spot: take those of operands and result there, where every result is finite.
     """
     operands: list[dict[str, Any]] = []
     settings: dict[str, Any] = {}
@@ -31,6 +56,10 @@ def closer_look(
     described = [describe(r) for r in results]
     at = next((i for i, r in enumerate(described) if "first_bad" in r), None)
     bad = described[at] if at is not None else None
+    if bad is not None:
+        spot = (bad["first_bad"], torch.Size(bad["shape"]))
+    elif spot is not None and all(r.shape != spot[1] for r in results):
+        spot = None
     named = [(schema[i].name if i < len(schema) else str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
     for name, argument in named:
         for x in _listed(argument):
@@ -38,10 +67,15 @@ def closer_look(
                 if len(operands) < _MAX_OPERANDS and (x.is_floating_point() or x.is_complex()):
                     x = swapped.get(id(x), x)  # noqa: PLW2901 - as it was before
                     operands.append({"argument": name, **describe(x)})
-                    if values and bad is not None:
-                        operands[-1]["value"] = value_at(x, bad["first_bad"], torch.Size(bad["shape"]))
+                    if values and spot is not None:
+                        operands[-1]["value"] = value_at(x, *spot)
+                elif x.dtype is torch.bool and values and spot is not None:  # what a ``where`` has chosen there
+                    settings.setdefault(name, bool(chosen) if (chosen := value_at(x, *spot)) is not None else None)
             elif (plain := _plain(x)) is not None:
                 settings.setdefault(name, plain)
+    if values and spot is not None and bad is None:
+        for x, facts in zip(results, described, strict=True):
+            facts["value"] = value_at(x, *spot) if x.shape == spot[1] else None
     return {
         "operands": operands,
         "settings": settings,

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from precdoctor.recording import leaves
-from precdoctor.recording.microscope.facts import NEG_INF, badness
+from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.microscope.ops import (
     OVERWRITING,
@@ -30,7 +30,7 @@ from precdoctor.recording.microscope.ops import (
     tensors_in,
     written_by,
 )
-from precdoctor.recording.microscope.suspects import closer_look
+from precdoctor.recording.microscope.suspects import Wanted, closer_look
 
 #: Suspects looked at closely while tracing; a mask filled in each layer is one each.
 _MAX_SUSPECTS = 256
@@ -113,6 +113,7 @@ class Tracer(TorchDispatchMode):
         self.root: str | None = None
         self._known = dict(known)
         self._wanted = wanted
+        self._spot = wanted.spot if isinstance(wanted, Wanted) else None
         self._values = values
         self._suspects = 0
         self._writers: dict[int, tuple[int, ...]] = {}
@@ -192,7 +193,7 @@ class Tracer(TorchDispatchMode):
         if fresh or record.index in self._wanted:
             self._suspects += fresh
             swapped = {id(x): b for x, b in zip(operands, before, strict=True) if b is not x}
-            record.facts = closer_look(func, args, kwargs, swapped, results, values=self._values)
+            record.facts = closer_look(func, args, kwargs, swapped, results, values=self._values, spot=self._spot)
 
     # --- who made what -----------------------------------------------------------------------------------------------
 
@@ -200,6 +201,12 @@ class Tracer(TorchDispatchMode):
         """A tensor from before the trace; the first that is said of its memory counts."""
         if (key := storage_key(x)) is not None:
             self._known.setdefault(key, external)
+
+    def forget(self, x: Tensor) -> Tensor:
+        """The same tensor, made outside of the trace: its memory may have been that of one that is gone."""
+        if (key := storage_key(x)) is not None:
+            self._writers.pop(key, None)
+        return x
 
     def source(self, x: Tensor) -> Source:
         """Who made the tensor's values."""
@@ -221,14 +228,14 @@ class Tracer(TorchDispatchMode):
         value: Tensor,
         facts: dict[str, Any],
         *,
-        masked: bool = False,
+        also: tuple[External, int] | None = None,
     ) -> None:
-        """An op that was not run under the tracer, and what is known of it; ``masked``: also, it read a mask."""
+        """An op that was not run under the tracer, and what is known; ``also``: what else it read, and how bad."""
         record = OpRecord(len(self.records), op, "forward", None, line, tuple(self.source(x) for x in operands))
         record.bad_out = badness(value)
         record.bad_in = tuple(map(badness, operands))
-        if masked:
-            record.sources, record.bad_in = (*record.sources, External("constant")), (*record.bad_in, NEG_INF)
+        if also is not None:
+            record.sources, record.bad_in = (*record.sources, also[0]), (*record.bad_in, also[1])
         record.facts = facts
         self.records.append(record)
         if (key := storage_key(value)) is not None:

@@ -22,7 +22,7 @@ from precdoctor.recording.microscope.by_hand import run_writers
 from precdoctor.recording.microscope.facts import NAN, NEG_INF, badness
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.functions import Follower, function_of
-from precdoctor.recording.microscope.makers import Making, loops_around, making_of, statement_at
+from precdoctor.recording.microscope.makers import Making, expressions_in, loops_around, making_of, statement_at
 from precdoctor.recording.microscope.pure import UnknownValueError
 from precdoctor.recording.microscope.replay import Replay, same_bits
 from precdoctor.recording.microscope.restore import Autocast, RandomState
@@ -137,7 +137,7 @@ def _bad_value(follower: Follower, tracer: Tracer, made: Making, variable: str |
             finally:
                 random.restore()
             return _first_bad(tracer, _tensors(evaluator.assigned.get(variable)))
-        for expression in _expressions(made.statement):
+        for expression in expressions_in(made.statement):
             try:
                 result = evaluator.value(expression)
             except UnknownValueError:
@@ -216,14 +216,3 @@ def _bad_variable(tracer: Tracer, source: Source) -> str | None:
     if found is None or found.origins:
         return None
     return next((e.name for e, _ in found.externals if e.kind == "variable"), None)
-
-
-def _expressions(statement: ast.stmt) -> list[ast.expr]:
-    match statement:
-        case ast.Assign() | ast.Return() | ast.Expr() | ast.AugAssign() | ast.AnnAssign():
-            return [statement.value] if statement.value is not None else []
-        case ast.If() | ast.While():
-            return [statement.test]
-        case ast.For():
-            return [statement.iter]
-    return []

@@ -10,7 +10,7 @@ import weakref
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -31,6 +31,9 @@ from precdoctor.recording.microscope.pure import (
 from precdoctor.recording.microscope.tracer import External, Tracer
 from precdoctor.recording.microscope.weights import Gradients, Weight
 from precdoctor.recording.variables import DROPPED, Held
+
+if TYPE_CHECKING:
+    from precdoctor.recording.microscope.outward import Outputs
 
 #: Expressions and statements evaluated at most: a loop of the user's may be long.
 _BUDGET = 20_000
@@ -67,6 +70,10 @@ class Values:
         self.gradients: Gradients | None = above.gradients if above is not None else gradients
         #: Random numbers may be drawn, as long as whoever allows it puts the generators back.
         self.draws: bool = above.draws if above is not None else False
+        #: What calls of top-level modules came to in the run, for text that is evaluated from the outside inwards.
+        self.outputs: Outputs | None = above.outputs if above is not None else None
+        #: Makes a variable of this function again whose value is unknown; whether that worked.
+        self.remake: Callable[[str], bool] = lambda _name: False
         self.tracer = tracer
         self.file = file
         #: What has been assigned since, before what was noted.
@@ -133,11 +140,19 @@ class Values:
         return node.value
 
     def _name(self, node: ast.Name) -> Any:
-        if node.id in self._values:
-            return self.noted(node.id, self._values[node.id])
-        if node.id in BUILTINS:
+        if node.id not in self._values and node.id in BUILTINS:
             return BUILTINS[node.id]
-        raise UnknownValueError(node.id)
+        try:
+            return self._variable(node.id)
+        except UnknownValueError:
+            if not self.remake(node.id):
+                raise
+        return self._variable(node.id)
+
+    def _variable(self, name: str) -> Any:
+        if name not in self._values:
+            raise UnknownValueError(name)
+        return self.noted(name, self._values[name])
 
     def is_object(self, name: str) -> bool:
         """Whether a variable is an object of the user's, of which only the identity counts."""

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from precdoctor.recording.loss_code import LossGraph, LossNode, _is_bad, _Walk
+from precdoctor.recording.loss_code import _Walk, is_bad
+from precdoctor.recording.loss_graph import LossGraph, LossNode
 from precdoctor.recording.microscope.frames import Line
 
 NOTE = "precdoctor\0\0000\0007\0train.py"
@@ -47,7 +48,7 @@ def test_the_nodes_nearest_the_loss_are_kept_up_to_a_limit(limit, kept, cut):
     ids=["finite", "NaN", "one element", "several", "on a device"],
 )
 def test_a_loss_is_known_to_be_bad_without_waiting_for_a_device(loss, bad):
-    assert _is_bad(loss) is bad
+    assert is_bad(loss) is bad
 
 
 def test_whether_a_loss_of_a_transform_is_bad_is_not_known():
@@ -55,7 +56,7 @@ def test_whether_a_loss_of_a_transform_is_bad_is_not_known():
 
     def loss(x):
         y = x.log().sum()
-        seen.append(_is_bad(y))
+        seen.append(is_bad(y))
         return y
 
     torch.func.grad(loss)(torch.zeros(1))

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from precdoctor.recording.loss_code import Leaf, LossGraph, LossNode
+from precdoctor.recording.loss_graph import Leaf, LossGraph, LossNode
 from precdoctor.recording.microscope.examination import _loss_code
 from precdoctor.recording.microscope.facts import NAN, NEG_INF
 from precdoctor.recording.microscope.frames import Line

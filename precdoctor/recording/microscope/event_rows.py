@@ -1,0 +1,79 @@
+"""What an examination came to, as rows of the events table (docs/run-log.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from precdoctor.recording.microscope.frames import Line
+from precdoctor.recording.microscope.tracer import External, OpRecord
+
+if TYPE_CHECKING:
+    from precdoctor.recording.microscope.examination import Examination
+
+
+def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict[str, Any]:
+    """The ``incident`` row."""
+    call = done.found.call if done.found is not None else None
+    more: dict[str, Any] = {
+        "outcome": done.outcome,
+        "phase": done.phase,
+        "why": done.why,
+        "reproduced": done.reproduced,
+        "batch": done.batch,
+        "by_hand": done.by_hand,
+        "changed_arguments": done.changed_arguments,
+        "changed_attributes": list(done.changed_attributes),
+    }
+    if done.found is not None:
+        more["micro_step"] = done.found.micro_step
+        more["trace_complete"] = done.found.tracer.complete
+        bad = done.found.bad
+        more["bad"] = [{"name": name, "badness": kinds} for name, kinds, _ in bad[:16]]
+    if done.found is not None and done.slice is not None:
+        more["origins"] = list(done.slice.origins)
+        more["path"] = list(done.slice.path)
+        more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
+    row: dict[str, Any] = {"id": number, "root": call.root if call is not None else "", "data": {**data, **more}}
+    return {**row, **place(call.line if call is not None else None)}
+
+
+def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
+    """An ``op`` row for every op worth telling of, in execution order."""
+    if done.found is None or done.slice is None:
+        return []
+    records = done.found.tracer.records
+    indices = set(done.slice.wanted)
+    indices |= {f for i in indices if (f := records[i].forward) is not None}
+    return [_op_event(records[i], done, number) for i in sorted(indices)]
+
+
+def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any]:
+    assert done.found is not None
+    call = done.found.call
+    data = {
+        "index": record.index,
+        "phase": record.phase,
+        "node": record.node,
+        "forward": record.forward,
+        "suspect": record.suspect,
+        "bad_in": list(record.bad_in),
+        "bad_out": record.bad_out,
+        "sources": [_source(s) for s in record.sources],
+        **record.facts,
+    }
+    row = {
+        "id": f"{number}.{record.index}",
+        "parent_id": number,
+        "root": call.root if call is not None else record.root or "",
+        "module": record.module,
+    }
+    return {**row, "op": record.op, **place(record.line or (call.line if call is not None else None)), "data": data}
+
+
+def _source(source: tuple[int, ...] | External) -> Any:
+    return {"kind": source.kind, "name": source.name} if isinstance(source, External) else list(source[-4:])
+
+
+def place(line: Line | None) -> dict[str, Any]:
+    """The fields of an event that say where."""
+    return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
