@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.finding import Prescription
-from precdoctor.diagnosis.rows import Key, TensorRow
+from precdoctor.diagnosis.rows import FORWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
@@ -66,9 +66,9 @@ def kept_gradients(view: RunView, process: Process, steps: Sequence[StepFacts], 
     """Whether that is why the run's last steps were skipped; None where it is not, or the log does not show it.
 
     Non-finite elements that a layer makes anew differ in number from batch to batch, go away as the scale falls, or
-    come with a non-finite gradient of an output. Those of a kept gradient never become fewer; and either such a
-    gradient came down the backward pass on the first skipped step and on none since, or what comes down has become so
-    small with the scale that a sum of products, as the gradient of a linear layer is, cannot overflow any more.
+    come with a non-finite activation or gradient of one. Those of a kept gradient never become fewer; and either there
+    was such a tensor on the first skipped step and on none since, or what comes down has become so small with the scale
+    that a sum of products, as the gradient of a linear layer is, cannot overflow any more.
 
     Args:
         view: the run.
@@ -88,10 +88,10 @@ def kept_gradients(view: RunView, process: Process, steps: Sequence[StepFacts], 
     for step in later[:: max(1, len(later) // _EXAMINED)]:
         rows = view.rows(process, step)
         now = _non_finite(rows)
-        if _comes_down(rows) or any(now.get(key, 0) < count for key, count in bad.items()):
+        if _makes_its_own(rows) or any(now.get(key, 0) < count for key, count in bad.items()):
             return None
         bad |= now
-    if not _comes_down(begun) and not _cannot_overflow(begun, rows):
+    if not _makes_its_own(begun) and not _cannot_overflow(begun, rows):
         return None
     return KeptGradients(tail[0].step, len(tail) - 1, len(kept))
 
@@ -101,9 +101,10 @@ def _non_finite(rows: Sequence[TensorRow]) -> Mapping[Key, int]:
     return {r.key: r.nan + r.pos_inf + r.neg_inf for r in rows if r.kind == "weight_grad" and r.bad}
 
 
-def _comes_down(rows: Sequence[TensorRow]) -> bool:
-    """Whether the loss or the gradient of a module's output is non-finite."""
-    return any(r.bad for r in rows if r.kind in ("loss", "grad_output"))
+def _makes_its_own(rows: Sequence[TensorRow]) -> bool:
+    """Whether the step has non-finite values outside of weight gradients: masks of ``-inf`` apart."""
+    forward = any(r.nan or r.pos_inf for r in rows if r.kind in FORWARD_KINDS)
+    return forward or any(r.bad for r in rows if r.kind in ("loss", "grad_output"))
 
 
 def _cannot_overflow(begun: Sequence[TensorRow], now: Sequence[TensorRow]) -> bool:

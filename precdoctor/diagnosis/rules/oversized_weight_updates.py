@@ -129,8 +129,10 @@ def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
     count = int(options["early_steps"])
     worse = False
     for (process, _), steps in by_optimizer(view).items():
-        losses = [s.loss for s in steps[: 2 * count + 1] if s.loss is not None and is_well(view, process, s)]
-        worse = worse or (len(losses) > count and losses[0] > 0.0 and median(losses[1 : count + 1]) > 2.0 * losses[0])
+        begun = steps[: 2 * count + 1]
+        losses = [s.loss for s in begun if s.loss is not None and is_well(view, process, s)]
+        enough = len(losses) > (1 if any(not is_well(view, process, s) for s in begun) else count)
+        worse = worse or (enough and losses[0] > 0.0 and median(losses[1 : count + 1]) > 2.0 * losses[0])
     nothing_learnt = not worse and _nothing_learnt(view, options)
     if not worse and not nothing_learnt:
         return {}

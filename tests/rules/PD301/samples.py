@@ -48,6 +48,14 @@ def slope_of_a_root() -> Training:
     return run.change(lambda r: r.update(module_class="WeightNormed"), kind="weight_grad")
 
 
+def missing_values() -> Training:
+    """What the head multiplies has NaN of its own, which the loss leaves out."""
+    run = keeps_a_weight()
+    for step in range(10, 24):
+        spoil(find(run.tensors[step], "input", "blocks.0.attn.proj"), nan=4)
+    return run
+
+
 def weights_overflow() -> Training:
     """Weight gradients only, and fewer elements of them from step to step."""
     run = keeps_gradients()
@@ -147,6 +155,7 @@ FIRING = {
     ),
     "keeps_a_weight": Sample(keeps_a_weight, 10, evidence={"gradients_kept_since": 10}),
     "slope_of_a_root": Sample(slope_of_a_root, 10, evidence={"gradients_kept_since": None}),
+    "missing_values": Sample(missing_values, 10, evidence={"gradients_kept_since": None}),
     "weights_overflow": Sample(weights_overflow, 10, evidence={"gradients_kept_since": None}),
     "cascade": Sample(cascade, severity="warning", says=("6 binades (limit 5)", "from 65536 to 1024")),
     "may_not_go_lower": Sample(

@@ -40,3 +40,11 @@ def test_an_explosion_that_the_rate_makes_wants_it_lowered_before_it_is_clipped(
 
     assert lower.startswith("learning rate x 0.2 (0.1 -> 0.02)")
     assert clip.startswith("clip the norm")
+
+
+def test_a_run_that_died_of_its_first_updates(tmp_path: Path) -> None:
+    """Two losses, the second three times the first, and then a NaN."""
+    findings = diagnose(thrown_off().poison(2, "loss").write(tmp_path / "run")).findings
+
+    assert [f.code for f in findings] == ["PD103"]
+    assert "PD504" in [c["code"] for c in findings[0].evidence["consequences"]]
