@@ -54,7 +54,8 @@ class Backward:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
             # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
-            if recorder.state != "armed" or torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling():
+            inside = torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling()
+            if recorder.state != "armed" or inside or recorder.threads.elsewhere():
                 original(*args, **kwargs)
                 return
             loss_code.close()
