@@ -31,7 +31,8 @@ def deliver(report: Report, shape: str, output: Path | None, also: Iterable[str]
     twice = next((file for file in files if files.count(file) > 1), None)
     if twice is not None:
         raise UsageError(f"two reports would be written to {twice}; give each its own file")
-    for name, file in wanted:
+    # stdout last: whoever reads it may stop reading (`| head`), and that ends us
+    for name, file in sorted(wanted, key=lambda w: w[1] is None):
         with destination(file, force=force) as stream:
             WRITERS[name](report, stream)
 

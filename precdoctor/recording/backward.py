@@ -63,7 +63,8 @@ class Backward:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
             # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
-            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1 or not self._armed():
+            inside = torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling()
+            if inside or recorder.threads.elsewhere() or not self._armed():
                 original(*args, **kwargs)
                 return
             loss_code.close()

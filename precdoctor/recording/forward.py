@@ -119,7 +119,7 @@ class Forward:
         recorder, enter = self._recorder, self._enter
 
         def precdoctor_forward_pre(module: nn.Module, args: Any) -> None:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or recorder.threads.elsewhere():
                 return
             if not recorder.live and self._is_inside():
                 return  # between samples only top-level calls count
@@ -136,6 +136,8 @@ class Forward:
             if torch.compiler.is_compiling():
                 if probes is not None:
                     probes.traced(module, result)
+                return
+            if recorder.threads.is_other():
                 return
             if casts.met:
                 casts.left(module)  # first of all: what it has opened must not outlive the call
@@ -163,7 +165,7 @@ class Forward:
     def _stack(self) -> list[Frame]:
         local = self._recorder.local
         if not hasattr(local, "stack"):
-            local.stack = []
+            local.stack = self._recorder.threads.calls = []
         stack: list[Frame] = local.stack
         return stack
 
@@ -203,17 +205,14 @@ class Forward:
             given: dict[Any, Any] = dict(enumerate(args))
             given.update(_keyword_arguments())
             self._record_inputs(frame, given)
-        if inside is None and not recompute and mode.phase == "train" and not mode.delegated:
-            self._enter_scan(module)
+        trains = inside is None and not recompute and mode.phase == "train" and not mode.delegated
+        if trains and recorder.scan is not None:
+            recorder.scan.enter_root(module)
         if self._casts.met:
             named = self._casts.looks_at(module)
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
             arguments.update(_keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
-
-    def _enter_scan(self, module: nn.Module) -> None:
-        if self._recorder.scan is not None:
-            self._recorder.scan.enter_root(module)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> _Mode:
         """How a top-level call is recorded: training, no-grad inside training, evaluation (perhaps), or not at all."""

@@ -29,6 +29,7 @@ from precdoctor.recording.scene import Scene
 from precdoctor.recording.sentinel import Look, amax, gradient_amax, gradient_sentinel
 from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 from precdoctor.recording.streak import Streak
+from precdoctor.recording.threads import SEVERAL
 from precdoctor.recording.variables import Notebook
 
 #: Incidents examined per process; a run that stays broken repeats itself.
@@ -339,8 +340,11 @@ class Guard:
         what = "the loss" if loss_bad else "a gradient" if gradients_bad else f"buffer {_full_name(poisoned[0])}"
         look_at = "outputs" if loss_bad else "gradients" if gradients_bad else "buffers"
         values = not recorder.options.redact_names
-        running = Notebook(lambda _x: True, whole=True).note()
-        done = examination.examine(self._scene, recorder.names, look_at, values=values, running=running)
+        if recorder.threads.others:
+            done = examination.Examination("refused", why=SEVERAL)
+        else:
+            running = Notebook(lambda _x: True, whole=True).note()
+            done = examination.examine(self._scene, recorder.names, look_at, values=values, running=running)
         recorder.event("incident", **event_rows.incident_event(done, number, data))
         for row in event_rows.op_events(done, number):
             recorder.event("op", **row)

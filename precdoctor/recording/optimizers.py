@@ -79,7 +79,7 @@ class Optimizers:
 
     def _armed(self) -> bool:
         """A script may step before it ever calls a module; recording begins there, too."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._recorder.threads.elsewhere():
             return False
         return self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
 

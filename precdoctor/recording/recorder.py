@@ -7,12 +7,11 @@ States: ``idle`` (hooks installed, nothing opened) -> ``armed`` (a training proc
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -20,10 +19,12 @@ from precdoctor import _boot
 from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
 from precdoctor.recording.facts import Facts
+from precdoctor.recording.guarded import guarded as guarded  # noqa: PLC0414 - with its recorder
 from precdoctor.recording.naming import Names, Place
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.sampling import Sampler
 from precdoctor.recording.slots import Entry, Site, SlotTable
+from precdoctor.recording.threads import Threads
 from precdoctor.recording.together import Together
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from precdoctor.recording.drain import Drain
     from precdoctor.recording.microscope.live import LiveTrace
     from precdoctor.recording.shadowing.shadow import Shadow
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _MAX_INTERNAL_ERRORS = 3
 #: Calls of one module told apart within a micro-step: recurrent cells, decoding loops and rollouts make thousands.
@@ -71,6 +69,7 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
+        self.threads = Threads(self)
         self.names = Names()
         self.slots = SlotTable()
         self.facts: Facts | None = None
@@ -378,23 +377,3 @@ class Recorder:
             row = {"event": kind, "step": self.step, "micro_step": self.micro_step, "time_ns": time.time_ns()}
             row.update(columns)
             self.drain.put(EventBatch([row]))
-
-
-def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Wrap a hook body: it never raises into the user's program, and its time is charged to the recorder."""
-
-    def decorate(body: Callable[P, R]) -> Callable[P, R | None]:
-        @functools.wraps(body)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            began = time.perf_counter_ns()
-            try:
-                return body(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - whatever went wrong in here is ours and must stay here
-                recorder.internal_error(error)
-                return None
-            finally:
-                recorder.current.recorder_ns += time.perf_counter_ns() - began
-
-        return wrapper
-
-    return decorate

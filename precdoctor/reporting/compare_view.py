@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -81,7 +82,8 @@ def _loss(c: Comparison) -> str:
     if c.loss_a is None or c.loss_b is None:
         return "No loss was recorded on a common step."
     gap = c.loss_b - c.loss_a
-    told = f"Loss at step {c.common_steps[-1]}: A {number(c.loss_a)}, B {number(c.loss_b)} ({gap:+.4g})"
+    apart = f" ({gap:+.4g})" if math.isfinite(gap) else ""
+    told = f"Loss at step {c.common_steps[-1]}: A {number(c.loss_a)}, B {number(c.loss_b)}{apart}"
     if c.loss_differs_at is None:
         return f"{told}; equal on all common steps."
     if c.loss_gap_at is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,8 +53,18 @@ def print_full(diagnosis: Diagnosis, console: Console) -> None:
     _recorder(diagnosis.recorder, console)
     if notes:
         console.print(Text(f"A note in full: precdoctor diagnose --select {clean(notes[0].code)}", "pd.quiet"))
+    if any(map(_lacks_its_op, heavy)) and diagnosis.run.get("cwd"):
+        again = f"precdoctor autopsy {shlex.quote(str(diagnosis.run.get('path')))}"
+        console.print(
+            Text(f"Which op it was: {clean(again)} (runs the command again, traced)", "pd.quiet"), soft_wrap=True
+        )
     if heavy:
         console.print(Text(f"More on a finding: precdoctor explain {clean(heavy[0].code)}", "pd.quiet"))
+
+
+def _lacks_its_op(finding: Finding) -> bool:
+    """A non-finite value led back to a module or to the loss code, but to no operation."""
+    return finding.code in ("PD101", "PD102", "PD103") and finding.location.op is None and finding.cause is None
 
 
 def print_concise(diagnosis: Diagnosis, console: Console) -> None:

@@ -210,3 +210,51 @@ def test_a_script_may_leave_its_directory_and_remove_it_and_that_of_the_launch(t
     found = precdoctor.diagnose(run.run)
     assert found.run["exit_status"] == 5
     assert found.findings[0].location.source.file == "elsewhere.py"
+
+
+THREADS = """
+import threading
+import torch
+import training
+
+torch.set_num_threads(1)
+
+
+def train(seed, ill, done, begin=lambda: None):
+    begin()
+    net = training.model()[::3]  # without dropout, which would draw from a generator that the threads share
+    draws = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for step in range(60):
+        loss = net[1](net[0](torch.randn(4, 8, generator=draws))).square().mean()
+        if step == 20 and ill:
+            loss = loss + (loss - loss).sqrt()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    done[seed] = training.digest(net)
+
+
+alone, together = {}, {}
+begin = threading.Barrier(3).wait
+threads = [threading.Thread(target=train, args=(seed, seed == 1, together, begin)) for seed in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+for seed in range(3):
+    train(seed, seed == 1, alone)
+print(alone == together)
+"""
+
+
+def test_threads_that_train_at_once_do_not_disturb_each_other_through_us(folder):
+    script(folder, "threads.py", THREADS)
+    run = record(folder, "threads.py", run=folder / "threads")
+    assert (run.status, run.out) == (0, b"True\n"), run.err
+    events = precdoctor.open_run(run.run).events()
+    assert sum(line.startswith("several threads use models at once; the first") for line in run.said) == 1
+    assert events[events["event"] == "warning"]["data"].str.contains("several threads").sum() == 1
+    assert 4 * 60 <= len(run.steps()) <= 6 * 60, (
+        "one of the three, what is left of another when it has ended, and all again"
+    )

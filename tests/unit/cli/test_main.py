@@ -274,6 +274,21 @@ def test_a_reader_that_stops_reading_is_no_error():
     assert (child.returncode, errors) == (BROKEN_PIPE, b"")
 
 
+def test_a_reader_that_stops_reading_leaves_the_other_reports_whole(bad_run, tmp_path):
+    file = tmp_path / "junit.xml"
+    code = f"""if True:
+        import sys
+        from precdoctor.cli import main
+        input()
+        sys.exit(main(["gate", {str(bad_run)!r}, "--also", "junit={file}"]))"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.close()
+        child.stdin.write(b"\n")
+        child.stdin.close()
+    assert child.returncode == BROKEN_PIPE
+    assert file.read_text().rstrip().endswith("</testsuites>")
+
+
 @pytest.mark.parametrize("command", ["diagnose", "gate", "show"])
 def test_reading_a_run_never_imports_torch(command, bad_run):
     code = f"from precdoctor.cli import main; main([{command!r}, {str(bad_run)!r}]); sys.exit('torch' in sys.modules)"
@@ -299,3 +314,8 @@ def test_a_working_directory_that_is_gone_is_said_to_be(tmp_path, monkeypatch, c
     (tmp_path / "gone").rmdir()
     assert main(["diagnose"]) == 2
     assert capsys.readouterr().err == "precdoctor: the working directory has been removed; cd to one that is there\n"
+
+
+def test_no_gap_is_told_to_a_loss_that_is_no_number(bad_run, good_run, capsys):
+    assert main(["compare", str(good_run), str(bad_run)]) == 0
+    assert "Loss at step 6: A 1, B nan; differs" in " ".join(capsys.readouterr().out.split())

@@ -160,3 +160,19 @@ def test_rules_that_do_not_apply_for_one_reason_share_a_line():
     assert re.search(r"PD402-PD405, PD411 +no FP8", text)
     assert re.search(r"PD501 +all FP32", text)
     assert "Checked, in this order" not in text
+
+
+@pytest.mark.parametrize(
+    ("location", "cause", "cwd", "offered"),
+    [
+        ({"op": None}, None, "/work", True),
+        ({"op": "aten.log.default"}, None, "/work", False),
+        ({"op": None}, "log-of-nonpositive", "/work", False),
+        ({"op": None}, None, None, False),
+    ],
+)
+def test_a_second_run_is_offered_where_the_op_is_not_known(location, cause, cwd, offered):
+    found = dataclasses.replace(OVERFLOW, location=dataclasses.replace(OVERFLOW.location, **location), cause=cause)
+    run = {**BROKEN.run, "path": "runs/my model", "cwd": cwd}
+    text = printed(dataclasses.replace(BROKEN, run=run, findings=(found,)))
+    assert ("Which op it was: precdoctor autopsy 'runs/my model'" in text) == offered

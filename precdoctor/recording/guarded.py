@@ -1,0 +1,39 @@
+"""What every hook body is wrapped in."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from precdoctor.recording.recorder import Recorder
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Wrap a hook body: it never raises into the user's program, and its time is charged to the recorder.
+
+    In a thread that is not recorded it does nothing.
+    """
+
+    def decorate(body: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(body)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            if recorder.threads.is_other():
+                return None
+            began = time.perf_counter_ns()
+            try:
+                return body(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - whatever went wrong in here is ours and must stay here
+                recorder.internal_error(error)
+                return None
+            finally:
+                recorder.current.recorder_ns += time.perf_counter_ns() - began
+
+        return wrapper
+
+    return decorate

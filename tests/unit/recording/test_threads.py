@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from precdoctor.recording import attach
+from precdoctor.recording.guarded import guarded
+from precdoctor.recording.threads import Threads
+
+
+class Worker:
+    """A thread that does what it is asked to, one thing after the other."""
+
+    def __init__(self) -> None:
+        self._asked, self._done, self._task, self._result = threading.Event(), threading.Event(), None, None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while self._asked.wait():
+            self._asked.clear()
+            if self._task is None:
+                return
+            self._result = self._task()
+            self._done.set()
+
+    def do(self, task):
+        self._task = task
+        self._asked.set()
+        self._done.wait()
+        self._done.clear()
+        return self._result
+
+    def end(self) -> None:
+        self._task = None
+        self._asked.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def workers():
+    made = [Worker() for _ in range(3)]
+    yield made
+    for worker in made:
+        worker.end()
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """What threads ask a recorder, and what they have it say."""
+    said = []
+    monkeypatch.setattr(attach, "say", said.append)
+    fake = SimpleNamespace(step=0, micro_step=0, in_backward=False, options=SimpleNamespace(first_step=0), said=said)
+    fake.event = lambda kind, data: said.append(kind)
+    fake.current, fake.internal_error = SimpleNamespace(recorder_ns=0), said.append
+    fake.threads = Threads(fake)
+    return fake
+
+
+def test_the_first_that_trains_is_recorded_and_nothing_runs_in_the_others(workers, recorder):
+    first, second, third = workers
+    body = guarded(recorder)(lambda: "recorded")
+    assert [w.do(recorder.threads.elsewhere) for w in (first, first)] == [False, False]
+    recorder.step = 1
+    assert [w.do(recorder.threads.elsewhere) for w in (second, third, first, second)] == [True, True, False, True]
+    assert [w.do(body) for w in workers] == ["recorded", None, None]
+    assert recorder.said[0] == "warning" and len(recorder.said) == 2
+
+
+def test_another_takes_over_when_it_has_ended(workers, recorder):
+    first, second, _ = workers
+    first.do(recorder.threads.elsewhere)
+    recorder.step = 1
+    assert second.do(recorder.threads.elsewhere)
+    first.end()
+    assert not second.do(recorder.threads.elsewhere)
+    assert second.do(guarded(recorder)(lambda: "recorded")) == "recorded"
+
+
+@pytest.mark.parametrize("calls", [[], ["a model"]])
+def test_one_that_only_tried_a_model_out_gives_way_unless_it_is_at_it(workers, recorder, calls):
+    first, second, _ = workers
+    first.do(recorder.threads.elsewhere)
+    recorder.threads.calls = calls
+    assert second.do(recorder.threads.elsewhere) == bool(calls)
+    recorder.step = 1
+    assert first.do(recorder.threads.elsewhere) == (not calls)
