@@ -734,6 +734,44 @@ def compiled_loss():
 
 
 @fault("PD101", "log-of-nonpositive", op="log")
+def compiled_train_step():
+    """Neither the module nor the optimizer is heard of: what a replay runs again is the step up to its ``backward``."""
+    torch.manual_seed(0)
+    clock, net = Clock(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+    @torch.compile(backend="eager")
+    def step(x):
+        optimizer.zero_grad()
+        loss = torch.log(1e3 - net(x).abs()).mean()  # here
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    losses = [step(clock.batch(4, 4) * (1e9 if clock.bad else 1)).item() for _ in range(5)]
+    return Trained(losses, [net])
+
+
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt")
+def compiled_train_step_of_a_root():
+    torch.manual_seed(0)
+    clock, net = Clock(), nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+    @torch.compile(backend="eager")
+    def step(x):
+        out = net(x)
+        loss = out.square().sum(-1).sqrt().mean()  # here
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    losses = [step(clock.batch(4, 4) * (not clock.bad)).item() for _ in range(5)]
+    return Trained(losses, [net])
+
+
+@fault("PD101", "log-of-nonpositive", op="log")
 def compiled_with_its_model():
     """The model is called inside of what is compiled, and as a module compiled in place: no hook of its is run."""
     torch.manual_seed(0)
