@@ -17,6 +17,7 @@ from torch.fx import traceback as stored_traces
 
 from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.loss_graph import Leaf, LossGraph, RawNode
+from precdoctor.recording.microscope.compiled_function import CompiledFunction
 from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scene import RootCall, Scene
@@ -183,6 +184,9 @@ class LossCode:
         if (graph := self.graph_of(tensors, gradients)) is not None:
             self._scene.losses.append(graph)
             self.bare = bool(graph.weights)
+            step = self._scene.calls[-1] if self._scene.calls else None
+            if step is not None and isinstance(step.module, CompiledFunction) and step.module.trains:
+                step.outputs.append(("", graph.value, leaves.version(graph.value)))  # what a replay of it comes to
 
     def graph_of(self, tensors: Any, gradients: Any) -> LossGraph | None:
         """The code that made one tensor, from the graph it left; null for several tensors, or without a graph."""
