@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from precdoctor.recording.loss_code import LossCode
-from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again
+from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again, trains
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scene import RootCall, Scene
 
@@ -44,6 +44,7 @@ class CompiledCalls:
     Args:
         before: to be called with a module compiled in place and its arguments, before it runs; ``after`` with its
             result, too.
+        forward_begins: to be called as a whole train step is.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class CompiledCalls:
         loss_code: LossCode,
         before: Callable[[nn.Module, Any], None],
         after: Callable[[nn.Module, Any, Any], None],
+        forward_begins: Callable[[], None],
     ) -> None:
         self._recorder = recorder
         self._scene = scene
         self._loss_code = loss_code
         self._before, self._after = before, after
+        self._forward_begins = forward_begins
         self._known: weakref.WeakKeyDictionary[types.FunctionType, CompiledFunction | None] = (
             weakref.WeakKeyDictionary()
         )
@@ -91,6 +94,17 @@ class CompiledCalls:
             return original(self, function)
 
         context.__call__ = call
+        self._keep_backward_apart()
+
+    @staticmethod
+    def _keep_backward_apart() -> None:
+        """Inside a compiled train step Dynamo would compile our ``backward``, which does nothing while compiling."""
+        from torch import _dynamo
+
+        ours = torch.autograd.backward
+        apart: Any = _dynamo.disable(ours)
+        apart.__wrapped__ = getattr(ours, "__wrapped__", ours)
+        torch.autograd.backward = apart
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -147,6 +161,8 @@ class CompiledCalls:
         scene, recorder = self._scene, self._recorder
         if (known := self._function(function)) is None:
             return None
+        if known.trains and recorder.state == "armed":
+            self._forward_begins()
         scene.begin_step_if_new()
         if scene.refused is not None or len(scene.calls) >= _MAX_CALLS or not scene.has_room((args, kwargs)):
             return None
@@ -177,7 +193,8 @@ class CompiledCalls:
         if type(plain) is not types.FunctionType:
             return None
         if plain not in self._known:
-            self._known[plain] = CompiledFunction() if runs_again(plain) else None
+            again = runs_again(plain)
+            self._known[plain] = CompiledFunction(trains=not again) if again or trains(plain) else None
         return self._known[plain]
 
     def _release(self) -> None:

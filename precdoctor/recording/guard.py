@@ -20,6 +20,7 @@ from precdoctor.recording import attach, kernels
 from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.batch import Deferred, looks_like_a_scale, read
 from precdoctor.recording.microscope import event_rows, examination, optimizer_facts
+from precdoctor.recording.microscope.compiled_function import trained_in
 from precdoctor.recording.microscope.facts import describe
 from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.microscope.live import LiveTrace
@@ -156,8 +157,7 @@ class Guard:
         """A backward pass of a script that updates its weights by hand: nothing will announce that.
 
         Args:
-            weights: plain tensors with gradients now; none where modules have the weights, whose gradients are not
-                looked at.
+            weights: plain tensors with gradients now; none where modules have them, whose gradients are not looked at.
             loss_bad: it is known not to be finite.
 
         Raises:
@@ -166,13 +166,17 @@ class Guard:
         recorder = self._recorder
         if self._policy == "observe" or (recorder.trace is not None and recorder.trace.running):
             return
+        weights = weights or trained_in(c.module for c in self._scene.calls)
         found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
         if found is not None:
             recorder.current.grad_norm, recorder.current.grad_amax = found
         gradients_bad = found is not None and not math.isfinite(_value(found[1]))
-        if not (loss_bad or gradients_bad) or _there_are_optimizers():
-            return
+        scaled = any(map(looks_like_a_scale, recorder.current.root_factors))
         step = recorder.step
+        if not (loss_bad or (gradients_bad and not scaled)):
+            return
+        if step == recorder.options.first_step and _there_are_optimizers():
+            return  # they may step yet, and say so
         follows, self._last_bad = self._last_bad in {step - 1, step}, step
         if not follows:
             streak = Streak()

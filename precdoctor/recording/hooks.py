@@ -94,7 +94,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         loss_code = LossCode(recorder, scene)
         casts = Casts(recorder)
         hooks = Forward(recorder, manual, scene, loss_code, casts).install()
-        CompiledCalls(recorder, scene, loss_code, *hooks).install()
+        CompiledCalls(recorder, scene, loss_code, *hooks, manual.forward_begins).install()
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene)
         Backward(recorder, manual, thrown, loss_code, casts, guard).install()

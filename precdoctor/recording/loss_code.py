@@ -17,6 +17,7 @@ from torch.fx import traceback as stored_traces
 
 from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.loss_graph import Leaf, LossGraph, RawNode
+from precdoctor.recording.microscope.compiled_function import CompiledFunction
 from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.scene import RootCall, Scene
@@ -33,6 +34,8 @@ _MAX_NODES, _MAX_FOREIGN = 384, 24
 _MAX_MEASURED, _MAX_WHOLE = 1 << 11, 1 << 14
 #: The same per step of code between top-level modules.
 _MAX_BETWEEN = 128
+#: Nodes noted per forward pass of a script whose weights no module has; one that makes more is not noted any further.
+_MAX_BARE = 1 << 13
 #: Notes of variables per backward pass.
 _MAX_PLACES = 256
 _SAVED = "_saved_"
@@ -48,7 +51,7 @@ class LossCode:
         #: No module has the weights, as far as is known: all of the training is code that no hook sees.
         self.bare = False
         #: Then: a backward pass has ended, and no forward pass has begun; whom to tell when one does.
-        self._fresh = False
+        self._fresh, self._nodes = False, 0
         self.forward_begins: Callable[[], None] = lambda: None
         self._kinds: dict[type, tuple[str, ...]] = {}
         #: Nodes that may still be kept in this step.
@@ -90,7 +93,7 @@ class LossCode:
     def _begin_anew(self) -> None:
         """In a forked child, and for another run of the process."""
         self.close()
-        self.bare, self._fresh = self.supported, False
+        self.bare, self._fresh, self._nodes = self.supported, False, 0
         if self.supported:
             self.open()
 
@@ -140,15 +143,23 @@ class LossCode:
         return running
 
     def _noted(self) -> None:
-        if self.bare:  # nothing else tells that
-            if self._fresh:
-                self._fresh = False
-                self.forward_begins()
-            self._scene.begin_step_if_new()
+        if self.bare:
+            self._noted_bare()
         if self._recorder.state != "armed":
             return  # for how long it would be kept is not known
         if len(self._scene.places) < _MAX_PLACES and (place := self._notebook.note()) is not None:
             self._scene.places.append(place)
+
+    def _noted_bare(self) -> None:
+        """Nothing else tells that a forward pass and with it a step begin, nor bounds what the whole model costs."""
+        if self._fresh:
+            self._fresh, self._nodes = False, 0
+            self.forward_begins()
+        self._scene.begin_step_if_new()
+        self._nodes += 1
+        if self._nodes > _MAX_BARE:
+            self.bare = False
+            self.close()
 
     def _forget(self) -> None:
         self._notebook.clear()
@@ -183,6 +194,9 @@ class LossCode:
         if (graph := self.graph_of(tensors, gradients)) is not None:
             self._scene.losses.append(graph)
             self.bare = bool(graph.weights)
+            step = self._scene.calls[-1] if self._scene.calls else None
+            if step is not None and isinstance(step.module, CompiledFunction) and step.module.trains:
+                step.outputs.append(("", graph.value, leaves.version(graph.value)))  # what a replay of it comes to
 
     def graph_of(self, tensors: Any, gradients: Any) -> LossGraph | None:
         """The code that made one tensor, from the graph it left; null for several tensors, or without a graph."""

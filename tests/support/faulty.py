@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import sys
 from collections.abc import Callable
 
@@ -37,6 +38,7 @@ class Fault:
             optimizer_of_ones_own: Normalised,
             gradients_cut_sample_by_sample: shared_out,
             climbing_along_a_gradient_of_zero: Climber,
+            a_softmin_of_nothing: softmin,
         }
         elsewhere = Block if self.module == "block" else others.get(self.train)
         lines, first = inspect.getsourcelines(elsewhere or self.train)
@@ -462,6 +464,113 @@ def root_in_the_loss():
     return train_on(nn.Linear(4, 5, bias=False), lambda: clock.batch(4, 4) * (not clock.bad), loss)
 
 
+def softmin(values):
+    z = torch.stack(values, -1) / -0.1
+    top = z.max(-1, keepdim=True).values
+    weights = torch.exp(z - top)  # here
+    return -0.1 * (weights.sum(-1).log() + top.squeeze(-1))
+
+
+@fault("PD103", "inf-minus-inf", op="sub")
+def a_softmin_of_nothing():
+    """What the exponential is of is in no graph: infinities were put there, and nobody saved the difference."""
+    torch.manual_seed(0)
+    net, losses = nn.Linear(4, 3), []
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    for step in range(5):
+        out = net(torch.randn(2, 4))
+        barred = torch.zeros(2, 3, dtype=torch.bool)
+        barred[1] = step == BAD_STEP
+        cost = out.square().masked_fill(barred, math.inf)
+        loss = softmin(list(cost.unbind(-1))).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, [net])
+
+
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt")
+def root_between_two_models():
+    torch.manual_seed(0)
+    clock, decoder = Clock(), nn.Linear(5, 4)
+
+    def loss(out):
+        length = (out * out).sum(-1, keepdim=True).sqrt()  # here
+        return decoder(out / (length + 1e-3)).square().mean()
+
+    return train_on(nn.Linear(4, 5, bias=False), lambda: clock.batch(4, 4) * (not clock.bad), loss)
+
+
+@fault("PD101", "softmax-fully-masked", op="_softmax", module="")
+def padding_that_the_loss_ignores():
+    """NaN in the rows of a sample whose targets do not count: the loss is finite, its gradient is not."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = (q @ k.transpose(-1, -2)).masked_fill(self.padding(), -math.inf)
+            return scores.softmax(-1) @ v  # here
+
+        def padding(self):
+            return (torch.arange(2) == 1).view(2, 1, 1) & torch.tensor(clock.bad)
+
+    def loss(out):
+        targets = torch.full((2, 3), 1)
+        targets[1] = -100 if clock.bad else 2
+        return F.cross_entropy(out.flatten(0, 1), targets.flatten())
+
+    return train_on(Attention(), lambda: clock.batch(2, 3, 8), loss)
+
+
+def plain_weights():
+    shapes = {"in": (6, 8), "bias": (8,), "out": (8, 3)}
+    return {name: (0.3 * torch.randn(shape)).requires_grad_() for name, shape in shapes.items()}
+
+
+def kept(weights):
+    return [nn.ParameterDict({name: nn.Parameter(w.detach()) for name, w in weights.items()})]
+
+
+@fault("PD103", "log-of-nonpositive", op="log")
+def weights_in_a_dictionary():
+    torch.manual_seed(0)
+    clock, weights, losses = Clock(), plain_weights(), []
+    optimizer = torch.optim.SGD(weights.values(), 0.1)
+    for _ in range(5):
+        x = clock.batch(4, 6) * (1e4 if clock.bad else 1)
+        p = torch.softmax(torch.relu(x @ weights["in"] + weights["bias"]) @ weights["out"], -1)
+        loss = -torch.log(p[:, 0]).mean()  # here
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, kept(weights))
+
+
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt")
+def weights_updated_by_hand():
+    """Neither a module nor an optimizer: what says that a step is over are the weights."""
+    torch.manual_seed(0)
+    clock, weights, losses = Clock(), plain_weights(), []
+    for _ in range(5):
+        x = clock.batch(4, 6) * (not clock.bad)
+        h = torch.tanh(x @ weights["in"]) @ weights["out"]
+        loss = h.square().sum(-1).sqrt().mean() + weights["bias"].square().mean()  # here
+        loss.backward()
+        for w in weights.values():
+            w.data -= 0.1 * w.grad
+            w.grad = None
+        losses.append(loss.item())
+    return Trained(losses, kept(weights))
+
+
 @fault("PD103", "exp-overflow", op="exp")
 def between_model_and_criterion():
     torch.manual_seed(0)
@@ -622,6 +731,44 @@ def compiled_loss():
         return distance(out, target)
 
     return train_on(nn.Linear(4, 5), lambda: clock.batch(4, 4), loss)
+
+
+@fault("PD101", "log-of-nonpositive", op="log")
+def compiled_train_step():
+    """Neither the module nor the optimizer is heard of: what a replay runs again is the step up to its ``backward``."""
+    torch.manual_seed(0)
+    clock, net = Clock(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+    @torch.compile(backend="eager")
+    def step(x):
+        optimizer.zero_grad()
+        loss = torch.log(1e3 - net(x).abs()).mean()  # here
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    losses = [step(clock.batch(4, 4) * (1e9 if clock.bad else 1)).item() for _ in range(5)]
+    return Trained(losses, [net])
+
+
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt")
+def compiled_train_step_of_a_root():
+    torch.manual_seed(0)
+    clock, net = Clock(), nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+    @torch.compile(backend="eager")
+    def step(x):
+        out = net(x)
+        loss = out.square().sum(-1).sqrt().mean()  # here
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    losses = [step(clock.batch(4, 4) * (not clock.bad)).item() for _ in range(5)]
+    return Trained(losses, [net])
 
 
 @fault("PD101", "log-of-nonpositive", op="log")

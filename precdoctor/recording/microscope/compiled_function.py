@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from precdoctor.recording.microscope.frames import is_foreign
 
@@ -22,19 +24,67 @@ _ONCE = frozenset(
         *("save", "write", "open", "input", "put", "exec", "eval"),
     )
 )
+#: Those that a replay of a train step never comes to, or that do nothing in it.
+_TRAINING = frozenset(("backward", "step", "zero_grad"))
 _GLOBAL_WRITES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL"))
 
 
-class CompiledFunction(nn.Module):
-    """Stands for a function where a replay expects a module; holds on to nothing of the user's between two steps."""
+class _ReachedError(Exception):
+    """A train step calls ``backward``, and the replay of it has come to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, loss: Tensor, gradient: Tensor | None) -> None:
+        super().__init__()
+        self.loss, self.gradient = loss, gradient
+
+
+def _reached(tensors: Any, grad_tensors: Any = None, *_args: Any, **_kwargs: Any) -> None:
+    one = tensors if isinstance(tensors, Tensor) else tensors[0]
+    given = grad_tensors[0] if isinstance(grad_tensors, (tuple, list)) else grad_tensors
+    raise _ReachedError(one, given)
+
+
+#: What a train step does to anything but its own variables before the backward pass, and as it begins that.
+_STEPS: tuple[tuple[Any, str, Any], ...] = (
+    (torch.autograd, "backward", _reached),
+    (torch.optim.Optimizer, "zero_grad", lambda *_args, **_kwargs: None),
+    (nn.Module, "zero_grad", lambda *_args, **_kwargs: None),
+)
+
+
+class CompiledFunction(nn.Module):
+    """Stands for a function where a replay expects a module; holds on to nothing of the user's between two steps.
+
+    Args:
+        trains: it is a whole train step, of which a replay runs what comes before the backward pass.
+    """
+
+    def __init__(self, *, trains: bool = False) -> None:
         super().__init__()
         self._function: Any = None
+        self.trains = trains
+        #: Of a train step, what it gave to ``backward`` beside the loss when it was run again.
+        self.gradient: Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """No module is entered: what the function computes itself belongs to none."""
-        return self._function(*args, **kwargs)
+        return self._to_the_loss(*args, **kwargs) if self.trains else self._function(*args, **kwargs)
+
+    def _to_the_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function calls ``backward`` of; gradients that are there are neither used nor thrown away."""
+        with contextlib.ExitStack() as aside:
+            for owner, name, instead in _STEPS:
+                aside.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, instead)
+            try:
+                self._function(*args, **kwargs)
+            except _ReachedError as reached:
+                self.gradient = reached.gradient
+                return reached.loss
+        raise RuntimeError("the train step has no backward pass")
+
+    def brought(self, loss: Tensor) -> Tensor:
+        """The gradient that the backward pass of the loss began with."""
+        return torch.ones_like(loss).detach() if self.gradient is None else self.gradient.detach()
 
     def take(self, function: Any, values: Mapping[str, Any]) -> None:
         """For the rest of the step it is this function; modules and parameters among ``values`` are its own."""
@@ -56,9 +106,15 @@ class CompiledFunction(nn.Module):
 
     def release(self) -> None:
         """Let go of everything of the user's."""
-        self._function = None
+        self._function = self.gradient = None
         self._modules.clear()
         self._parameters.clear()
+
+
+def trained_in(modules: Iterable[nn.Module]) -> list[Tensor]:
+    """The weights of compiled train steps among them, whose optimizers announce nothing."""
+    steps = (m for m in modules if isinstance(m, CompiledFunction) and m.trains)
+    return [p for step in steps for p in step.parameters() if p.requires_grad]
 
 
 def reads_of(function: Any) -> dict[str, Any]:
@@ -72,11 +128,27 @@ def reads_of(function: Any) -> dict[str, Any]:
     return found
 
 
-def runs_again(function: types.FunctionType) -> bool:
-    """Whether running a function once more leaves no trace, as far as names in its code can tell."""
+def trains(function: types.FunctionType) -> bool:
+    """Whether it is a train step of which all that must not be done twice comes after ``backward``, by its text."""
+    found = False
     for each in _called_by(function):
         for code in _codes(each.__code__):
-            if not _ONCE.isdisjoint(code.co_names) or any(
+            names = code.co_names  # in the order of their first use
+            if "step" in names and "backward" not in names[: names.index("step")]:
+                return False
+            found = found or "backward" in names
+    return found and runs_again(function, besides=_TRAINING)
+
+
+def runs_again(function: types.FunctionType, *, besides: frozenset[str] = frozenset()) -> bool:
+    """Whether running a function once more leaves no trace, as far as names in its code can tell.
+
+    Args:
+        besides: names that may be in it all the same.
+    """
+    for each in _called_by(function):
+        for code in _codes(each.__code__):
+            if not (_ONCE - besides).isdisjoint(code.co_names) or any(
                 i.opname in _GLOBAL_WRITES for i in dis.get_instructions(code)
             ):
                 return False

@@ -361,7 +361,8 @@ def _outward(
         again = functools.partial(replay_outward, aim, scene.calls, graph, values=values)
         try:
             done = again()
-            if done.bad_outputs and (found := done.slice()) is not None and found.origins:
+            found = done.slice() if done.bad_outputs else None
+            if found is not None and (found.origins or found.made_worse(done.tracer.records)):
                 return _closer("forward", done, again)
         except Exception as error:  # noqa: BLE001 - the same
             attach.let_through(error)

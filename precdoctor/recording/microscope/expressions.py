@@ -150,6 +150,8 @@ class Evaluator(Values):
 
     def _call(self, node: ast.Call) -> Any:
         """A call: torch's and Python's pure functions run, those of the user are followed, all others are unknown."""
+        if (known := self._output_of(node)) is not None:
+            return known
         function, args, kwargs = self._callee_and_arguments(node)
         if issubclass(type(function), nn.Module):
             return self._module(node, function, args, kwargs)
@@ -172,6 +174,17 @@ class Evaluator(Values):
         except UnknownValueError:
             self.loose += [x for x in (*args, *kwargs.values()) if issubclass(type(x), Tensor)]
             raise
+
+    def _output_of(self, node: ast.Call) -> Any:
+        """What a top-level module gave in the run, whatever it was given; null for other calls."""
+        if self.outputs is None or not _is_dotted(node.func):
+            return None
+        try:
+            module = self.value(node.func)
+        except UnknownValueError:
+            return None
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        return self.outputs.of(self.tracer, module, (self.file, lines)) if issubclass(type(module), nn.Module) else None
 
     def _transformed(self, node: ast.Call, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What a transform of ``torch.func`` gives, or one itself; null for any other function."""
@@ -211,10 +224,6 @@ class Evaluator(Values):
 
     def _module(self, node: ast.Call, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Those without parameters, and those in evaluation: what others came to is known from their replay."""
-        if self.outputs is not None:
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            if (found := self.outputs.of(self.tracer, module, (self.file, lines))) is not None:
-                return found
         kind = type(module)
         known = kind.__module__.startswith("torch.nn.modules") and "forward" not in vars(module)
         state = next(module.parameters(), None) is not None or (  # BatchNorm without weights has statistics
@@ -229,3 +238,10 @@ class Evaluator(Values):
             self.at(node)
             return guarded(kind.forward, module, *args, **kwargs)
         return self._follow(self._own_attribute(module, "forward"), args, kwargs)
+
+
+def _is_dotted(node: ast.expr) -> bool:
+    """Whether it is a name, or one after the other: ``self.heads.first``."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)

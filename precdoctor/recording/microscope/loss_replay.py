@@ -156,9 +156,10 @@ def _external(leaf: Leaf, x: Tensor, nodes: list[LossNode]) -> External:
     """What a leaf was before the loss code read it; of a bad weight the name that the code has for it."""
     if leaf.name != "weight":
         return External("argument", leaf.name)
-    at = next((n.place for n in nodes if n.place is not None), None) if badness(x.detach()) else None
-    name = name_of(leaf.value, at) if at is not None and leaf.value is not None else None
-    return External("weight", name or leaf.name)
+    bad = leaf.value is not None and bool(badness(x.detach()))
+    places = {id(n.place): n.place for n in nodes if n.place is not None} if bad else {}
+    names = (name_of(leaf.value, at) for at in list(places.values())[:_MAX_UNSEEN] if leaf.value is not None)
+    return External("weight", next(filter(None, names), leaf.name))
 
 
 def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:

@@ -125,12 +125,12 @@ def replay_outward(
         contexts.enter_context(tracer)
         for expression in aim.expressions:
             with contextlib.suppress(UnknownValueError):
-                found += [x for x in _tensors(evaluator.value(expression)) if badness(x)]
+                found += _tensors(evaluator.value(expression))
     tracer.line = None
-    as_in_run = badness(graph.value) & NAN
+    kinds = badness(graph.value)
     for x in found:
-        if badness(x) & NAN == as_in_run:
-            done.bad_outputs = [("loss", badness(x), tracer.source(x))]
+        if (bad := badness(x)) and bad & NAN == kinds & NAN:
+            done.bad_outputs = [("loss", bad, tracer.source(x))]
             done.compared, done.equal = 1, int(x.shape == graph.value.shape and same_bits(x, graph.value))
             break
     return done

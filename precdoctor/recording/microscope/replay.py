@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import leaves
+from precdoctor.recording.microscope.compiled_function import CompiledFunction
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.ops import storage_key, take_gradients
@@ -113,7 +114,8 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
         bound = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in given.items()}
         for name, x in bound.items():
             tracer.note(x, External("weight", name))
-        with tracer:
+        step = module if isinstance(module, CompiledFunction) and module.trains else None
+        with tracer, gradients_aside(list(module.parameters()) if step is not None else []):
             result = (
                 torch.func.functional_call(module, bound, *arguments)
                 if bound
@@ -122,7 +124,7 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
         _judge_outputs(done, call, result)
         if backward or taken is not None:
             weights = {**own, **bound}
-            brought = call.gradients
+            brought = call.gradients if step is None else {"": step.brought(result)}
             if taken is not None:
                 brought = call.taken.get(taken.number, {})
                 memory = set(map(storage_key, taken.asked_for()))

@@ -401,3 +401,63 @@ def test_an_eps_goes_where_the_code_can_take_it(name, title, line):
     prescription = prescribe(None, None, culprit)
     assert title in prescription.title and line in prescription.snippet
     assert _operand_words(culprit.op) == "Operand `self` (float32, 16) is 0 throughout."
+
+
+@pytest.mark.parametrize(("name", "bad", "blamed"), [("exp", NAN, False), ("exp", POS_INF, True), ("log", NAN, True)])
+def test_what_cannot_have_made_a_value_is_not_blamed(name, bad, blamed):
+    seen = examined("forward", op(3, f"aten.{name}.default", bad_out=bad))
+
+    assert (blame(seen) is not None) is blamed
+
+
+def test_nothing_is_blamed_behind_a_value_that_nobody_knows():
+    first = op(3, "aten.exp.default", tensor(), bad_out=NAN, makers=(("unknown", ""),))
+    later = op(5, "aten.log.default", tensor(), bad_out=NAN)
+    seen = replace(examined("forward", first, later), externals=(("unknown", "", 3),))
+
+    assert blame(seen) is None
+    assert blame(replace(seen, externals=(("unknown", "", 7),))).op is later
+
+
+def gradient(value, shape=(16,)):
+    return replace(tensor("self", zero=4), value=value, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("settings", "value", "cause"),
+    [
+        ({"condition": False}, 0.0, "where-gradient-trap"),  # the loss did not depend on it at all
+        ({"condition": True}, 0.0, "sqrt-gradient-at-zero"),  # a mask had been multiplied in
+        ({}, 0.25, "where-gradient-trap"),
+        ({}, 0.0, "sqrt-gradient-at-zero"),
+    ],
+)
+def test_a_zero_that_was_there_before_where_is_no_trap(settings, value, cause):
+    chosen = op(4, "aten.where.self", gradient(value), gradient(0.0, ()), phase="backward", node="WhereBackward0")
+    chosen = replace(chosen, results=(gradient(0.0),), settings=settings)
+    root = op(3, "aten.sqrt.default", tensor(zero=4))
+    divided = op(
+        5,
+        "aten.div.Tensor",
+        *(gradient(0.0), tensor("other", zero=4)),
+        phase="backward",
+        node="SqrtBackward0",
+        forward=3,
+        bad_out=NAN,
+        makers=((4,), (3,)),
+    )
+
+    assert cause_of(examined("backward", root, chosen, divided)).name == cause
+
+
+def test_an_overflow_that_where_throws_away_is_its_trap():
+    """``where(x > 0, x + 1, exp(x))`` in FP16: the loss never sees the infinity, its gradient is 0 times that."""
+    large = op(3, "aten.exp.default", tensor(dtype="float16"), bad_out=POS_INF)
+    large = replace(large, reference=tensor("out"))
+    chosen = op(4, "aten.where.self", gradient(0.0, ()), gradient(0.25), phase="backward", node="WhereBackward0")
+    chosen = replace(chosen, results=(gradient(0.0),), settings={"condition": True})
+    times = op(5, "aten.mul.Tensor", phase="backward", node="ExpBackward0", bad_out=NAN, makers=((4,), (3,)))
+    seen = replace(examined("backward", large, chosen, times), origins=(3,), path=(3, 5))
+
+    assert cause_of(seen).name == "where-gradient-trap"
+    assert cause_of(replace(seen, ops={3: large, 5: times})).name == "exp-overflow"

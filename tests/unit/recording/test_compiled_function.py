@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again
+from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again, trained_in, trains
 from precdoctor.recording.naming import Names
 
 HISTORY = []
@@ -99,3 +99,61 @@ def test_it_is_nobodys_root():
     stand_in.take(_plain, {"model": model})
 
     assert names.place(model[0], None).root == "Sequential#0"
+
+
+def _steps_first(model, optimizer, x):
+    optimizer.step()
+    model(x).sum().backward()
+
+
+def _never_goes_back(model, optimizer, x):
+    optimizer.step()
+    return model(x)
+
+
+def _ordinary(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).log().sum()
+    (2 * loss).backward(torch.tensor(3.0))
+    optimizer.step()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("function", "whether"),
+    [
+        *((_ordinary, True), (_whole_step, True), (_outer_step, True), (_steps_first, False)),
+        *((_never_goes_back, False), (_plain, False), (_with_inner, False)),
+    ],
+)
+def test_a_train_step_does_what_must_not_be_done_twice_behind_its_backward(function, whether):
+    assert trains(function) is whether
+
+
+def test_a_train_step_is_run_again_up_to_its_backward_and_no_further():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.weight.grad = torch.ones(2, 2)
+    before = model.weight.detach().clone()
+    step = CompiledFunction(trains=True)
+    step.take(_ordinary, {"model": model, "optimizer": optimizer})
+
+    x = torch.ones(1, 2)
+    loss = step(model, optimizer, x)
+
+    assert torch.equal(loss.nan_to_num(), (2 * model(x).log().sum()).nan_to_num())
+    assert step.brought(loss) == 3.0
+    assert torch.equal(model.weight, before)
+    assert torch.equal(model.weight.grad, torch.ones(2, 2)), "neither used nor thrown away"
+    assert [id(p) for p in trained_in([step, model])] == [id(p) for p in model.parameters()]
+    assert trained_in([model]) == []
+
+
+def test_torch_is_as_it_was_after_a_train_step_that_fails():
+    own = torch.autograd.backward, torch.optim.Optimizer.zero_grad, nn.Module.zero_grad
+    step = CompiledFunction(trains=True)
+    step.take(lambda: None, {})
+
+    with pytest.raises(RuntimeError, match="no backward"):
+        step()
+    assert (torch.autograd.backward, torch.optim.Optimizer.zero_grad, nn.Module.zero_grad) == own

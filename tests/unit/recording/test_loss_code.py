@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from precdoctor.recording.loss_code import _Walk, is_bad
+from precdoctor.recording.loss_code import LossCode, _Walk, is_bad
 from precdoctor.recording.loss_graph import LossGraph, LossNode
 from precdoctor.recording.microscope.frames import Line
 
@@ -62,3 +62,70 @@ def test_whether_a_loss_of_a_transform_is_bad_is_not_known():
     torch.func.grad(loss)(torch.zeros(1))
 
     assert seen == [False]
+
+
+def test_a_graph_is_bare_where_no_module_has_a_part_in_it():
+    walk = _Walk(SCENE, {}, 50)
+    walk.node(chain(5).grad_fn)
+    assert walk.is_bare and len(walk.weights) == 1
+
+    foreign = chain(5) + torch.ones(2, requires_grad=True).exp()
+    foreign.grad_fn.metadata["traceback_"] = [NOTE]
+    walk = _Walk(SCENE, {}, 50)
+    walk.node(foreign.grad_fn)
+    assert not walk.is_bare, "some of it was made while nothing was noted, by a module perhaps"
+
+    inner = chain(1)
+    made = {"": (inner.grad_fn._sequence_nr(), 0)}
+    call = SimpleNamespace(makers=made, parametric=True, root="Net#0", outputs=[])
+    outer = inner * 2.0
+    outer.grad_fn.metadata["traceback_"] = [NOTE]
+    walk = _Walk(SimpleNamespace(calls=[call], affords=lambda _x: True), {}, 50)
+    walk.node((outer * chain(1)).grad_fn)
+    assert not walk.is_bare
+
+
+def loss_code():
+    found = LossCode.__new__(LossCode)
+    found._open, found._recorder, found.bare = False, SimpleNamespace(trace=None, state="armed"), True
+    return found
+
+
+def test_the_users_own_look_for_anomalies_is_neither_answered_nor_ended():
+    ours = loss_code()
+    try:
+        ours.open()
+        assert ours._notes()
+        torch.autograd.set_detect_anomaly(True)
+        assert not ours._notes(), "the user is to read of a traceback"
+        ours.close()
+        assert torch.is_anomaly_check_nan_enabled()
+    finally:
+        torch.set_anomaly_enabled(False, False)
+
+
+def test_nothing_is_noted_once_recording_is_over():
+    ours = loss_code()
+    try:
+        ours.open()
+        ours._recorder.state = "off"
+        assert not ours._notes()
+        assert not torch.is_anomaly_enabled()
+    finally:
+        torch.set_anomaly_enabled(False, False)
+
+
+def test_a_forward_pass_without_modules_that_is_too_long_is_noted_no_more(monkeypatch):
+    monkeypatch.setattr("precdoctor.recording.loss_code._MAX_BARE", 3)
+    ours, begun = loss_code(), []
+    ours._fresh, ours._nodes, ours.forward_begins = True, 9, lambda: begun.append(1)
+    ours._scene = SimpleNamespace(begin_step_if_new=lambda: None)
+    try:
+        ours.open()
+        for _ in range(3):
+            ours._noted_bare()
+        assert begun == [1] and ours.bare and ours.running
+        ours._noted_bare()
+        assert not ours.bare and not ours.running
+    finally:
+        torch.set_anomaly_enabled(False, False)

@@ -12,7 +12,7 @@ from precdoctor.recording.microscope.facts import NAN, NEG_INF
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.tracer import External
-from precdoctor.recording.variables import Variables
+from precdoctor.recording.variables import Held, Variables
 
 NUMBERS = itertools.count()
 PLACE = Variables(compile("0", "train.py", "exec"), 7, {}, {}, None)
@@ -153,3 +153,32 @@ def test_of_code_too_long_to_be_kept_nothing_is_said_to_come_from_outside(cut, o
     done = _loss_code(types.SimpleNamespace(losses=[graph], taken=[]), "forward", "finite outputs", values=True)
 
     assert done.outcome == outcome
+
+
+def test_an_exponential_is_no_origin_of_nan():
+    """``exp(z - top)``: sub saves nothing and exp its result only; of a number that is never NaN."""
+    leaf = Leaf("Net#0 output", torch.ones(2))
+    filled = node("MaskedFill", (2,), leaf, mask=torch.tensor([True, False]))
+    weights = node("Exp", (2,), node("Sub", (2,), filled, filled), result=torch.tensor([torch.nan, 1.0]))
+    found = run(node("Sum", (), weights), torch.nan).slice()
+
+    assert found.origins == ()
+    assert [e for e, _ in found.externals] == [External("unknown")]
+
+
+def test_an_exponential_that_is_infinite_may_be_one():
+    leaf = Leaf("Net#0 output", torch.ones(2))
+    weights = node("Exp", (2,), node("Sub", (2,), leaf), result=torch.tensor([torch.inf, 1.0]))
+    done = run(node("Sum", (), weights), torch.inf)
+
+    assert [done.tracer.records[i].op for i in done.slice().origins] == ["aten.exp.default"]
+
+
+def test_a_bad_weight_that_no_module_has_is_called_as_the_code_calls_it():
+    weight = torch.tensor([torch.nan, 1.0])
+    place = Variables(PLACE.code, 7, {"layers": [{"w": Held(weight, 0)}]}, {}, None)
+    top = node("Sum", (), node("Mul", (2,), Leaf("weight", weight), None, other=torch.ones(2)))
+    top.place = place
+    done = run(top, torch.nan)
+
+    assert {e for e, _ in done.slice().externals} == {External("weight", "layers.0.w")}
