@@ -341,7 +341,7 @@ class Guard:
             recorder.event("incident", id=number, data={**data, "outcome": "not-examined"})
             return
         self._examined += 1
-        what = "the loss" if loss_bad else "a gradient" if gradients_bad else f"buffer {_full_name(poisoned[0])}"
+        what = "the loss" if loss_bad else "a gradient" if gradients_bad else f"buffer {poisoned[0].full_name}"
         look_at = "outputs" if loss_bad else "gradients" if gradients_bad else "buffers"
         values = not recorder.options.redact_names
         if recorder.threads.others:
@@ -379,10 +379,6 @@ def _told(done: examination.Examination) -> str:
     line = origin.line or (done.found.call.line if done.found is not None and done.found.call is not None else None)
     where = f" at {line.shown}:{line.number}" if line is not None else ""
     return f", first made by {origin.op}{where}"
-
-
-def _full_name(poisoned: Poisoned) -> str:
-    return ".".join(filter(None, (poisoned.module, poisoned.name)))
 
 
 def _told_poison(poisoned: Poisoned) -> dict[str, Any]:

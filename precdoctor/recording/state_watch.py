@@ -44,6 +44,11 @@ class Poisoned:
     #: Optimizer state: the parameter it belongs to.
     parameter: Tensor | None = None
 
+    @property
+    def full_name(self) -> str:
+        """The module's FQN and the tensor's name in it."""
+        return ".".join(filter(None, (self.module, self.name)))
+
 
 @dataclass
 class _Seen:
