@@ -7,6 +7,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 logging.basicConfig(format="[%(levelname)s] %(message)s", level=logging.INFO)
+logger = logging.getLogger("engine")
 
 
 class T5Block(nn.Module):
@@ -67,7 +68,7 @@ for step in range(180):
     scaler.update()
     optimizer.zero_grad()
     if scaler.get_scale() < scale:
-        logging.info("OVERFLOW! Skipping step. Attempted loss scale: %s, reducing to %s", scale, scaler.get_scale())
+        logger.info("OVERFLOW! Skipping step. Attempted loss scale: %s, reducing to %s", scale, scaler.get_scale())
     else:
         warmup.step()
     if step % 4 == 0:
