@@ -33,7 +33,8 @@ def utterances(n, bins=20, frames=30):
     template = torch.randn(6, bins, 1)
     label = torch.randint(6, (n,))
     loud = 0.5 + torch.rand(n, 1, 1)
-    return TensorDataset(loud * template[label] + torch.randn(n, bins, frames), label)
+    x = loud * template[label] + torch.randn(n, bins, frames)
+    return TensorDataset(x, torch.where(torch.rand(n) < 0.2, torch.randint(6, (n,)), label))
 
 
 def main(accumulation_steps=4, epochs=5):
