@@ -41,7 +41,7 @@ def main(accumulation_steps=4, epochs=5):
     torch.manual_seed(630)
     loader = DataLoader(utterances(704), batch_size=8, shuffle=True)  # 88 micro-batches
     model = SpeechCommands()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu")
     running, seen = 0.0, 0
     for epoch in range(epochs):
