@@ -72,7 +72,7 @@ def test_truth_of_a_quiet_fault_is_complete(truth):
     assert truth.fault
     assert truth.precision in {*PRECISIONS, "fp8"}
     assert all(re.fullmatch(r"PD[1-7]\d\d", code) for code in truth.codes)
-    assert scope == "run" or (scope == "modules" and truth.modules)
+    assert scope == "run" or (scope == "modules" and (truth.modules or truth.where))
     assert gauge
     assert (gauge == "probe") == (truth.probe is not None)
     assert truth.script_range[0] <= truth.script_range[1]
