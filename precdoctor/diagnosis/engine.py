@@ -60,9 +60,7 @@ def view_of(run: Run) -> RunView:
     """
     view = RunView(run)
     if view.steps.empty:
-        unseen = (
-            "no optimizer stepped and nothing was called backward() on (gradients of torch.func alone are not followed)"
-        )
+        unseen = "no optimizer stepped (torch.func alone, and a step compiled as a whole, cannot be followed)"
         why = f"recording ended in its first step: {view.cut_short}" if view.cut_short else unseen
         raise NothingRecordedError(
             f"{run.path} holds no training step: {why}, so there is nothing to judge; "

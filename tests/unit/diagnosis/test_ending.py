@@ -68,7 +68,7 @@ def test_a_run_without_a_step_tells_it(tmp_path, capsys):
     assert main(["show", str(run)]) == 0
     assert "The command ended with status 1.\n" in capsys.readouterr().out
     assert main(["diagnose", str(run)]) == 3
-    assert "(gradients of torch.func alone are not followed)" in capsys.readouterr().err
+    assert "(torch.func alone, and a step compiled as a whole, cannot be followed)" in capsys.readouterr().err
 
 
 def test_a_log_that_was_not_closed_is_not_called_running_once_the_command_has_ended(tmp_path, capsys):
