@@ -19,7 +19,7 @@ from precdoctor.numerics.histogram import ExponentHistogram
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 _OTHERS_CALL_IT = re.compile(r"(^|_)(v|vt|nu|sq|square|squares|squared|second|variance|sum_sq)($|_)")
 #: Optimizers of torch that divide by the root of the mean or sum of squared gradients.
-_SCALE_FREE = (*ADAM, "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta")
+SCALE_FREE = (*ADAM, "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta")
 #: Root, module and name of a parameter.
 Owner = tuple[str, str, str]
 _COLUMNS = (
@@ -153,7 +153,7 @@ def adds_eps_to_root(view: RunView) -> bool:
 
 def divides_by_gradient(view: RunView) -> bool:
     """Whether every optimizer divides by the gradient's own size, element by element: a factor on it does nothing."""
-    return bool(view.optimizers) and all(text(o.get("class")) in _SCALE_FREE for o in view.optimizers)
+    return bool(view.optimizers) and all(text(o.get("class")) in SCALE_FREE for o in view.optimizers)
 
 
 def label(owner: Owner) -> str:

@@ -9,11 +9,13 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.bad_steps import is_well
-from precdoctor.diagnosis.decayed_weights import Decay, strongest_decay
 from precdoctor.diagnosis.decayed_weights import finding as decay_finding
+from precdoctor.diagnosis.decayed_weights import strongest_decay
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.parameters import parameter_label
+from precdoctor.diagnosis.penalised_weights import finding as penalty_finding
+from precdoctor.diagnosis.penalised_weights import strongest_penalty
 from precdoctor.diagnosis.rows import TensorRow, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.stable_rate import StableRate, rounded_down, stable_rate
@@ -33,8 +35,10 @@ initialisation `outgrown` times since, of which nothing is left then. Weights th
 
 The same rule tells weight decay that outruns the gradient: the optimizer takes the share `decay` of every weight or
 more away per step (learning rate times weight decay, over 1 - momentum under SGD), and half of the weight matrices
-have shrunk to the fraction `shrunk` of their first size. Adam with L2 regularisation in place of decoupled decay
-divides it by the gradient's size and is not judged.
+have shrunk to the fraction `shrunk` of their first size. Optimizers that add the decay to the gradient and divide by
+the size of the sum (Adam, RMSprop, Adagrad) take no fixed share; there the penalty, weight decay times the weight's
+RMS, must be `outweighs` times the gradient's RMS or more for half of the matrices, in the median of the newer half,
+and they must have shrunk as much.
 """,
     matters="""
 A weight that is replaced by a third of itself on every step follows the newest batch, not the data. The loss stays on a
@@ -62,6 +66,7 @@ second, it would end at the same rate. Weights that decay want a smaller weight 
     references=(
         "Bottou, Curtis, Nocedal, Optimization Methods for Large-Scale Machine Learning, arXiv:1606.04838",
         "Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability, arXiv:2103.00065",
+        "Loshchilov and Hutter, Decoupled Weight Decay Regularization, arXiv:1711.05101, section 2",
         "Wang and Aitchison, How to set AdamW's weight decay as you scale model and dataset size, arXiv:2405.13698",
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
@@ -99,10 +104,8 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no weight matrix was recorded together with its update")
     steps = max(len(w.ratios) for w in weights.values())
     seen = f"the updates of {plural(len(weights), 'weight matrix')} on {plural(steps, 'step')}"
-    decay, shrunk = _decayed(view, options)
-    if decay is not None and shrunk:
-        told = decay_finding(view, decay, shrunk, options["decay"])
-        return Checked([told], f"{plural(len(shrunk), 'weight')} of {seen} decay to nothing", Status.FAILED)
+    if (decayed := _decayed(view, options)) is not None:
+        return Checked([decayed], f"{seen}: weights decay to nothing", Status.FAILED)
     guilty = {p: w for p, w in weights.items() if len(w.ratios) >= options["min_steps"] and w.ratio >= options["ratio"]}
     early = {} if guilty else _thrown_off(view, options)
     if not guilty and not early:
@@ -114,14 +117,20 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{plural(len(guilty or early), 'weight')} of {seen} above {limit:g}", Status.FAILED)
 
 
-def _decayed(view: RunView, options: Options) -> tuple[Decay | None, Mapping[_Place, tuple[str, float, float]]]:
+def _decayed(view: RunView, options: Options) -> Finding | None:
     """Matrices at a fraction of their first size, if that is most of them and weight decay can have done it."""
-    decay = strongest_decay(view)
-    if decay is None or decay.share < options["decay"]:
-        return None, {}
+    decay, penalty = strongest_decay(view), strongest_penalty(view)
+    decay = decay if decay is not None and decay.share >= options["decay"] else None
+    if decay is None and penalty is None:
+        return None
     sizes = {p: w for p, w in _survey(view, first=int(options["min_steps"])).items() if w.first > 0.0}
     shrunk = {p: (w.module_class, w.first, w.final) for p, w in sizes.items() if w.final <= options["shrunk"] * w.first}
-    return decay, shrunk if 2 * len(shrunk) >= len(sizes) else {}
+    if not shrunk or 2 * len(shrunk) < len(sizes):
+        return None
+    if decay is not None:
+        return decay_finding(view, decay, shrunk, options["decay"])
+    least = (len(sizes) + 1) // 2
+    return penalty_finding(view, penalty, shrunk, least, options["outweighs"]) if penalty is not None else None
 
 
 def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
@@ -371,6 +380,13 @@ RULE = Rule(
             "Of its first RMS, which half of the weight matrices are down to by then.",
             "Precdoctor's own: sizes that training finds by itself stay within a factor of two.",
             maximum=1.0,
+        ),
+        RuleOption(
+            "outweighs",
+            3.0,
+            "RMS of weight_decay x weight / RMS of gradient",
+            "From which an L2 penalty under Adam and its like is told with weights that shrink.",
+            "Precdoctor's own: weights come to rest where both are equal.",
         ),
         RuleOption("early_steps", 3.0, "steps", "Recorded steps that are the first ones.", "Precdoctor's own.", 1.0),
         RuleOption("min_steps", 6.0, "steps", "Recorded steps in the newer half, at least.", "Precdoctor's own.", 2.0),

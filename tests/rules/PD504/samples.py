@@ -101,6 +101,30 @@ def l2_under_adam() -> Training:
     return decays(weight_decay=20.0, kind="Adam")
 
 
+def penalised(gradient: float, kind: str = "Adam", left: float = 0.01) -> Training:
+    """L2 of 1 under an optimizer that divides by the size of the sum, and gradients of this size times the weight's."""
+    run = decays(weight_decay=1.0, left=left, kind=kind)
+    for step in run.tensors:
+        size = gradient * left ** (step / (run.steps - 1))
+        run.change(lambda r, size=size: r.update(normal(size)), kind="weight_grad_step", step=step)
+    return run
+
+
+def a_penalty_that_the_gradient_balances() -> Training:
+    return penalised(gradient=0.8)
+
+
+def a_penalty_of_weights_that_stay() -> Training:
+    """Gradients are small at the end of a training, and the weights have found their size."""
+    return penalised(gradient=1e-3, left=0.7)
+
+
+def one_pruned_layer() -> Training:
+    """A single matrix goes to zero among others that do not."""
+    run = penalised(gradient=1e-3)
+    return run.change(lambda r: None if r["module"] == "head" else r.update(normal(1.0)), kind="weight")
+
+
 def brisk() -> Training:
     return updates(0.1)
 
@@ -125,6 +149,14 @@ FIRING = {
         lambda: decays(weight_decay=20.0), kind="weight", severity="warning", bare=True,
         says=("weight decay takes 2 %", "down to 1 %", "0.02 per step", "remember about 50 steps"),
     ),
+    "penalised": Sample(
+        lambda: penalised(gradient=0.01), kind="weight", severity="warning", bare=True,
+        says=("100 times", "down to 1 %"),
+    ),
+    "penalised_under_rmsprop": Sample(
+        lambda: penalised(gradient=0.1, kind="RMSprop"), kind="weight", severity="warning", bare=True,
+        says=("10 times", "by about the learning rate, 0.001, per step"),
+    ),
     "replaced": Sample(lambda: updates(0.9), module="head", kind="update", severity="warning",
                        says=("limit 0.3", "0.001")),
 }  # fmt: skip
@@ -135,6 +167,9 @@ HEALTHY = {
         shrinks_by_itself,
         decay_that_the_gradient_balances,
         l2_under_adam,
+        a_penalty_that_the_gradient_balances,
+        a_penalty_of_weights_that_stay,
+        one_pruned_layer,
         large_at_first,
         a_bias,
         large_at_first_without_harm,
