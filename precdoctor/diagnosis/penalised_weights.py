@@ -80,9 +80,6 @@ def finding(
         return None
     place, (module_class, first, last) = min(shrunk.items(), key=lambda item: (item[1][2] / item[1][1], item[0]))
     parameter, ratio = parameter_label(*place), ratios[place]
-    before = max(r.first for r in ratios.values())
-    factor = min(0.1, 10.0 ** math.floor(math.log10(_SMALL / before) + 1e-9)) if before > 0.0 else 0.1
-    after = penalty.weight_decay * factor
     process, timeline = next(iter(view.timeline.items()))
     rate = next((s.lr for s in reversed(timeline) if s.lr), None)
     return Finding(
@@ -122,15 +119,20 @@ def finding(
             ],
             "confidence_reason": "penalty and gradient are known of the same steps, and the weights shrank as they say",
         },
-        prescriptions=(
-            Prescription(
-                title=f"weight decay {penalty.weight_decay:g} -> {after:.2g}: penalty / gradient at first "
-                f"{before:.2g} -> {before * factor:.1g}",
-                change={"weight_decay": {"from": penalty.weight_decay, "to": after}},
-                predicted={"penalty_to_gradient": {"from": before, "to": before * factor}},
-                snippet=f"for group in optimizer.param_groups:\n    group['weight_decay'] = {after:.2g}\n",
-            ),
-        ),
+        prescriptions=(_prescribe(penalty, max(r.first for r in ratios.values())),),
+    )
+
+
+def _prescribe(penalty: Penalty, before: float) -> Prescription:
+    """A power of ten at which the penalty is small against the first gradients."""
+    factor = min(0.1, 10.0 ** math.floor(math.log10(_SMALL / before) + 1e-9)) if before > 0.0 else 0.1
+    after = penalty.weight_decay * factor
+    return Prescription(
+        title=f"weight decay {penalty.weight_decay:g} -> {after:.2g}: penalty / gradient at first "
+        f"{before:.2g} -> {before * factor:.1g}",
+        change={"weight_decay": {"from": penalty.weight_decay, "to": after}},
+        predicted={"penalty_to_gradient": {"from": before, "to": before * factor}},
+        snippet=f"for group in optimizer.param_groups:\n    group['weight_decay'] = {after:.2g}\n",
     )
 
 
