@@ -29,9 +29,10 @@ the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is
 left out, so zero-initialised weights, whose first updates are infinitely large, have found their size; biases and gains
 are not judged. The first `early_steps` steps count alone where they threw the run off: updates of `early_ratio` or more
 of what the weight was initialised to, in their median, and losses behind them more than twice the first one; or losses
-that never fell (those of the newer half less than `learnt` below the first ones) and a weight that has outgrown its
-initialisation `outgrown` times since, of which nothing is left then. Weights that were initialised to almost nothing
-(RMS times the square root of the fan-in below `sized`) have nothing to lose.
+that did not fall (those of the older or the newer half of the run, its first eighth left out, less than `learnt` below
+the first ones) and a weight that has outgrown its initialisation `outgrown` times since, of which nothing is left then.
+Weights that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`) have nothing to
+lose.
 
 The same rule tells weight decay that outruns the gradient: the optimizer takes the share `decay` of every weight or
 more away per step (learning rate times weight decay, over 1 - momentum under SGD), and half of the weight matrices
@@ -154,19 +155,19 @@ def _harm(view: RunView, weight: _Weight, options: Options) -> str:
     if not _nothing_learnt(view, options) or weight.final < options["outgrown"] * weight.first:
         return "The loss more than doubled behind these steps."
     grown = f"{weight.final / weight.first:.2g} times its initial RMS"
-    return f"The loss never fell, and the weight has grown to {grown}: nothing is left of what it was."
+    return f"For half of the run the loss did not fall, and the weight has grown to {grown}: nothing is left of it."
 
 
 def _nothing_learnt(view: RunView, options: Options) -> bool:
-    """Whether a loss above zero is in the newer half where it was in the first steps."""
+    """Whether a loss above zero is in half of the run, the older or the newer, where it was in the first steps."""
     count = int(options["min_steps"])
     for (process, _), steps in by_optimizer(view).items():
         losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
-        newer = losses[len(losses) // 2 :]
-        if len(newer) < count or min(losses) <= 0.0:
+        halves = losses[len(losses) // 8 : len(losses) // 2], losses[len(losses) // 2 :]
+        if not losses or min(losses) <= 0.0:
             continue
         begun = min(losses[0], median(losses[:count]))  # the first updates may have made it worse
-        if median(newer) > (1.0 - options["learnt"]) * begun:
+        if any(len(half) >= count and median(half) > (1.0 - options["learnt"]) * begun for half in halves):
             return True
     return False
 
@@ -346,7 +347,7 @@ RULE = Rule(
             "learnt",
             0.05,
             "fraction",
-            "A loss whose newer half is less than this below its first steps has not fallen.",
+            "A loss of which one half is less than this below its first steps has not fallen there.",
             "Precdoctor's own: losses of one class in four begin at 1.39, and chance moves them by a few hundredths.",
             maximum=1.0,
         ),

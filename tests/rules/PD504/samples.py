@@ -47,6 +47,27 @@ def never_fell(grown: float = 12.0, loss: float = 1.37) -> Training:
     return run
 
 
+def half_of_it_lost(grown: float = 12.0, waits: int = 12) -> Training:
+    """Replaced at first; the loss begins to fall after so many of 24 steps."""
+    run = Training(steps=24)
+    for step, row in run.step_rows.items():
+        row.update(loss=1.4 * 0.93 ** max(0, step - waits))
+        run.change(lambda r: r.update(normal(0.8 if r["kind"] == "update" else 1.0)), module="head", step=step)
+        if step > 2:
+            run.change(lambda r: r.update(normal(0.01)), kind="update", module="head", step=step)
+            run.change(lambda r: r.update(normal(grown)), kind="weight", module="head", step=step)
+    return run
+
+
+def a_plateau_of_weights_that_keep_their_size() -> Training:
+    """A task that takes half of the run to understand."""
+    return half_of_it_lost(grown=1.2)
+
+
+def a_short_plateau() -> Training:
+    return half_of_it_lost(waits=4)
+
+
 def still_what_it_was() -> Training:
     """A game whose losses stay where they are, and weights that have found their size."""
     return never_fell(grown=1.5)
@@ -143,7 +164,10 @@ FIRING = {
                          says=("the first 3 steps", "limit 0.5", "more than doubled")),
     "diverges": Sample(diverges, module="head", severity="warning",
                        says=("grows 1.5 times per step", "1.2 times the largest rate that is stable here, 0.08")),
-    "never_fell": Sample(never_fell, module="head", severity="warning", says=("never fell", "12 times its initial")),
+    "never_fell": Sample(never_fell, module="head", severity="warning",
+                         says=("half of the run the loss did not fall", "12 times its initial")),
+    "half_of_it_lost": Sample(half_of_it_lost, module="head", severity="warning",
+                              says=("half of the run the loss did not fall", "limit 0.5")),
     "without_warm_up": Sample(without_warm_up, module="head", severity="warning", says=("initialised to",)),
     "decays": Sample(
         lambda: decays(weight_decay=20.0), kind="weight", severity="warning", bare=True,
@@ -175,6 +199,8 @@ HEALTHY = {
         large_at_first_without_harm,
         from_zero,
         still_what_it_was,
+        a_plateau_of_weights_that_keep_their_size,
+        a_short_plateau,
         learnt_nevertheless,
     )
 }
