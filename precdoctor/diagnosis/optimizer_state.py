@@ -19,10 +19,10 @@ from precdoctor.numerics.histogram import ExponentHistogram
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 _OTHERS_CALL_IT = re.compile(r"(^|_)(v|vt|nu|sq|square|squares|squared|second|variance|sum_sq)($|_)")
 #: Optimizers of torch that divide by the root of the mean or sum of squared gradients.
-_SCALE_FREE = (*ADAM, "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta")
+SCALE_FREE = (*ADAM, "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta")
 #: Root, module and name of a parameter.
 Owner = tuple[str, str, str]
-_COLUMNS = (
+MOMENT_COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "dtype", "numel", "nan", "pos_inf", "zero", "subnormal"),
     *("amax", "sum", "sum_sq", "exp_lo", "exp_hist", "scale"),
 )
@@ -77,18 +77,18 @@ def second_moments(view: RunView) -> Mapping[Owner, list[Moment]]:
 
 def _second_moments(view: RunView) -> dict[Owner, list[Moment]]:
     held: dict[tuple[Owner, Process, int], tuple[str, Held]] = {}
-    for r in view.scan_records(_COLUMNS, ("opt_state",)):
+    for r in view.scan_records(MOMENT_COLUMNS, ("opt_state",)):
         name, _, key = str(r["name"]).rpartition(".")
         known = key in SECOND_MOMENTS or _OTHERS_CALL_IT.search(key.lower())
         if name and known and not r["nan"] and not r["pos_inf"]:
-            moment = _held(r)
+            moment = held_in(r)
             if moment.without_sign:
                 held[_key(r, name)] = (str(r["name"]), moment)
     gradients: dict[tuple[Owner, Process, int], Held] = {}
-    for r in view.scan_records(_COLUMNS, ("weight_grad_step",), steps=sorted({step for *_, step in held})):
+    for r in view.scan_records(MOMENT_COLUMNS, ("weight_grad_step",), steps=sorted({step for *_, step in held})):
         of = _key(r, str(r["name"]))
         if of in held and not r["nan"] and not r["pos_inf"]:
-            gradients[of] = _held(r)
+            gradients[of] = held_in(r)
     found: dict[Owner, list[Moment]] = {}
     for owner, process, step in sorted(held.keys() & gradients.keys()):
         at = owner, process, step
@@ -100,7 +100,8 @@ def _key(r: Mapping[str, Any], name: str) -> tuple[Owner, Process, int]:
     return (text(r["root"]), text(r["module"]), name), Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
 
 
-def _held(r: Mapping[str, Any]) -> Held:
+def held_in(r: Mapping[str, Any]) -> Held:
+    """Of a row with these columns."""
     return Held(
         module_class=text(r["module_class"]),
         dtype=str(r["dtype"]),
@@ -153,7 +154,7 @@ def adds_eps_to_root(view: RunView) -> bool:
 
 def divides_by_gradient(view: RunView) -> bool:
     """Whether every optimizer divides by the gradient's own size, element by element: a factor on it does nothing."""
-    return bool(view.optimizers) and all(text(o.get("class")) in _SCALE_FREE for o in view.optimizers)
+    return bool(view.optimizers) and all(text(o.get("class")) in SCALE_FREE for o in view.optimizers)
 
 
 def label(owner: Owner) -> str:

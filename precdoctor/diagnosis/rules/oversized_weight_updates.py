@@ -9,11 +9,13 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.bad_steps import is_well
-from precdoctor.diagnosis.decayed_weights import Decay, strongest_decay
 from precdoctor.diagnosis.decayed_weights import finding as decay_finding
+from precdoctor.diagnosis.decayed_weights import strongest_decay
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.parameters import parameter_label
+from precdoctor.diagnosis.penalised_weights import finding as penalty_finding
+from precdoctor.diagnosis.penalised_weights import strongest_penalty
 from precdoctor.diagnosis.rows import TensorRow, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.stable_rate import StableRate, rounded_down, stable_rate
@@ -27,14 +29,17 @@ the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is
 left out, so zero-initialised weights, whose first updates are infinitely large, have found their size; biases and gains
 are not judged. The first `early_steps` steps count alone where they threw the run off: updates of `early_ratio` or more
 of what the weight was initialised to, in their median, and losses behind them more than twice the first one; or losses
-that never fell (those of the newer half less than `learnt` below the first ones) and a weight that has outgrown its
-initialisation `outgrown` times since, of which nothing is left then. Weights that were initialised to almost nothing
-(RMS times the square root of the fan-in below `sized`) have nothing to lose.
+that did not fall (those of the older or the newer half of the run, its first eighth left out, less than `learnt` below
+the first ones) and a weight that has outgrown its initialisation `outgrown` times since, of which nothing is left then.
+Weights that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`) have nothing to
+lose.
 
 The same rule tells weight decay that outruns the gradient: the optimizer takes the share `decay` of every weight or
 more away per step (learning rate times weight decay, over 1 - momentum under SGD), and half of the weight matrices
-have shrunk to the fraction `shrunk` of their first size. Adam with L2 regularisation in place of decoupled decay
-divides it by the gradient's size and is not judged.
+have shrunk to the fraction `shrunk` of their first size. Optimizers that add the decay to the gradient and divide by
+the size of the sum (Adam, RMSprop, Adagrad) take no fixed share; there the penalty, weight decay times the weight's
+RMS, must be `outweighs` times the gradient's RMS or more for half of the matrices, in the median of the newer half,
+and they must have shrunk as much.
 """,
     matters="""
 A weight that is replaced by a third of itself on every step follows the newest batch, not the data. The loss stays on a
@@ -62,6 +67,7 @@ second, it would end at the same rate. Weights that decay want a smaller weight 
     references=(
         "Bottou, Curtis, Nocedal, Optimization Methods for Large-Scale Machine Learning, arXiv:1606.04838",
         "Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability, arXiv:2103.00065",
+        "Loshchilov and Hutter, Decoupled Weight Decay Regularization, arXiv:1711.05101, section 2",
         "Wang and Aitchison, How to set AdamW's weight decay as you scale model and dataset size, arXiv:2405.13698",
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
@@ -99,10 +105,8 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no weight matrix was recorded together with its update")
     steps = max(len(w.ratios) for w in weights.values())
     seen = f"the updates of {plural(len(weights), 'weight matrix')} on {plural(steps, 'step')}"
-    decay, shrunk = _decayed(view, options)
-    if decay is not None and shrunk:
-        told = decay_finding(view, decay, shrunk, options["decay"])
-        return Checked([told], f"{plural(len(shrunk), 'weight')} of {seen} decay to nothing", Status.FAILED)
+    if (decayed := _decayed(view, options)) is not None:
+        return Checked([decayed], f"{seen}: weights decay to nothing", Status.FAILED)
     guilty = {p: w for p, w in weights.items() if len(w.ratios) >= options["min_steps"] and w.ratio >= options["ratio"]}
     early = {} if guilty else _thrown_off(view, options)
     if not guilty and not early:
@@ -114,14 +118,20 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{plural(len(guilty or early), 'weight')} of {seen} above {limit:g}", Status.FAILED)
 
 
-def _decayed(view: RunView, options: Options) -> tuple[Decay | None, Mapping[_Place, tuple[str, float, float]]]:
+def _decayed(view: RunView, options: Options) -> Finding | None:
     """Matrices at a fraction of their first size, if that is most of them and weight decay can have done it."""
-    decay = strongest_decay(view)
-    if decay is None or decay.share < options["decay"]:
-        return None, {}
+    decay, penalty = strongest_decay(view), strongest_penalty(view)
+    decay = decay if decay is not None and decay.share >= options["decay"] else None
+    if decay is None and penalty is None:
+        return None
     sizes = {p: w for p, w in _survey(view, first=int(options["min_steps"])).items() if w.first > 0.0}
     shrunk = {p: (w.module_class, w.first, w.final) for p, w in sizes.items() if w.final <= options["shrunk"] * w.first}
-    return decay, shrunk if 2 * len(shrunk) >= len(sizes) else {}
+    if not shrunk or 2 * len(shrunk) < len(sizes):
+        return None
+    if decay is not None:
+        return decay_finding(view, decay, shrunk, options["decay"])
+    least = (len(sizes) + 1) // 2
+    return penalty_finding(view, penalty, shrunk, least, options["outweighs"]) if penalty is not None else None
 
 
 def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
@@ -145,19 +155,19 @@ def _harm(view: RunView, weight: _Weight, options: Options) -> str:
     if not _nothing_learnt(view, options) or weight.final < options["outgrown"] * weight.first:
         return "The loss more than doubled behind these steps."
     grown = f"{weight.final / weight.first:.2g} times its initial RMS"
-    return f"The loss never fell, and the weight has grown to {grown}: nothing is left of what it was."
+    return f"For half of the run the loss did not fall, and the weight has grown to {grown}: nothing is left of it."
 
 
 def _nothing_learnt(view: RunView, options: Options) -> bool:
-    """Whether a loss above zero is in the newer half where it was in the first steps."""
+    """Whether a loss above zero is in half of the run, the older or the newer, where it was in the first steps."""
     count = int(options["min_steps"])
     for (process, _), steps in by_optimizer(view).items():
         losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
-        newer = losses[len(losses) // 2 :]
-        if len(newer) < count or min(losses) <= 0.0:
+        halves = losses[len(losses) // 8 : len(losses) // 2], losses[len(losses) // 2 :]
+        if not losses or min(losses) <= 0.0:
             continue
         begun = min(losses[0], median(losses[:count]))  # the first updates may have made it worse
-        if median(newer) > (1.0 - options["learnt"]) * begun:
+        if any(len(half) >= count and median(half) > (1.0 - options["learnt"]) * begun for half in halves):
             return True
     return False
 
@@ -337,7 +347,7 @@ RULE = Rule(
             "learnt",
             0.05,
             "fraction",
-            "A loss whose newer half is less than this below its first steps has not fallen.",
+            "A loss of which one half is less than this below its first steps has not fallen there.",
             "Precdoctor's own: losses of one class in four begin at 1.39, and chance moves them by a few hundredths.",
             maximum=1.0,
         ),
@@ -371,6 +381,13 @@ RULE = Rule(
             "Of its first RMS, which half of the weight matrices are down to by then.",
             "Precdoctor's own: sizes that training finds by itself stay within a factor of two.",
             maximum=1.0,
+        ),
+        RuleOption(
+            "outweighs",
+            3.0,
+            "RMS of weight_decay x weight / RMS of gradient",
+            "From which an L2 penalty under Adam and its like is told with weights that shrink.",
+            "Precdoctor's own: weights come to rest where both are equal.",
         ),
         RuleOption("early_steps", 3.0, "steps", "Recorded steps that are the first ones.", "Precdoctor's own.", 1.0),
         RuleOption("min_steps", 6.0, "steps", "Recorded steps in the newer half, at least.", "Precdoctor's own.", 2.0),

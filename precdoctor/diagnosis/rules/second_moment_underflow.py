@@ -12,6 +12,8 @@ from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import TensorRow, known_format, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.unpaired_moments import finding as unpaired_finding
+from precdoctor.diagnosis.unpaired_moments import leaps, orphaned
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import FP32
 
@@ -23,6 +25,11 @@ optimizers keep under such a name (one element per element of the weight, none n
 state: zeros of the moment, less the elements whose gradient is zero or at most eps (there the zero does no harm,
 whatever it stems from). Embedding rows that were never looked up, frozen or unused weights and gradients far below eps
 do not count.
+
+The same rule tells FP32 state that was rounded between two steps, as by a checkpoint saved in FP16: `share` of a
+parameter's elements or more have a second moment of zero under a first moment above eps, or an element moved by
+`beyond` times as many learning rates as Adam can make of moments of the same gradients,
+(1 - beta1) / sqrt((1 - beta2) (1 - beta1^2 / beta2)) by the Cauchy-Schwarz inequality: 7.27 with the usual betas.
 """,
     matters="""
 Adam divides by sqrt(v) + eps. Where v is zero, only eps is left, and the step is |m| / eps of the learning rate instead
@@ -35,14 +42,15 @@ everything below 3e-8 to zero, and with it torch's default of 1e-8), the divisio
 """,
     remedy="""
 Keep the state in FP32: FP32 weights under autocast, or FP32 master weights. A larger eps only hides it: every element
-below it is then damped.
+below it is then damped. Save checkpoints of the optimizer as they are: only weights bear 16 bits.
 """,
     confidence="""
 0.95: zeros of the moment and of the gradient are exact counts of the same step. 0.8 with fewer than four such steps,
-and where an optimizer that torch does not ship may do something else with it than to divide by its root.
+and where an optimizer that torch does not ship may do something else with it than to divide by its root. 0.9 for state
+that was rounded between steps: no gradients make such moments, but what changed them is not on record.
 """,
     references=(
-        "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1",
+        "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1 and section 2.1",
         "IEEE 754-2019, table 3.5 (binary16: smallest subnormal 2^-24)",
         "PyTorch source: torch/optim/adam.py (exp_avg_sq = zeros_like(parameter))",
     ),
@@ -77,6 +85,11 @@ def check(view: RunView, options: Options) -> Checked:
     limit = _limit(view, options)
     guilty = {o: v for o, v in lost.items() if len(v.shares) >= options["min_steps"] and v.share >= limit}
     if not guilty:
+        orphans = orphaned(view, eps, options["share"], options["min_elements"])
+        long = leaps(view, options["beyond"])
+        if orphans or long:
+            found = unpaired_finding(view, orphans, long, eps)
+            return Checked([found], f"{seen}: moments that no gradients make", Status.FAILED)
         worst = max((v.share for v in lost.values() if v.shares), default=0.0)
         return Checked((), f"{seen}: {percent(worst)} of the elements with a gradient above eps are zero in the worst")
     return Checked([_finding(view, guilty, len(moments), eps, options)], f"{len(guilty):,} of {seen} have zeros",
@@ -218,6 +231,14 @@ RULE = Rule(
             "The same where the optimizer is not one of torch's.",
             "Precdoctor's own: it may bound its steps, and a few long ones do less harm then.",
             maximum=1.0,
+        ),
+        RuleOption(
+            "beyond",
+            10.0,
+            "times Adam's longest step",
+            "A step longer than that was not made of moments of the same gradients.",
+            "Precdoctor's own: the bound holds for any gradients; schedules that change the betas move it a few times.",
+            1.0,
         ),
         RuleOption("min_steps", 2.0, "steps", "Steps with recorded state, at least.", "Precdoctor's own.", 1.0),
         RuleOption(

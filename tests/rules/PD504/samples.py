@@ -47,6 +47,27 @@ def never_fell(grown: float = 12.0, loss: float = 1.37) -> Training:
     return run
 
 
+def half_of_it_lost(grown: float = 12.0, waits: int = 12) -> Training:
+    """Replaced at first; the loss begins to fall after so many of 24 steps."""
+    run = Training(steps=24)
+    for step, row in run.step_rows.items():
+        row.update(loss=1.4 * 0.93 ** max(0, step - waits))
+        run.change(lambda r: r.update(normal(0.8 if r["kind"] == "update" else 1.0)), module="head", step=step)
+        if step > 2:
+            run.change(lambda r: r.update(normal(0.01)), kind="update", module="head", step=step)
+            run.change(lambda r: r.update(normal(grown)), kind="weight", module="head", step=step)
+    return run
+
+
+def a_plateau_of_weights_that_keep_their_size() -> Training:
+    """A task that takes half of the run to understand."""
+    return half_of_it_lost(grown=1.2)
+
+
+def a_short_plateau() -> Training:
+    return half_of_it_lost(waits=4)
+
+
 def still_what_it_was() -> Training:
     """A game whose losses stay where they are, and weights that have found their size."""
     return never_fell(grown=1.5)
@@ -101,6 +122,30 @@ def l2_under_adam() -> Training:
     return decays(weight_decay=20.0, kind="Adam")
 
 
+def penalised(gradient: float, kind: str = "Adam", left: float = 0.01) -> Training:
+    """L2 of 1 under an optimizer that divides by the size of the sum, and gradients of this size times the weight's."""
+    run = decays(weight_decay=1.0, left=left, kind=kind)
+    for step in run.tensors:
+        size = gradient * left ** (step / (run.steps - 1))
+        run.change(lambda r, size=size: r.update(normal(size)), kind="weight_grad_step", step=step)
+    return run
+
+
+def a_penalty_that_the_gradient_balances() -> Training:
+    return penalised(gradient=0.8)
+
+
+def a_penalty_of_weights_that_stay() -> Training:
+    """Gradients are small at the end of a training, and the weights have found their size."""
+    return penalised(gradient=1e-3, left=0.7)
+
+
+def one_pruned_layer() -> Training:
+    """A single matrix goes to zero among others that do not."""
+    run = penalised(gradient=1e-3)
+    return run.change(lambda r: None if r["module"] == "head" else r.update(normal(1.0)), kind="weight")
+
+
 def brisk() -> Training:
     return updates(0.1)
 
@@ -119,11 +164,22 @@ FIRING = {
                          says=("the first 3 steps", "limit 0.5", "more than doubled")),
     "diverges": Sample(diverges, module="head", severity="warning",
                        says=("grows 1.5 times per step", "1.2 times the largest rate that is stable here, 0.08")),
-    "never_fell": Sample(never_fell, module="head", severity="warning", says=("never fell", "12 times its initial")),
+    "never_fell": Sample(never_fell, module="head", severity="warning",
+                         says=("half of the run the loss did not fall", "12 times its initial")),
+    "half_of_it_lost": Sample(half_of_it_lost, module="head", severity="warning",
+                              says=("half of the run the loss did not fall", "limit 0.5")),
     "without_warm_up": Sample(without_warm_up, module="head", severity="warning", says=("initialised to",)),
     "decays": Sample(
         lambda: decays(weight_decay=20.0), kind="weight", severity="warning", bare=True,
         says=("weight decay takes 2 %", "down to 1 %", "0.02 per step", "remember about 50 steps"),
+    ),
+    "penalised": Sample(
+        lambda: penalised(gradient=0.01), kind="weight", severity="warning", bare=True,
+        says=("100 times", "down to 1 %"),
+    ),
+    "penalised_under_rmsprop": Sample(
+        lambda: penalised(gradient=0.1, kind="RMSprop"), kind="weight", severity="warning", bare=True,
+        says=("10 times", "by about the learning rate, 0.001, per step"),
     ),
     "replaced": Sample(lambda: updates(0.9), module="head", kind="update", severity="warning",
                        says=("limit 0.3", "0.001")),
@@ -135,11 +191,16 @@ HEALTHY = {
         shrinks_by_itself,
         decay_that_the_gradient_balances,
         l2_under_adam,
+        a_penalty_that_the_gradient_balances,
+        a_penalty_of_weights_that_stay,
+        one_pruned_layer,
         large_at_first,
         a_bias,
         large_at_first_without_harm,
         from_zero,
         still_what_it_was,
+        a_plateau_of_weights_that_keep_their_size,
+        a_short_plateau,
         learnt_nevertheless,
     )
 }
