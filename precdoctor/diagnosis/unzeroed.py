@@ -1,4 +1,4 @@
-"""``zero_grad()`` that is missing: what the recorder saw of gradients that one step applied and the next one added to."""
+"""``zero_grad()`` that is missing: gradients that one step applied and the next one added to, as they were recorded."""
 
 from __future__ import annotations
 
