@@ -15,6 +15,7 @@ from precdoctor.recording.batch import defer
 from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
+from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.loss_code import LossCode, is_bad
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place, Root
@@ -35,6 +36,7 @@ class Backward:
         recorder: Recorder,
         manual: ManualSteps,
         thrown: ThrownAway,
+        kept: KeptGradients,
         loss_code: LossCode,
         casts: Casts,
         guard: Guard,
@@ -44,6 +46,7 @@ class Backward:
         self._loss_code = loss_code
         self._manual = manual
         self._thrown = thrown
+        self._kept = kept
         self._gradients = Gradients()
         self._judge = guard.after_backward
         self._begin = guarded(recorder)(self._began)
@@ -103,6 +106,7 @@ class Backward:
         recorder = self._recorder
         recorder.in_backward = True
         self._thrown.backward_begins()
+        self._kept.backward_begins()
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
         facts = recorder.current
         if facts.loss_scale is None:
@@ -131,6 +135,7 @@ class Backward:
         self._manual.leaves_derived(weights)
         self._recorder.end_micro_step()
         self._thrown.backward_ended()
+        self._kept.backward_ended()
         self._manual.backward_ended()
         if not self._manual.has_optimizer:
             self._judge(weights, loss_bad=isinstance(tensors, Tensor) and is_bad(tensors))

@@ -15,6 +15,7 @@ from precdoctor.recording.deepscan.scan import DeepScan
 from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
+from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.microscope.live import LiveTrace
@@ -97,10 +98,11 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         CompiledCalls(recorder, scene, loss_code, *hooks, manual.forward_begins).install()
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene)
-        Backward(recorder, manual, thrown, loss_code, casts, guard).install()
+        kept = KeptGradients(recorder)
+        Backward(recorder, manual, thrown, kept, loss_code, casts, guard).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
-        Optimizers(recorder, manual, thrown, guard, casts).install()
+        Optimizers(recorder, manual, thrown, kept, guard, casts).install()
         recorder.end_open_step = manual.end_open_step
         if applier is not None:
             applier.install_after()

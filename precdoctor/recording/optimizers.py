@@ -21,6 +21,7 @@ from precdoctor.recording.attempt import Attempt, GradientsAside, gradients_of, 
 from precdoctor.recording.batch import defer
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
+from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.optimizer_state import Masters, StateRows, masters_in_state
@@ -36,11 +37,20 @@ from precdoctor.recording.updates import intended_update, intention_of
 class Optimizers:
     """Global optimizer hooks and the patches around them."""
 
-    def __init__(self, recorder: Recorder, manual: ManualSteps, thrown: ThrownAway, guard: Guard, casts: Casts) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        manual: ManualSteps,
+        thrown: ThrownAway,
+        kept: KeptGradients,
+        guard: Guard,
+        casts: Casts,
+    ) -> None:
         self._recorder = recorder
         self._guard = guard
         self._manual = manual
         self._thrown = thrown
+        self._kept = kept
         self._attempt: Attempt | None = None
         #: The gradients were read in this step, so that nobody has to read them again.
         self._look: Look | None = None
@@ -51,7 +61,9 @@ class Optimizers:
         self._masters = Masters(recorder)
         self._state_rows = StateRows(recorder)
         self._weights, self._given, self._updates = Together(), Together(), Together(HELD)
-        self.scalers = Scalers(recorder, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of)
+        self.scalers = Scalers(
+            recorder, kept, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
+        )
 
     def install(self) -> None:
         """Register with torch, for every optimizer and scaler of the process."""
@@ -70,7 +82,10 @@ class Optimizers:
         register_optimizer_step_post_hook(after)
         recorder.when_forked.append(self._forget)
         self.scalers.install()
-        self._thrown.install(self._thrown_away, lambda: self._attempt is not None, self.scalers.has_unscaled)
+        scalers = self.scalers
+        self._thrown.install(
+            self._thrown_away, lambda: self._attempt is not None, scalers.has_unscaled, scalers.has_updated
+        )
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             original = getattr(torch.nn.utils, name)
             wrapped = self._noting_clip(original)
@@ -142,6 +157,9 @@ class Optimizers:
             self._recorder.trace.end()
         self._attempt = self._look = None
         self._recorder.current.not_reached = not attempt.reached
+        by_scaler = attempt.by_scaler or self.scalers.has_unscaled(attempt.optimizer)
+        plain = attempt.reached and not (by_scaler or attempt.closure or self._recorder.in_backward)
+        self._kept.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
         self.scalers.attempted(attempt.optimizer)
         self._thrown.attempt_ended()
         self._recorder.end_step()
@@ -192,6 +210,7 @@ class Optimizers:
         if not attempt.by_scaler:
             self._shadow(attempt)
         attempt.reached = not attempt.skipped
+        self._kept.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
             attempt.given = gradients_of(optimizer, self._recorder.options.scene_memory)
         self._trace("gradients", optimizer)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording.batch import defer
+from precdoctor.recording.batch import defer, read
+from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.recorder import Recorder, guarded
 
 #: A scaler is updated although this optimizer, whose gradients it has unscaled, was not stepped.
@@ -31,9 +32,16 @@ class Scalers:
     """
 
     def __init__(
-        self, recorder: Recorder, begin: BeginHook, end: StepHook, left_out: LeftOutHook, optimizer_of: Known
+        self,
+        recorder: Recorder,
+        kept: KeptGradients,
+        begin: BeginHook,
+        end: StepHook,
+        left_out: LeftOutHook,
+        optimizer_of: Known,
     ) -> None:
         self._recorder = recorder
+        self._kept = kept
         self._begin = begin
         self._end = end
         self._left_out = left_out
@@ -41,6 +49,9 @@ class Scalers:
         #: Optimizers that ``unscale_`` was called for and that have made no attempt since, each with its scaler.
         self._unscaled: dict[int, tuple[weakref.ref[torch.amp.GradScaler], weakref.ref[torch.optim.Optimizer]]] = {}
         recorder.when_forked.append(self._unscaled.clear)
+        #: Those of them whose scaler has been updated since: their gradients were finite.
+        self._updated: set[int] = set()
+        recorder.when_forked.append(self._updated.clear)
         self._known: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
         self._in_use: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
@@ -114,6 +125,8 @@ class Scalers:
         def note(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
             if self._recorder.state == "armed" and scaler.is_enabled():
                 self._unscaled[id(optimizer)] = (weakref.ref(scaler), weakref.ref(optimizer))
+                self._updated.discard(id(optimizer))
+                self._kept.unscaled(optimizer)
 
         @functools.wraps(original)
         def unscale_(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -179,11 +192,16 @@ class Scalers:
             other = known()
             if other is None or other is optimizer or _first_parameter(other) is first:
                 del self._unscaled[key]
+                self._updated.discard(key)
 
     def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether ``unscale_`` was called for it, and no attempt of it has followed."""
         known = self._unscaled.get(id(optimizer))
         return known is not None and known[1]() is optimizer
+
+    def has_updated(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the scaler was updated since, as its gradients were finite: they stay, or are to be thrown away."""
+        return self.has_unscaled(optimizer) and id(optimizer) in self._updated
 
     def leaves_out(self, optimizer: torch.optim.Optimizer) -> bool:
         """Gradients are thrown away: end the attempt if a scaler has unscaled them for a step. False if none has."""
@@ -191,18 +209,42 @@ class Scalers:
         return scaler is not None and self._leave_out(scaler, optimizer)
 
     def _end_left_out(self, scaler: torch.amp.GradScaler) -> None:
-        """``update`` is called: whatever it has unscaled and nobody has stepped with was an attempt all the same."""
+        """``update`` is called: what it has unscaled and nobody has stepped with was an attempt if it is not finite.
+
+        Finite gradients that stay are added to, by loops that update the scaler after every micro-batch; those that are
+        thrown away end the attempt when they are.
+        """
         for used, known in list(self._unscaled.values()):
             optimizer = known()
-            if used() is scaler and optimizer is not None:
+            if used() is not scaler or optimizer is None:
+                continue
+            if self._was_finite(scaler, optimizer):
+                self._updated.add(id(optimizer))
+                self._kept.scaler_updated(optimizer)
+            else:
                 self._leave_out(scaler, optimizer)
+
+    def _was_finite(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+        """What a scaler that is about to be updated found in the gradients; it is no attempt yet, if so.
+
+        Reading it waits for the device. With ``--on-nonfinite observe`` nobody does: throwing them away will tell.
+        """
+        if not self._note_found(scaler, optimizer):
+            return True
+        self._note_scale(scaler)
+        found = self._recorder.current.found_inf
+        if callable(found) and self._recorder.options.on_nonfinite == "observe":
+            return True
+        return not read(found)
 
     def _leave_out(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
         if not self._note_found(scaler, optimizer):
-            return False  # it had no gradients
+            if self._recorder.current.found_inf is None:
+                return False  # it had no gradients
+        else:
+            self._note_scale(scaler)
         self._patch_sharded()
         self._meet(scaler)
-        self._note_scale(scaler)
         self._left_out(scaler, optimizer)
         return True
 

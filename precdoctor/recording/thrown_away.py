@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from precdoctor.recording import attach
 from precdoctor.recording.attempt import parameters_of
 from precdoctor.recording.batch import Deferred, read
+from precdoctor.recording.kept import is_capturing
 from precdoctor.recording.recorder import Recorder, guarded
 from precdoctor.recording.sentinel import amax, gradient_sentinel
 
@@ -40,10 +41,11 @@ class ThrownAway:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        #: Ends the attempt of an optimizer; set on installation, as are the two questions.
+        #: Ends the attempt of an optimizer; set on installation, as are the three questions.
         self._leave_out: LeaveOut = lambda _optimizer, _found: None
         self._in_step: Callable[[], bool] = lambda: False
         self._is_unscaled: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
+        self._is_updated: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
         self._forget()
         recorder.when_forked.append(self._forget)
 
@@ -65,6 +67,7 @@ class ThrownAway:
         leave_out: LeaveOut,
         in_step: Callable[[], bool],
         is_unscaled: Callable[[torch.optim.Optimizer], bool],
+        is_updated: Callable[[torch.optim.Optimizer], bool],
     ) -> None:
         """Patch ``zero_grad`` of optimizers and modules.
 
@@ -73,8 +76,10 @@ class ThrownAway:
                 gradients, if they have been read.
             in_step: whether an optimizer is in the middle of its step.
             is_unscaled: whether a scaler has unscaled the gradients of an optimizer that has not stepped since.
+            is_updated: whether that scaler was updated meanwhile, and the gradients were finite.
         """
-        self._leave_out, self._in_step, self._is_unscaled = leave_out, in_step, is_unscaled
+        self._leave_out, self._in_step = leave_out, in_step
+        self._is_unscaled, self._is_updated = is_unscaled, is_updated
         optimizer, module = torch.optim.Optimizer, nn.Module
         optimizer.zero_grad = self._noting(optimizer.zero_grad, self._optimizer_throws)  # type: ignore[method-assign]
         module.zero_grad = self._noting(module.zero_grad, self._module_throws)  # type: ignore[method-assign]
@@ -126,12 +131,16 @@ class ThrownAway:
         if not known or not self._recorder.micro_step or self._went_forward:
             return
         optimizer = self._known()
-        if optimizer is not None and not self._in_step() and not self._is_unscaled(optimizer):
+        if optimizer is None or self._in_step():
+            return
+        if self._is_updated(optimizer):
+            self._end(optimizer, None)
+        elif not self._is_unscaled(optimizer):
             found = self._look(list(parameters_of(optimizer)))
             if found is not None and _is_lost(found, optimizer):
                 self._end(optimizer, found)
 
-    def _end(self, optimizer: torch.optim.Optimizer, found: Found) -> None:
+    def _end(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
         self._left_out = True
         self._leave_out(optimizer, found)
 
@@ -156,7 +165,8 @@ class ThrownAway:
         if not self._recorder.micro_step or self._in_step():
             return  # stepped with already, or for a closure to know
         if self._is_unscaled(optimizer):  # nobody unscales what is not for a step
-            self._leave_out(optimizer, None)
+            if not (self._went_forward and self._is_updated(optimizer)):  # else it would take the next step's rows
+                self._leave_out(optimizer, None)
         elif (found := self._look(list(parameters_of(optimizer)))) is not None:
             if _is_finite(found):
                 self._unclear = True
@@ -194,7 +204,7 @@ class ThrownAway:
         if self._unclear or attach.has_other_ranks():
             return None
         if not all(p.is_cpu for p in parameters) and (
-            self._recorder.options.on_nonfinite == "observe" or _is_capturing()
+            self._recorder.options.on_nonfinite == "observe" or is_capturing()
         ):
             return None
         return gradient_sentinel(parameters)
@@ -211,7 +221,3 @@ def _is_lost(found: Found, optimizer: torch.optim.Optimizer) -> bool:
         return False
     largest = read(amax(list(parameters_of(optimizer))))
     return largest is None or math.isfinite(largest)
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from precdoctor.diagnosis import unscaled_again
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import number
@@ -22,6 +23,10 @@ to all weights where the norm is clipped. It is told where that factor is 1/S on
 in the median of the weights, on `share` of the steps and more. Scales below `min_scale` are left out: accumulation
 divides by such numbers. Steps that PD306 speaks of, clipped before they were unscaled, are, too. Gradients that keep
 their scale are not told: dividing the learning rate instead is the same to SGD.
+
+So is `scaler.unscale_` that is called after every micro-batch, with `scaler.update()` in between so that it does not
+raise, on `share` of the steps and more: each call divides the sum so far once again, and only the last micro-batch
+counts. The recorder counts the calls on gradients that stayed as they were in between.
 """,
     matters="""
 SGD takes steps S times too small, 65,536 times with a fresh `GradScaler`, and the loss stands still with nothing to be
@@ -36,7 +41,7 @@ eps; clipping never bites, and each change of the scale changes the step.
 """,
     remedy="""
 Call `scaler.unscale_(optimizer)` instead of dividing by hand: the scaler remembers it, and `scaler.step` does not
-unscale again.
+unscale again. When gradients are accumulated, unscale, step and update behind the last micro-batch only.
 """,
     confidence="""
 0.95: both gradients were recorded. 0.8 when fewer than four steps were.
@@ -68,6 +73,10 @@ class _Step:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding over all steps."""
+    again = unscaled_again.unscaled_again(view, options["share"])
+    if again is not None:
+        reason = f"{again.steps:,} of {plural(again.of, 'step')} unscaled several times"
+        return Checked([unscaled_again.finding(view, again, options["share"])], reason, Status.FAILED)
     steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}
     if not steps:
         return Checked.not_applicable("no weight gradient was recorded with its loss scale and without")

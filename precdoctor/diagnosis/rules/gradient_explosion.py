@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+from precdoctor.diagnosis import unzeroed
 from precdoctor.diagnosis.explosion import AFTER, WINDOW, Explosion, cures
 from precdoctor.diagnosis.finding import Finding, Phase, Severity, Status
 from precdoctor.diagnosis.grown_gradient import grown_most
@@ -33,6 +34,11 @@ step that follows, three at least. The weights were thrown to where sigmoids and
 Two more ways to explode have no jump: loss and norm end `diverged` times above their first values; or the loss falls
 below zero by `unbounded` times its first magnitude while the norm grows by `factor`: the objective has no lower bound,
 such as the scores of a Wasserstein critic that nothing holds, and larger weights are all that is learnt.
+
+And gradients that are never zeroed grow without any explosion: a warning where `kept_steps` steps in a row were given
+what the step before had applied, with the new gradients on top. The recorder watches identity and version of a gradient
+of every optimizer, and compares values before it says so; accumulation, closures and loss scalers (which divide what
+was kept by the scale) are none of this.
 """,
     matters="""
 Steps along an exploded gradient throw the weights far away; Adam's second moment remembers the explosion for a
@@ -47,11 +53,11 @@ Where the objective has no bound, give it one: a gradient penalty, spectral norm
 clip by norm at the level in the finding, which touches few of the healthy steps; then lower the learning rate or warm
 it up. Resume from before the explosion: weights and optimizer state have seen it. Where plain SGD diverges from the
 start on, the rate is what is wrong: how fast the gradient grows tells the largest one that is stable, and half of that
-is proposed.
+is proposed. Where gradients are not zeroed, call `optimizer.zero_grad()` behind each `optimizer.step()`.
 """,
     confidence="""
 0.85; 0.75 for an objective without a bound; 0.7 when no loss was recorded at those steps or the jump was seen on one
-step only, the last of the run.
+step only, the last of the run. 0.95 for gradients that are not zeroed: it was seen on every step.
 """,
     references=(
         "Pascanu, Mikolov, Bengio, On the difficulty of training recurrent neural networks, arXiv:1211.5063",
@@ -63,7 +69,17 @@ step only, the last of the run.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the largest explosion."""
+    """One finding: gradients that are never zeroed, else the largest explosion."""
+    checked = _explosions(view, options)
+    kept = unzeroed.unzeroed(view, options["kept_steps"])
+    if kept is None:
+        return checked
+    exploded = next(iter(checked.findings), None)
+    reason = f"gradients of {plural(kept.steps, 'step')} in a row were not zeroed"
+    return Checked([unzeroed.finding(view, kept, options["kept_steps"], exploded)], reason, Status.FAILED)
+
+
+def _explosions(view: RunView, options: Options) -> Checked:
     series = {
         k: [s for s in steps if s.grad_norm is not None and not s.skipped] for k, steps in by_optimizer(view).items()
     }
@@ -306,6 +322,14 @@ RULE = Rule(
             "loss",
             "A smaller loss is not taken for diverged, whatever it began with.",
             "Precdoctor's own: zero-initialised heads and sparse rewards begin with losses near zero.",
+        ),
+        RuleOption(
+            "kept_steps",
+            8.0,
+            "steps",
+            "In a row whose gradients were added to what the step before had applied.",
+            "Precdoctor's own: the recorder speaks from the eighth on, and nobody accumulates over steps on purpose.",
+            2.0,
         ),
         RuleOption("min_steps", 8.0, "steps", "Steps before it, for a baseline.", "Precdoctor's own.", 2.0),
     ),

@@ -1,5 +1,6 @@
 """Gradients unscaled once, twice and not at all, clipped and accumulated."""
 
+import json
 from collections.abc import Callable
 
 from tests.support.samples import Sample
@@ -35,9 +36,29 @@ def left_scaled() -> Training:
     return given(lambda _: 8192.0)
 
 
+def again(steps: int) -> Training:
+    """The recorder has counted several ``unscale_`` calls on the gradients of so many of twelve steps."""
+    run = once()
+    data = {"what": "unscaled-again", "optimizer": "AdamW#0", "times": 4, "steps": steps, "of": 12}
+    run.events.append({"event": "warning", "id": "0-w0", "step": 11, "root": "GPT#0", "data": json.dumps(data)})
+    return run
+
+
+def now_and_then() -> Training:
+    return again(3)
+
+
 FIRING = {
+    "with_each_micro_batch": Sample(
+        lambda: again(12),
+        0,
+        module="",
+        bare=True,
+        says=("unscaled 4 times", "limit 80 %"),
+        evidence={"unscaled_times": 4, "given_share": 0.25},
+    ),
     "twice": Sample(
         lambda: given(lambda _: 1 / 8192), 0, kind=None, bare=True, says=("unscaled twice", "8192", "0.000122", "limit")
     ),
 }
-HEALTHY = {f.__name__: f for f in (once, clipped, divided_by_the_micro_steps, left_scaled)}
+HEALTHY = {f.__name__: f for f in (once, now_and_then, clipped, divided_by_the_micro_steps, left_scaled)}

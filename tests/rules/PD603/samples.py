@@ -1,5 +1,6 @@
 """Gradient norms that explode, and norms that are merely large."""
 
+import json
 from collections.abc import Callable
 
 from tests.support.samples import Sample
@@ -108,7 +109,40 @@ def returns_grow() -> Training:
     return run(lambda s: 0.5 * 1.06**s, lambda s: (-1) ** s * 0.5 * 1.06**s, steps=80)
 
 
+def kept(steps: int, *, until: int = 29, what: str = "kept-gradients") -> Training:
+    """The recorder has seen gradients that were not zeroed."""
+    training = run(lambda s: 0.5 + 0.5 * s, lambda s: 3.0 - 0.05 * s)
+    data = {"what": what, "optimizer": "AdamW#0", "since": until - steps, "steps": steps, "summed": steps + 1}
+    said = json.dumps(data | {"kept": 8, "of": 8})
+    training.events.append({"event": "warning", "id": "0-w0", "step": until, "root": "GPT#0", "data": said})
+    return training
+
+
+def never_zeroed() -> Training:
+    return kept(29)
+
+
+def zeroed_once_an_epoch() -> Training:
+    return kept(9, until=19)
+
+
+def kept_for_a_moment() -> Training:
+    return kept(7)
+
+
+def another_warning() -> Training:
+    return kept(29, what="something else")
+
+
 FIRING = {
+    "never_zeroed": Sample(
+        never_zeroed, 0, module="", cause="gradients-not-zeroed", severity="warning", bare=True,
+        says=("is never called", "the sum of 30 backward passes", "0.5 at the first one and 15 at the last"),
+        evidence={"summed_passes": 30, "kept_steps": 29},
+    ),
+    "zeroed_once_an_epoch": Sample(
+        zeroed_once_an_epoch, 10, severity="warning", bare=True, says=("no `zero_grad()` for 9 steps",)
+    ),
     "nothing_holds_the_critic": Sample(
         nothing_holds_the_critic, module="head", severity="warning", says=("falls without end", "limit 300")
     ),
@@ -135,5 +169,7 @@ HEALTHY = {
         returns_grow,
         recovers,
         all_learnt,
+        kept_for_a_moment,
+        another_warning,
     )
 }

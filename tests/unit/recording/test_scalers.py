@@ -18,7 +18,7 @@ def training():
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     recorder = types.SimpleNamespace(when_forked=[])
-    scalers = Scalers(recorder, None, None, None, {id(o): o for o in optimizers}.get)
+    scalers = Scalers(recorder, None, None, None, None, {id(o): o for o in optimizers}.get)
     scaler.scale(layers[1](layers[0](torch.ones(2, 3))).sum()).backward()
     scalers._in_use.add(scaler)
     return scalers, scaler, optimizers, layers

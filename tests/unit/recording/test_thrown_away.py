@@ -23,7 +23,13 @@ class Loop:
         self.ended: list[torch.optim.Optimizer] = []
         self.in_step = False
         self.unscaled: list[torch.optim.Optimizer] = []
-        self.thrown.install(self._leave_out, lambda: self.in_step, lambda optimizer: optimizer in self.unscaled)
+        self.updated: list[torch.optim.Optimizer] = []
+        self.thrown.install(
+            self._leave_out,
+            lambda: self.in_step,
+            lambda optimizer: optimizer in self.unscaled,
+            lambda optimizer: optimizer in self.updated,
+        )
         self.model = nn.Linear(2, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
 
@@ -193,3 +199,27 @@ def test_ranks_may_disagree_so_nothing_is_inferred_from_their_gradients(loop, mo
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     overflow(loop)
     assert loop.ended == []
+
+
+def test_finite_gradients_that_stay_behind_an_update_are_no_attempt(loop):
+    for _ in range(4):
+        loop.forward()
+        loop.backward(1.0)
+        loop.unscaled = loop.updated = [loop.optimizer]
+    assert loop.ended == []
+    loop.zero_grad()
+    assert loop.ended == [loop.optimizer]
+
+
+def test_a_loop_that_zeroes_late_gives_them_up_as_the_next_forward_pass_begins(loop):
+    for _ in range(2):
+        loop.forward()
+        loop.zero_grad()
+        loop.backward(1.0)
+        loop.step()
+    loop.forward()
+    loop.zero_grad()
+    loop.backward(1.0)
+    loop.unscaled = loop.updated = [loop.optimizer]
+    loop.forward()
+    assert loop.ended == [loop.optimizer]

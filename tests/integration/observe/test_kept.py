@@ -1,0 +1,79 @@
+"""Gradients that are never zeroed, or unscaled once more with each micro-batch: the log says so, and of no others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import precdoctor
+from precdoctor.diagnosis import diagnose
+from tests.support.processes import PATIENCE, ROOT
+from tests.support.zeroing import LOOPS, STEPS
+
+MISSING = {
+    "missing": ("SGD#0", STEPS, 4, 4),
+    "missing_with_adam_and_schedule": ("AdamW#0", 2 * STEPS, 4, 4),
+    "missing_though_clipped": ("SGD#0", STEPS, 4, 4),
+    "missing_in_one_of_two": ("SGD#1", STEPS, 4, 4),
+    "missing_for_the_rest": ("SGD#0", STEPS, 1, 5),
+    "missing_in_ddp": ("SGD#0", STEPS, 4, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("zeroing")
+    command = [sys.executable, "-m", "tests.support.zeroing", str(directory)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=PATIENCE)
+    return directory
+
+
+def told(logs, name: str) -> list[Mapping[str, Any]]:
+    events = precdoctor.open_run(logs / name).events()
+    assert not (events["event"] == "error").any()
+    return [json.loads(data) for data in events[events["event"] == "warning"]["data"]]
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_gradients_that_are_never_zeroed_are_told(logs, name):
+    first, last = told(logs, name)
+    assert first["what"] == last["what"] == "kept-gradients"
+    assert first["steps"] < last["steps"] == STEPS - 1
+    assert last["since"] == (1 if name == "missing_in_one_of_two" else 0)
+    assert (last["optimizer"], last["summed"], last["kept"], last["of"]) == MISSING[name]
+
+
+@pytest.mark.parametrize("name", [name for name in LOOPS if name not in MISSING and name != "unscaled_each"])
+def test_nothing_is_said_of_others(logs, name):
+    assert told(logs, name) == []
+
+
+def test_gradients_unscaled_with_each_micro_batch_are_one_attempt(logs):
+    steps = precdoctor.open_run(logs / "unscaled_each").steps()
+    assert steps["micro_steps"].tolist() == [4] * STEPS
+    assert not steps["skipped"].any()
+    last = told(logs, "unscaled_each")[-1]
+    assert (last["what"], last["optimizer"], last["times"]) == ("unscaled-again", "SGD#0", 4)
+    assert last["steps"] == last["of"] == STEPS
+
+
+def test_finite_gradients_that_are_unscaled_and_thrown_away_were_an_attempt(logs):
+    steps = precdoctor.open_run(logs / "three_of_four_thrown_away").steps()
+    assert steps["micro_steps"].tolist() == [1] * 4 * STEPS
+    assert steps["skipped"].tolist() == [True, True, True, False] * STEPS
+
+
+def test_the_diagnosis_names_the_call_that_is_missing(logs):
+    [finding] = [f for f in diagnose(precdoctor.open_run(logs / "missing")).findings if f.code == "PD603"]
+    assert "`zero_grad()` is never called" in finding.title
+    assert "optimizer.zero_grad" in finding.prescriptions[0].snippet
+
+
+def test_the_diagnosis_counts_the_divisions(logs):
+    [finding] = [f for f in diagnose(precdoctor.open_run(logs / "unscaled_each")).findings if f.code == "PD309"]
+    assert "unscaled 4 times" in finding.title
