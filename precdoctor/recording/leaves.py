@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+_LAZY = (UninitializedParameter, UninitializedBuffer)
 _MAX_DEPTH = 3
 _MAX_LEAVES = 64
 
@@ -66,7 +68,8 @@ def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
 
 def version(x: Tensor) -> int:
     """Counts the writes to a tensor's memory; -1 for inference tensors, which do not count them."""
-    return -1 if x.is_inference() else x._version
+    # A lazy module's parameter has no shape before the first call, and refuses whatever it is asked.
+    return -1 if isinstance(x, _LAZY) or x.is_inference() else x._version
 
 
 def has_graph(x: Tensor) -> bool:
@@ -102,15 +105,15 @@ def plain(x: Tensor) -> Tensor | None:
     """The dense floating-point tensor whose values count for ``x``, or null when there is none.
 
     DTensors give their local shard, sparse tensors their coalesced values, complex ones their real and imaginary parts.
-    Fake, functorch-wrapped, quantised, nested, meta and empty tensors and other subclasses give null, and so do tensors
-    whose memory is given back: FSDP empties the storage of gathered parameters, and to read them is a crash.
+    Fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors and other subclasses give null, and so do
+    tensors whose memory is given back: FSDP empties the storage of gathered parameters, and to read them is a crash.
     """
     if is_wrapped(x):
         local = getattr(x, "_local_tensor", None)
         if type(x).__name__ != "DTensor" or not isinstance(local, Tensor):
             return None
         x = local
-    if torch._C._functorch.maybe_current_level() is not None:
+    if torch._C._functorch.maybe_current_level() is not None or isinstance(x, _LAZY):
         return None
     if x.layout is not torch.strided:
         if x.layout is not torch.sparse_coo:

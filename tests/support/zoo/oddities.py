@@ -36,6 +36,22 @@ def lbfgs() -> Trained:
 
 
 @specimen
+def lazy_modules() -> Trained:
+    """Parameters that have no shape before the first call, which is the first training step."""
+    torch.manual_seed(7)
+    model, losses = nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(1)), []
+    optimizer = None
+    for _ in range(3):
+        loss = model(torch.randn(4, 2, 8)).square().mean()
+        optimizer = optimizer or torch.optim.AdamW(model.parameters(), 1e-2)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, [model])
+
+
+@specimen
 def closure_adam() -> Trained:
     """Forward and backward inside ``optimizer.step``, as Lightning does it."""
     torch.manual_seed(1)

@@ -66,6 +66,12 @@ def test_only_numbers_that_can_be_read():
     assert seen == []
 
 
+def test_a_lazy_parameter_has_no_values_yet():
+    lazy = torch.nn.LazyLinear(2).weight
+    assert leaves.version(lazy) == -1
+    assert leaves.plain(lazy) is None
+
+
 def test_plain_tensors():
     assert leaves.plain(X) is X
     assert leaves.plain(torch.nn.Parameter(X)).shape == (2,)
