@@ -213,16 +213,18 @@ def test_a_script_may_leave_its_directory_and_remove_it_and_that_of_the_launch(t
 
 
 THREADS = """
+import copy
 import threading
 import torch
 import training
 
 torch.set_num_threads(1)
+NET = training.model()[::3]  # made once, and without dropout: threads share the generator that both would draw from
 
 
 def train(seed, ill, done, begin=lambda: None):
     begin()
-    net = training.model()[::3]  # without dropout, which would draw from a generator that the threads share
+    net = copy.deepcopy(NET)
     draws = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     for step in range(60):

@@ -51,6 +51,7 @@ def folder(tmp_path_factory):
     return home
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "package", "steps", "modules"), CASES, ids=[c[0] for c in CASES])
 def test_an_example_records_what_it_trains(folder, name, package, steps, modules):
     if importlib.util.find_spec(package) is None:
