@@ -60,9 +60,14 @@ def strongest_decay(view: RunView) -> Decay | None:
     return max(found, key=lambda d: d.share, default=None)
 
 
+def is_decoupled(kind: str, group: Mapping[str, Any]) -> bool:
+    """Whether an optimizer of this class decays the weights of a parameter group beside the gradient."""
+    return kind in _DECOUPLED or bool(group.get("decoupled_weight_decay"))
+
+
 def _factor(kind: str, group: Mapping[str, Any]) -> float:
     """What a step takes away, in units of lr * weight_decay; 0 where the gradient's size is divided out again."""
-    if kind in _DECOUPLED or group.get("decoupled_weight_decay"):
+    if is_decoupled(kind, group):
         return 1.0
     momentum = number(group.get("momentum")) or 0.0
     return 1.0 / (1.0 - momentum) if kind == "SGD" and momentum < 1.0 else 0.0

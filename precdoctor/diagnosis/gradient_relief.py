@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from precdoctor.diagnosis.finding import Phase
+from precdoctor.diagnosis.origin import is_below
 from precdoctor.diagnosis.overflows import Culprits, Overflow
 from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow
 from precdoctor.diagnosis.step_facts import StepFacts
@@ -55,7 +56,7 @@ def _largest(view: RunView, process: Process, steps: Sequence[StepFacts], shown:
         last = _is_last(rows, shown)
         for row in _gradients(rows):
             size = (row.amax or 0.0) / row.scale if row.scale else 0.0
-            if row.root == shown.root and (row.module == shown.module or _contains(shown.module, row.module)):
+            if row.root == shown.root and (row.module == shown.module or is_below(row.module, shown.module)):
                 own = max(own, size)
             if not _inside(row, shown, last):
                 rest = max(rest, size)
@@ -73,9 +74,9 @@ def _inside(row: TensorRow, shown: Overflow, last: bool) -> bool:
     """
     if row.root != shown.root:
         return False
-    if row.kind == "grad_output" and (row.module == shown.module or _contains(row.module, shown.module)):
+    if row.kind == "grad_output" and (row.module == shown.module or is_below(shown.module, row.module)):
         return last
-    return row.module == shown.module or _contains(shown.module, row.module)
+    return row.module == shown.module or is_below(row.module, shown.module)
 
 
 def _is_last(rows: Sequence[TensorRow], shown: Overflow) -> bool:
@@ -83,9 +84,5 @@ def _is_last(rows: Sequence[TensorRow], shown: Overflow) -> bool:
     forward = [r for r in rows if r.kind in FORWARD_KINDS and r.root == shown.root and r.order is not None]
     own = [r.order or 0 for r in forward if r.module == shown.module and r.kind == "output"]
     return bool(own) and all(
-        (r.order or 0) <= max(own) or r.module == shown.module or _contains(r.module, shown.module) for r in forward
+        (r.order or 0) <= max(own) or r.module == shown.module or is_below(shown.module, r.module) for r in forward
     )
-
-
-def _contains(outer: str, inner: str) -> bool:
-    return outer != inner and (not outer or inner.startswith(f"{outer}."))

@@ -175,13 +175,14 @@ def locate_forward(
     if is_loss_module(row.root, row.module, module_class):
         return Origin(row, Phase.LOSS, row.root, row.module, module_class, "module", after, masks)
     inside = (
-        after is not None and after.root == row.root and _below(after.module, row.module) and after.kind == "output"
+        after is not None and after.root == row.root and is_below(after.module, row.module) and after.kind == "output"
     )
     how = "own-code" if inside else "module"
     return Origin(row, Phase.FORWARD, row.root, row.module, module_class, how, after, masks)
 
 
-def _below(module: str, ancestor: str) -> bool:
+def is_below(module: str, ancestor: str) -> bool:
+    """Whether a module is inside another one, by their FQNs; all others are inside the root, whose FQN is empty."""
     return module != ancestor and (not ancestor or module.startswith(ancestor + "."))
 
 
@@ -195,7 +196,7 @@ def locate_backward(row: TensorRow, rows: Sequence[TensorRow], classes: ModuleCl
     consumer = _consumer(row, rows)
     if consumer is None:
         return Origin(row, Phase.BACKWARD, row.root, row.module, own_class, "loss-backward", after)
-    if consumer.kind == "output" and consumer.root == row.root and not _below(row.module, consumer.module):
+    if consumer.kind == "output" and consumer.root == row.root and not is_below(row.module, consumer.module):
         name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
         return Origin(row, Phase.BACKWARD, consumer.root, consumer.module, name, "module", after)
     if consumer.root != row.root:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from precdoctor.diagnosis.decayed_weights import is_decoupled
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.optimizer_state import SCALE_FREE
@@ -22,7 +23,6 @@ from precdoctor.diagnosis.view import RunView
 
 #: Of the gradient, what the proposed penalty is at most. A hundredth leaves the direction to the data.
 _SMALL = 0.01
-_DECOUPLED = ("AdamW",)
 _COLUMNS = ("root", "module", "name", "kind", "numel", "nan", "pos_inf", "neg_inf", "sum_sq", "scale")
 _Place = tuple[str, str, str]
 
@@ -51,9 +51,9 @@ def strongest_penalty(view: RunView) -> Penalty | None:
     found = [
         Penalty(text(o.get("name")), decay)
         for o in view.optimizers
-        if text(o.get("class")) in SCALE_FREE and text(o.get("class")) not in _DECOUPLED
+        if (kind := text(o.get("class"))) in SCALE_FREE
         for g in o.get("groups") or ()
-        if not g.get("decoupled_weight_decay") and (decay := number(g.get("weight_decay")))
+        if not is_decoupled(kind, g) and (decay := number(g.get("weight_decay")))
     ]
     return max(found, key=lambda p: p.weight_decay, default=None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity
@@ -31,12 +30,9 @@ class UnscaledAgain:
 def unscaled_again(view: RunView, share: float) -> UnscaledAgain | None:
     """The optimizer with most such steps, if they are this share of its steps; from the recorder's events."""
     found = []
-    for event in view.events_of("warning"):
+    for process, event in view.warnings_about("unscaled-again"):
         data = event["data"]
-        if not isinstance(data, Mapping) or data.get("what") != "unscaled-again":
-            continue
         times, steps, of = (integer(data.get(name)) or 0 for name in ("times", "steps", "of"))
-        process = Process(integer(event.get("rank")) or 0, integer(event.get("attempt")) or 0)
         root = text(event.get("root")) or None
         found.append(UnscaledAgain(process, root, text(data.get("optimizer")), times, steps, of))
     most = max(found, key=lambda u: (u.steps, -u.process.rank), default=None)

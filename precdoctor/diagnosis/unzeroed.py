@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity
@@ -41,15 +41,12 @@ def unzeroed(view: RunView, least: float) -> Unzeroed | None:
     The recorder writes an event when it is sure, and another one with the final counts; a run that died has the first.
     """
     found = []
-    for event in view.events_of("warning"):
+    for process, event in view.warnings_about("kept-gradients"):
         data = event["data"]
-        if not isinstance(data, Mapping) or data.get("what") != "kept-gradients":
-            continue
         counts = [integer(data.get(name)) for name in ("since", "steps", "summed", "kept", "of")]
         if None in counts:
             continue
         since, steps, summed, kept, of = (c or 0 for c in counts)
-        process = Process(integer(event.get("rank")) or 0, integer(event.get("attempt")) or 0)
         name, last = text(data.get("optimizer")), integer(event.get("step")) or 0
         found.append(Unzeroed(process, text(event.get("root")) or None, name, since, last, steps, summed, kept, of))
     longest = max(found, key=lambda u: (u.steps, -u.process.rank), default=None)
@@ -69,11 +66,11 @@ def finding(view: RunView, found: Unzeroed, limit: float, exploded: Finding | No
     never = found.steps >= len(steps) - 1
     norms = [s.grad_norm for s in _inside(steps, found) if s.grad_norm is not None]
     what = "`zero_grad()` is never called" if never else f"no `zero_grad()` for {plural(found.steps, 'step')}"
-    severity = Severity.WARNING if exploded is None else exploded.severity
+    severities = [Severity.WARNING] if exploded is None else [Severity.WARNING, exploded.severity]
     return Finding(
         code="PD603",
         name="gradient-explosion",
-        severity=min(severity, Severity.WARNING, key=lambda s: -s.weight),
+        severity=max(severities, key=lambda s: s.weight),
         confidence=0.95,
         title=f"{what}: each step applies the sum of all gradients since step {found.since}",
         message=_message(steps, norms, found, limit) + (f" {exploded.message}" if exploded is not None else ""),
@@ -94,7 +91,7 @@ def finding(view: RunView, found: Unzeroed, limit: float, exploded: Finding | No
             "last_bad_step": found.last,
             "confidence_reason": "before each backward pass the gradients were what the step before had applied",
         },
-        prescriptions=(_prescribe(steps, found), *(exploded.prescriptions[1:] if exploded is not None else ())),
+        prescriptions=(_prescribe(steps, found),),  # what holds an explosion down is no cure of its cause
     )  # fmt: skip
 
 

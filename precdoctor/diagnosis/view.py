@@ -157,6 +157,14 @@ class RunView:
         chosen = self.events[self.events["event"].isin(kinds)]
         return [{**r, "data": _decoded(r.get("data"))} for r in records(chosen)]
 
+    def warnings_about(self, what: str) -> list[tuple[Process, dict[str, Any]]]:
+        """The ``warning`` events with this ``what`` in their ``data``, each with its process, in order of time."""
+        return [
+            (Process(integer(e.get("rank")) or 0, integer(e.get("attempt")) or 0), e)
+            for e in self.events_of("warning")
+            if e["data"].get("what") == what
+        ]
+
     def detection(self, process: Process, step: int) -> Source | None:
         """The line of the ``backward()`` call (or optimizer step) at which the recorder saw the values of ``step``."""
         for event in self.remember("nonfinite-events", lambda: self.events_of("nonfinite")):

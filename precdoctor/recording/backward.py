@@ -15,11 +15,12 @@ from precdoctor.recording.batch import defer
 from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.loss_code import LossCode, is_bad
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place, Root
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.thrown_away import ThrownAway
 from precdoctor.recording.together import Gradients
 

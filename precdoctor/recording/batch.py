@@ -21,6 +21,11 @@ def read(value: Deferred) -> float | None:
     return value() if callable(value) else value
 
 
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured, in which nothing may be read."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def defer(value: torch.Tensor | float | None) -> Deferred:
     """A scalar to be read later without a synchronisation now."""
     if not isinstance(value, torch.Tensor):

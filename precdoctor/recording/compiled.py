@@ -18,8 +18,9 @@ import torch.fx
 from torch import Tensor, nn
 
 from precdoctor.recording import attach, leaves
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.ops import take_gradients
-from precdoctor.recording.recorder import MAX_CALLS, Recorder, guarded
+from precdoctor.recording.recorder import MAX_CALLS, Recorder
 
 CHANGES_ROUNDING = (
     "--compiled instrument puts a statistics op behind every module inside compiled graphs: less is fused there, so "

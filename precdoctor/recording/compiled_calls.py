@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again, trains
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import RootCall, Scene
 
 #: The function in Dynamo that enters a context and calls the compiled function: now, and in torch 2.6.

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from precdoctor.recording import leaves
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.fp8.scope import Call, node_number
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import RootCall, Scene
 from precdoctor.recording.seen import Seen
 from precdoctor.recording.slots import Entry, Site

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from precdoctor.recording import kernels, leaves
 from precdoctor.recording.attempt import parameters_of
-from precdoctor.recording.batch import Deferred, defer, read
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.batch import Deferred, defer, is_capturing, read
+from precdoctor.recording.guarded import guarded
+from precdoctor.recording.recorder import Recorder
 
 #: Steps in a row that apply what the step before had applied already, before anything is said.
 ENOUGH: Final = 8
@@ -296,8 +297,3 @@ class KeptGradients:
 def _size(left: _Left) -> int:
     grad = left.now()
     return grad.numel() if grad is not None else 0
-
-
-def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured, in which nothing may be read."""
-    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.fx import traceback as stored_traces
 
 from precdoctor.recording import attach, kernels, leaves
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.loss_graph import Leaf, LossGraph, RawNode
 from precdoctor.recording.microscope.compiled_function import CompiledFunction
 from precdoctor.recording.microscope.frames import innermost_user_line
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import RootCall, Scene
 from precdoctor.recording.variables import Notebook
 

@@ -7,25 +7,25 @@ calls neither: see ``scalers`` and ``thrown_away``.
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from precdoctor.recording import kernels, leaves
+from precdoctor.recording import clipping, kernels, leaves
 from precdoctor.recording.attempt import Attempt, GradientsAside, gradients_of, parameters_of
 from precdoctor.recording.batch import defer
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.naming import Place
 from precdoctor.recording.optimizer_state import Masters, StateRows, masters_in_state
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scalers import Scalers
 from precdoctor.recording.sentinel import Look, gradient_sentinel
 from precdoctor.recording.standing import Standing
@@ -86,11 +86,7 @@ class Optimizers:
         self._thrown.install(
             self._thrown_away, lambda: self._attempt is not None, scalers.has_unscaled, scalers.has_updated
         )
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            original = getattr(torch.nn.utils, name)
-            wrapped = self._noting_clip(original)
-            for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-                setattr(module, name, wrapped)
+        clipping.install(recorder, self._note_clip, self._covered, self._stays)
 
     def _armed(self) -> bool:
         """A script may step before it ever calls a module; recording begins there, too."""
@@ -356,45 +352,22 @@ class Optimizers:
 
     # --- clipping ----------------------------------------------------------------------------------------------------
 
-    def _noting_clip(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _note_clip(self, limit: Any, parameters: list[Tensor]) -> None:
+        """Gradients are about to be clipped to this norm or value."""
         recorder = self._recorder
+        if recorder.state != "armed":
+            return
+        in_closure = self._attempt is not None and self._attempt.closure
+        if in_closure or not recorder.live or recorder.options.include or recorder.options.exclude:
+            self._look_at_gradients(parameters)
+        if not clipping.on_device(limit):
+            recorder.current.clip_norm = float(limit)
+            recorder.current.clipped_before_unscale = self.scalers.still_scaled(parameters)
 
-        @guarded(recorder)
-        def note(limit: Any, parameters: list[Tensor]) -> None:
-            if recorder.state != "armed":
-                return
-            in_closure = self._attempt is not None and self._attempt.closure
-            if in_closure or not recorder.live or recorder.options.include or recorder.options.exclude:
-                self._look_at_gradients(parameters)
-            if not _on_device(limit):
-                recorder.current.clip_norm = float(limit)
-                recorder.current.clipped_before_unscale = self.scalers.still_scaled(parameters)
+    def _covered(self, parameters: list[Tensor]) -> bool:
+        return self._look is not None and self._look.covers(parameters)
 
-        @guarded(recorder)
-        def covered(parameters: list[Tensor]) -> bool:
-            return self._look is not None and self._look.covers(parameters)
-
-        @guarded(recorder)
-        def stays(parameters: list[Tensor]) -> None:
-            """What is finite stays so."""
-            assert self._look is not None, "only called after covered"
-            self._look = Look.at(self._look.amax, parameters)
-
-        @functools.wraps(original)
-        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
-            if limit is not None:
-                parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-                note(limit, parameters)
-            known = covered(parameters)
-            result = original(parameters, *args, **kwargs)
-            if known:
-                stays(parameters)
-            return result
-
-        return clip
-
-
-def _on_device(value: object) -> bool:
-    """Whether reading this setting would wait for a device."""
-    return isinstance(value, Tensor) and not value.is_cpu
+    def _stays(self, parameters: list[Tensor]) -> None:
+        """What is finite stays so where gradients are clipped."""
+        assert self._look is not None, "only called after covered"
+        self._look = Look.at(self._look.amax, parameters)

@@ -19,7 +19,6 @@ from precdoctor import _boot
 from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
 from precdoctor.recording.facts import Facts
-from precdoctor.recording.guarded import guarded as guarded  # noqa: PLC0414 - with its recorder
 from precdoctor.recording.naming import Names, Place
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.sampling import Sampler

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.batch import defer, read
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.kept import KeptGradients
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.recorder import Recorder
 
 #: A scaler is updated although this optimizer, whose gradients it has unscaled, was not stepped.
 LeftOutHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]

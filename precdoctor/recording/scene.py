@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.first_call import FirstCall, FirstCalls
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.microscope.restore import Autocast, RandomState
 from precdoctor.recording.naming import unwrap
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from precdoctor.recording.loss_graph import LossGraph

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from precdoctor.recording.loss_code import LossCode

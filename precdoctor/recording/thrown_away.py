@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from precdoctor.recording import attach
 from precdoctor.recording.attempt import parameters_of
-from precdoctor.recording.batch import Deferred, read
-from precdoctor.recording.kept import is_capturing
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.batch import Deferred, is_capturing, read
+from precdoctor.recording.guarded import guarded
+from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.sentinel import amax, gradient_sentinel
 
 #: Backward passes after which a loop is known: the first one of an accumulation begins with fresh gradients, too.

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from precdoctor.recording.applying.ledger import Ledger
 from precdoctor.recording.attach import is_distributed
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.naming import Names
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.recorder import Recorder
 from precdoctor.runlog.changes import Change
 
 _HALF = (torch.float16, torch.bfloat16)

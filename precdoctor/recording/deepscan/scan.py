@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from precdoctor.recording import attach
+from precdoctor.recording.batch import is_capturing
 from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.naming import unwrap
-from precdoctor.recording.recorder import guarded
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder
@@ -192,7 +193,7 @@ def why_not(module: nn.Module) -> str | None:
         return "another dispatch mode is active"
     if torch._C._functorch.maybe_current_level() is not None or torch._C._get_tracing_state() is not None:
         return "it runs inside a transform or is being traced"
-    if torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if is_capturing():
         return "a CUDA graph is being captured"
     for part in module.modules():
         names = {c.__name__ for c in type(part).__mro__}

@@ -18,7 +18,8 @@ from precdoctor.recording.fp8.observer import Observer, measure, outside
 from precdoctor.recording.fp8.operand import FLOAT8, Operand
 from precdoctor.recording.fp8.provenance import Notes, is_float
 from precdoctor.recording.fp8.scope import OUTSIDE, Call, Calls
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.guarded import guarded
+from precdoctor.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from precdoctor.recording.forward import Frame

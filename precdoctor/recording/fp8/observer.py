@@ -13,8 +13,9 @@ from precdoctor.recording import leaves
 from precdoctor.recording.fp8.operand import FLOAT8, Operand, launcher
 from precdoctor.recording.fp8.provenance import Made, Notes, bound, is_float, scalar, scaled
 from precdoctor.recording.fp8.scope import OUTSIDE, Call, running_node
+from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.ops import storage_key
-from precdoctor.recording.recorder import Recorder, guarded
+from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots import Entry
 
 if TYPE_CHECKING:
