@@ -8,11 +8,11 @@
 #include "widen.h"
 
 #ifdef __AVX512VBMI__
-enum { BYTES = 64, WINDOW = 16 };
+enum { BYTES = 64, WINDOW = 16, FEW = 32 };
 #elif defined __AVX2__
-enum { BYTES = 32, WINDOW = 8 };
+enum { BYTES = 32, WINDOW = 8, FEW = 128 };
 #else
-enum { BYTES = 16, WINDOW = 8 };
+enum { BYTES = 16, WINDOW = 8, FEW = 32 };
 #endif
 enum { TABLES = 8 };
 typedef uint8_t bytes_t __attribute__((vector_size(BYTES)));
@@ -167,7 +167,7 @@ static int count_keys(uint8_t *keys, int n, int first, int on, int64_t *out, uin
     if (first < 1) first = 1;
     int low = first, high = first + WINDOW - 1, zeros, unused;
     int left = padded - count_window(keys, padded, first, 256, out, &zeros) - zeros;
-    if (left > n / 32) {
+    if (left > n / FEW) { /* one by one each of them is a branch that nobody can predict */
         int second = first + on < 1 ? 1 : first + on;
         left -= count_window(keys, padded, second, on < 0 ? first : 256, out, &unused);
         low = second < low ? second : low;

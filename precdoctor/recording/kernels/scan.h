@@ -39,19 +39,21 @@ INLINE __m256i mix_words(__m256i words, __m256i index, __m256i total) {
 #define MIX_EIGHTS(LOAD)
 #endif
 
+INLINE uint64_t mix_word(uint32_t word, uint32_t base) {
+    uint32_t a = word + base;
+    a ^= a >> 15;
+    uint32_t c = a * 0x85ebca6bu;
+    c ^= c >> 13;
+    return (uint64_t)a * c;
+}
+
 /* mix(b, i) of reference.py over n words, summed. `base` is (index + 1) times the golden ratio. */
 #define DEFINE_MIX(NAME, WORD, LOAD)                                                                                   \
     static uint64_t NAME(const WORD *restrict words, int n, uint32_t base) {                                           \
         uint64_t total = 0;                                                                                            \
         int i = 0;                                                                                                     \
         MIX_EIGHTS(LOAD)                                                                                               \
-        for (; i < n; i++, base += 0x9e3779b1u) {                                                                      \
-            uint32_t a = words[i] + base;                                                                              \
-            a ^= a >> 15;                                                                                              \
-            uint32_t c = a * 0x85ebca6bu;                                                                              \
-            c ^= c >> 13;                                                                                              \
-            total += (uint64_t)a * c;                                                                                  \
-        }                                                                                                              \
+        for (; i < n; i++, base += 0x9e3779b1u) total += mix_word(words[i], base);                                     \
         return total;                                                                                                  \
     }
 DEFINE_MIX(mix32, uint32_t, WORDS32)
@@ -91,11 +93,20 @@ static extremes_t across(const uint32_t *highest, const uint32_t *lowest, const 
 enum { KEY_TO_ENTRY = -127 - EXP_MIN };
 INLINE int key_of(uint32_t magnitude) { return (int)(((magnitude - 1) >> 23) + 1); }
 
+INLINE void add_one(uint32_t bits, int lane, uint32_t *highest, uint32_t *lowest, float *sum, float *sum_sq) {
+    uint32_t magnitude = bits & 0x7fffffff;
+    float value = from_bits(bits);
+    highest[lane] = magnitude > highest[lane] ? magnitude : highest[lane];
+    lowest[lane] = magnitude - 1 < lowest[lane] ? magnitude - 1 : lowest[lane];
+    sum[lane] += value;
+    sum_sq[lane] += value * value;
+}
+
 /* ---- all of it ---------------------------------------------------------------------------------------------------- */
 
 /* The FP32 bits of n elements if scan is to be given them, else NULL. `buffer`: room for them. */
 static const uint32_t *scan_bits(const void *data, dtype_t dtype, int n, uint32_t *buffer) {
-#ifdef __AVX512VBMI__
+#ifdef __AVX2__
     if (dtype == F16 || dtype == BF16) return NULL;
 #endif
     return load(data, dtype, n, buffer);
@@ -185,6 +196,85 @@ INLINE uint64_t scan_as(dtype_t dtype, const void *data, const uint32_t *wide, i
     return (uint64_t)_mm512_reduce_add_epi64(lanes.products);
 }
 
+#elif defined __AVX2__
+
+/* The same on eight elements at a time: two registers hold the 16 lanes. */
+typedef struct {
+    __m256i index, products, highest[2], lowest[2];
+    __m256 sum[2], sum_sq[2];
+} lanes_t;
+
+/* Returns the exponent fields of eight elements' magnitudes, each less one. */
+INLINE __m256i scan_eight(lanes_t *lanes, int half, const void *data, const uint32_t *wide, dtype_t dtype, int i) {
+    __m256i words, bits;
+    if (dtype == F32) {
+        words = bits = WORDS32((const uint32_t *)data + i);
+    } else if (dtype == F16 || dtype == BF16) {
+        __m128i halves = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)data + i));
+        words = _mm256_cvtepu16_epi32(halves);
+        bits = dtype == BF16 ? _mm256_slli_epi32(words, 16) : _mm256_castps_si256(_mm256_cvtph_ps(halves));
+    } else {
+        words = WORDS8((const uint8_t *)data + i);
+        bits = WORDS32(wide + i);
+    }
+    lanes->products = mix_words(words, lanes->index, lanes->products);
+    lanes->index = _mm256_add_epi32(lanes->index, _mm256_set1_epi32((int)(8 * 0x9e3779b1u)));
+
+    __m256 value = _mm256_castsi256_ps(bits);
+    __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    __m256i below = _mm256_sub_epi32(magnitude, _mm256_set1_epi32(1));
+    lanes->highest[half] = _mm256_max_epu32(lanes->highest[half], magnitude);
+    lanes->lowest[half] = _mm256_min_epu32(lanes->lowest[half], below);
+    lanes->sum[half] = _mm256_add_ps(lanes->sum[half], value);
+    lanes->sum_sq[half] = _mm256_add_ps(lanes->sum_sq[half], _mm256_mul_ps(value, value));
+    return _mm256_srli_epi32(below, 23);
+}
+
+INLINE uint64_t scan_as(dtype_t dtype, const void *data, const uint32_t *wide, int n, uint32_t base, uint8_t *keys,
+                        extremes_t *all) {
+    enum { AHEAD = 4096 }; /* a page: its first line and its translation are what is waited for longest */
+    const uint32_t golden = 0x9e3779b1u;
+    const int width = dtype == F32 ? 4 : dtype == F16 || dtype == BF16 ? 2 : 1;
+    const __m256i count = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), zero = _mm256_setzero_si256();
+    const __m256i none = _mm256_set1_epi32(-1), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i index = _mm256_mullo_epi32(count, _mm256_set1_epi32((int)golden));
+    index = _mm256_add_epi32(index, _mm256_set1_epi32((int)base));
+    lanes_t lanes = {index, zero, {zero, zero}, {none, none}, {}, {}};
+    int i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m256i fields[4];
+        for (int k = 0; k < 32 * width; k += 64) __builtin_prefetch((const char *)data + i * width + AHEAD + k);
+        for (int j = 0; j < 4; j++) fields[j] = scan_eight(&lanes, j & 1, data, wide, dtype, i + 8 * j);
+        /* They fit a byte, except zero's 511, which saturates to 255; one more makes it 0. */
+        __m256i low = _mm256_packus_epi32(fields[0], fields[1]), high = _mm256_packus_epi32(fields[2], fields[3]);
+        __m256i mixed = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+        _mm256_storeu_si256((__m256i *)(void *)(keys + i), _mm256_add_epi8(mixed, _mm256_set1_epi8(1)));
+    }
+    uint32_t highest[LANES], lowest[LANES];
+    float sum[LANES], sum_sq[LANES];
+    uint64_t part[4], total = 0;
+    memcpy(highest, lanes.highest, sizeof highest), memcpy(lowest, lanes.lowest, sizeof lowest);
+    memcpy(sum, lanes.sum, sizeof sum), memcpy(sum_sq, lanes.sum_sq, sizeof sum_sq);
+    memcpy(part, &lanes.products, sizeof part);
+    for (int j = 0; j < 4; j++) total += part[j];
+    for (base += (uint32_t)i * golden; i < n; i++, base += golden) {
+        uint32_t word, bits;
+        if (dtype == F32) word = bits = ((const uint32_t *)data)[i];
+        else if (dtype == BF16) word = ((const uint16_t *)data)[i], bits = word << 16;
+        else if (dtype == F16) word = ((const uint16_t *)data)[i], bits = widen_f16(word);
+        else word = ((const uint8_t *)data)[i], bits = wide[i];
+        add_one(bits, i % LANES, highest, lowest, sum, sum_sq);
+        keys[i] = (uint8_t)key_of(bits & 0x7fffffff);
+        total += mix_word(word, base);
+    }
+    *all = across(highest, lowest, sum, sum_sq);
+    return total;
+}
+
+#endif
+
+#ifdef __AVX2__
+
 static uint64_t scan(const void *data, const uint32_t *bits, dtype_t dtype, int n, const uint64_t *index, uint8_t *keys,
                      extremes_t *all) {
     uint32_t base = index ? base_of(*index) : 0;
@@ -206,43 +296,13 @@ static extremes_t reduce(const uint32_t *restrict bits, int n) {
     memset(lowest, 0xff, sizeof lowest);
     int i = 0;
     for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++) {
-            uint32_t magnitude = bits[i + j] & 0x7fffffff;
-            float value = from_bits(bits[i + j]);
-            highest[j] = magnitude > highest[j] ? magnitude : highest[j];
-            lowest[j] = magnitude - 1 < lowest[j] ? magnitude - 1 : lowest[j];
-            sum[j] += value;
-            sum_sq[j] += value * value;
-        }
-    for (int j = 0; j < LANES && i + j < n; j++) {
-        uint32_t magnitude = bits[i + j] & 0x7fffffff;
-        float value = from_bits(bits[i + j]);
-        highest[j] = magnitude > highest[j] ? magnitude : highest[j];
-        lowest[j] = magnitude - 1 < lowest[j] ? magnitude - 1 : lowest[j];
-        sum[j] += value;
-        sum_sq[j] += value * value;
-    }
+        for (int j = 0; j < LANES; j++) add_one(bits[i + j], j, highest, lowest, sum, sum_sq);
+    for (int j = 0; j < LANES && i + j < n; j++) add_one(bits[i + j], j, highest, lowest, sum, sum_sq);
     return across(highest, lowest, sum, sum_sq);
 }
 
 static void make_keys(const uint32_t *restrict bits, int n, uint8_t *restrict keys) {
-    int i = 0;
-#ifdef __AVX2__
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), one = _mm256_set1_epi32(1);
-    for (; i + 32 <= n; i += 32) {
-        __m256i v[4];
-        for (int j = 0; j < 4; j++) {
-            v[j] = _mm256_loadu_si256((const __m256i *)(const void *)(bits + i + 8 * j));
-            v[j] = _mm256_srli_epi32(_mm256_sub_epi32(_mm256_and_si256(v[j], magnitude), one), 23);
-        }
-        /* The fields fit a byte, except zero's 511, which saturates to 255; one more makes it 0. */
-        __m256i low = _mm256_packus_epi32(v[0], v[1]), high = _mm256_packus_epi32(v[2], v[3]);
-        __m256i mixed = _mm256_packus_epi16(low, high);
-        mixed = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        _mm256_storeu_si256((__m256i *)(void *)(keys + i), _mm256_add_epi8(mixed, _mm256_set1_epi8(1)));
-    }
-#endif
-    for (; i < n; i++) keys[i] = (uint8_t)key_of(bits[i] & 0x7fffffff);
+    for (int i = 0; i < n; i++) keys[i] = (uint8_t)key_of(bits[i] & 0x7fffffff);
 }
 
 static uint64_t scan(const void *data, const uint32_t *bits, dtype_t dtype, int n, const uint64_t *index, uint8_t *keys,

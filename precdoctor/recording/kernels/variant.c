@@ -3,10 +3,11 @@
  * sums use the same 16 lanes everywhere and no fused multiply-add (-ffp-contract=off).
  *
  * A tile of at most 2048 elements stays in L1 while it is worked on. First it is scanned: fingerprint, sums, extremes, and
- * exponent keys as bytes (scan.h; with AVX-512 in one look at each element, so that memory is waited for while something is
- * computed). Then histograms of such bytes are counted (histogram.h). Classification is by integer bits, so it does not
- * depend on flush-to-zero modes. Rare content (NaN, Inf, FP32 subnormals, sums that could leave FP32's range) is found from
- * the tile's extremes; such a tile, and any of FP64, takes the second path, with 16-bit keys and sums in FP64. */
+ * exponent keys as bytes (scan.h; with AVX2 and AVX-512 in one look at each element, so that memory is waited for while
+ * something is computed). Then histograms of such bytes are counted (histogram.h). Classification is by integer bits, so
+ * it does not depend on flush-to-zero modes. Rare content (NaN, Inf, FP32 subnormals, sums that could leave FP32's range)
+ * is found from the tile's extremes; such a tile, and any of FP64, takes the second path, with 16-bit keys and sums in
+ * FP64. */
 
 #include "histogram.h"
 #include "scan.h"
