@@ -19,7 +19,7 @@ from precdoctor.recording.guarded import guarded
 from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.loss_code import LossCode, is_bad
 from precdoctor.recording.manual import ManualSteps
-from precdoctor.recording.naming import Place, Root
+from precdoctor.recording.naming import Place, Root, parts
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.thrown_away import ThrownAway
 from precdoctor.recording.together import Gradients
@@ -151,7 +151,7 @@ class Backward:
             module = root.module()
             if module is None:
                 continue
-            for parameter in module.parameters():
+            for parameter in (p for part in parts(module) for p in part._parameters.values() if p is not None):
                 if parameter.requires_grad and parameter.is_leaf:
                     self._hook(parameter)
 

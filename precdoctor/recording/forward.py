@@ -6,6 +6,7 @@ of ``TransformerEncoderLayer`` stay as they are.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -99,6 +100,7 @@ class Forward:
         self._casts = casts
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
+        self._came = guarded(recorder)(self._gradient_came)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = Seen(recorder)
         #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
@@ -154,7 +156,7 @@ class Forward:
         stack = self._stack()
         if not stack:
             return False
-        if self._recorder.current.autocast_dtype is None and not stack[-1].mode.evaluating:
+        if torch._C._is_any_autocast_enabled() and not stack[-1].mode.evaluating:
             self._guarded_note_autocast()
         return True
 
@@ -192,7 +194,7 @@ class Forward:
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:
             frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)
-        if recorder.current.autocast_dtype is None and not mode.evaluating:
+        if torch._C._is_any_autocast_enabled() and not mode.evaluating:
             self._note_autocast()  # at every call: frameworks enter autocast inside the root's forward
         if inside is None:
             frame.reopens = self._loss_code.root_begins(module)
@@ -229,6 +231,8 @@ class Forward:
         return _Mode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
 
     def _note_autocast(self) -> None:
+        if self._recorder.current.autocast_dtype is not None:
+            return
         for device in ("cuda", "cpu"):
             if torch.is_autocast_enabled(device):
                 recorder, dtype = self._recorder, str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -282,25 +286,20 @@ class Forward:
                 self._seen.add(x)
             if x.requires_grad and x.grad_fn is not None:
                 self._last_hooked = weakref.ref(x)
-                hook = self._gradient_hook(self._site(frame, "grad_output", name, x))
-                x.register_hook(hook)
+                x.register_hook(functools.partial(self._came, self._site(frame, "grad_output", name, x)))
 
-    def _gradient_hook(self, site: Site) -> Callable[[Tensor | None], None]:
+    def _gradient_came(self, site: Site, grad: Tensor | None) -> None:
+        """The backward pass has reached an output."""
         recorder = self._recorder
-
-        @guarded(recorder)
-        def precdoctor_grad(grad: Tensor | None) -> None:
-            root = recorder.names.roots.get(site.place.root)
-            if root is not None:
-                root.trained = True
-            if grad is None or not recorder.live or not recorder.in_backward:
-                return  # compiled graphs hand over None for a gradient that does not exist
-            own = recorder.site(site.place, site.kind, site.name, grad, call=site.call, evaluating=site.evaluating)
-            entry = recorder.measure(own, grad)
-            if entry is not None and site.evaluating:
-                self._reached(entry)
-
-        return precdoctor_grad
+        root = recorder.names.roots.get(site.place.root)
+        if root is not None:
+            root.trained = True
+        if grad is None or not recorder.live or not recorder.in_backward:
+            return  # compiled graphs hand over None for a gradient that does not exist
+        own = recorder.site(site.place, site.kind, site.name, grad, call=site.call, evaluating=site.evaluating)
+        entry = recorder.measure(own, grad)
+        if entry is not None and site.evaluating:
+            self._reached(entry)
 
     def _reached(self, entry: Entry) -> None:
         """An evaluation-mode forward took part in training after all: keep everything of its root."""

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 _LAZY = (UninitializedParameter, UninitializedBuffer)
+#: Types without behaviour of their own. Asked for by identity: ``isinstance`` with a parameter's runs Python code.
+EXACT = (Tensor, torch.nn.Parameter)
 _MAX_DEPTH = 3
 _MAX_LEAVES = 64
 
@@ -31,6 +33,8 @@ def floating(value: Any) -> Iterator[tuple[str, Tensor]]:
     """
     if torch._C._functorch.maybe_current_level() is not None:
         return iter(())
+    if type(value) is Tensor:  # most often
+        return iter((("", value),) if value.is_floating_point() or value.is_complex() else ())
     return ((name, x) for name, x in tensors(value) if x.is_floating_point() or x.is_complex())
 
 
@@ -69,7 +73,7 @@ def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
 def version(x: Tensor) -> int:
     """Counts the writes to a tensor's memory; -1 for inference tensors, which do not count them."""
     # A lazy module's parameter has no shape before the first call, and refuses whatever it is asked.
-    return -1 if isinstance(x, _LAZY) or x.is_inference() else x._version
+    return -1 if (type(x) not in EXACT and isinstance(x, _LAZY)) or x.is_inference() else x._version
 
 
 def has_graph(x: Tensor) -> bool:
@@ -95,7 +99,7 @@ def is_wrapped(x: Tensor) -> bool:
 
 def computes_itself(kind: type) -> bool:
     """The same, by the tensor's type."""
-    if kind is Tensor or kind is torch.nn.Parameter:
+    if kind in EXACT:
         return False
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return dispatch is not None and dispatch is not Tensor.__torch_dispatch__
@@ -108,12 +112,13 @@ def plain(x: Tensor) -> Tensor | None:
     Fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors and other subclasses give null, and so do
     tensors whose memory is given back: FSDP empties the storage of gathered parameters, and to read them is a crash.
     """
-    if is_wrapped(x):
+    exact = type(x) in EXACT
+    if not exact and is_wrapped(x):
         local = getattr(x, "_local_tensor", None)
         if type(x).__name__ != "DTensor" or not isinstance(local, Tensor):
             return None
         x = local
-    if torch._C._functorch.maybe_current_level() is not None or isinstance(x, _LAZY):
+    if torch._C._functorch.maybe_current_level() is not None or (not exact and isinstance(x, _LAZY)):
         return None
     if x.layout is not torch.strided:
         if x.layout is not torch.sparse_coo:

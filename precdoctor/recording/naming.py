@@ -6,9 +6,12 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import nn
+
+T = TypeVar("T")
 
 #: Wrappers whose child is the model: the attribute it lives under, by class name.
 _WRAPPERS = {
@@ -26,6 +29,21 @@ _STAND_IN = "CompiledFunction"
 _MAX_SEARCHES = 16
 
 
+def hashed_once(kind: type[T]) -> type[T]:
+    """Have the hash of a frozen dataclass computed when it is first asked for: dictionaries ask for every tensor."""
+    compute = kind.__hash__
+
+    def hash_of(self: T) -> int:
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = compute(self)
+        return known
+
+    kind.__hash__ = hash_of  # type: ignore[assignment, method-assign]
+    return kind
+
+
+@hashed_once
 @dataclass(frozen=True)
 class Place:
     """Where a module stands: its root's name (``GPT#0``), its FQN below it, its class."""
@@ -51,6 +69,20 @@ class Root:
     modules: list[tuple[str, str]] = field(default_factory=list)
     #: What it is wrapped in.
     outer: weakref.ref[nn.Module] | None = None
+
+
+def parts(module: nn.Module) -> list[nn.Module]:
+    """What ``module.modules()`` gives, in its order, several times as fast."""
+    if type(module).modules is not nn.Module.modules:
+        return list(module.modules())
+    found: dict[int, nn.Module] = {}
+    waiting = [module]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in found:
+            found[id(part)] = part
+            waiting += [child for child in reversed(part._modules.values()) if child is not None]
+    return list(found.values())
 
 
 def unwrap(module: nn.Module) -> nn.Module:

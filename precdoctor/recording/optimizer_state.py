@@ -117,6 +117,8 @@ class Masters:
 
 def masters_in_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Iterator[Tensor]:
     """FP32 copies of a 16-bit parameter that an optimizer keeps in its state."""
+    if parameter.dtype not in _HALF:
+        return iter(())
     return (x for key, x in _kept_for((optimizer,), parameter) if _is_master(key, x, parameter))
 
 

@@ -134,18 +134,23 @@ class Optimizers:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
         if not closure:  # else those there are left over from the step before
-            self._look_at_gradients(parameters_of(optimizer))
+            self._look_at_gradients(parameters_of(optimizer), just_now=True)
         return attempt
 
-    def _look_at_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Where not every gradient has a row: as the optimizer, or before it clipping, is given them."""
+    def _look_at_gradients(self, parameters: Iterable[Tensor], *, just_now: bool = False) -> None:
+        """Where not every gradient has a row: as the optimizer, or before it clipping, is given them.
+
+        Args:
+            parameters: whose.
+            just_now: they are judged at once, before anybody can write to them.
+        """
         facts = self._recorder.current
         if facts.gradients_of is not None or facts.grad_norm is not None:
             return
         parameters = list(parameters)
         if (found := gradient_sentinel(parameters)) is not None:
             facts.grad_norm, facts.grad_amax = found
-            self._look = Look.at(facts.grad_amax, parameters)
+            self._look = Look(facts.grad_amax) if just_now else Look.at(facts.grad_amax, parameters)
             facts.grad_norm_scaled = self.scalers.still_scaled(parameters) is True
 
     def _close(self, attempt: Attempt) -> None:
@@ -163,8 +168,12 @@ class Optimizers:
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` begins."""
         attempt = self._open(optimizer, by_scaler=True)
-        attempt.skipped = self._guard.skips_step(optimizer, scaler, self._look)
+        attempt.skipped = self._skips(optimizer, scaler)
         self._shadow(attempt)
+
+    def _skips(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:
+        look, self._look = self._look, None
+        return self._guard.skips_step(optimizer, scaler, look)
 
     def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` has ended, also by an exception."""
@@ -202,7 +211,7 @@ class Optimizers:
             attempt.driven.append(optimizer)
         attempt.closure = closure is not None
         if not attempt.by_scaler and not attempt.closure:
-            attempt.skipped = self._guard.skips_step(optimizer, None, self._look)
+            attempt.skipped = self._skips(optimizer, None)
         if not attempt.by_scaler:
             self._shadow(attempt)
         attempt.reached = not attempt.skipped
@@ -300,6 +309,8 @@ class Optimizers:
     def _record_given_gradients(self, attempt: Attempt) -> None:
         """What the optimizer is given; a fused one gets scaled gradients and takes the loss scale out by itself."""
         recorder = self._recorder
+        if not recorder.options.takes("weight_grad_step"):
+            return
         scaled = attempt.by_scaler and getattr(attempt.optimizer, "grad_scale", None) is not None
         with self._given as together:
             for parameter, place, name, _ in self._parameters(attempt.optimizer):
@@ -330,6 +341,8 @@ class Optimizers:
 
     def _record_updates(self, attempt: Attempt) -> None:
         recorder = self._recorder
+        if not attempt.before:
+            return
         with self._updates as together:
             for parameter, place, name, group in self._parameters(attempt.optimizer):
                 before = attempt.before.pop(id(parameter), None)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from precdoctor.recording.microscope.live import LiveTrace
     from precdoctor.recording.shadowing.shadow import Shadow
 
+_NOTHING = contextlib.nullcontext()
 _MAX_INTERNAL_ERRORS = 3
 #: Calls of one module told apart within a micro-step: recurrent cells, decoding loops and rollouts make thousands.
 MAX_CALLS = 16
@@ -71,6 +72,7 @@ class Recorder:
         self.threads = Threads(self)
         self.names = Names()
         self.slots = SlotTable()
+        self._sites: dict[Any, Site] = {}
         self.facts: Facts | None = None
         self.drain: Drain | None = None
         self.errors = 0
@@ -239,24 +241,41 @@ class Recorder:
         dense = None if not self.options.takes(site.kind) else leaves.plain(x) if dense is None else dense
         if dense is None:
             return None
-        with kernels.apart_from_user_modes():
+        alone = launch is kernels.stat and type(dense) in leaves.EXACT and kernels.reads_memory(dense)
+        with _NOTHING if alone else kernels.apart_from_user_modes():
             entry = self.slots.entry(site, dense.device)
-            if together is None or not together.takes(dense, entry.slot, launch, restart=restart):
+            if alone or together is None or not together.takes(dense, entry.slot, launch, restart=restart):
                 if restart:
                     kernels.bank(dense.device).restart(entry.slot)
                 launch(dense, entry.slot)
-        entry.shape = tuple(x.shape)
-        entry.micro_step = self.micro_step
+        entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
         return entry
 
-    def site(self, place: Place, kind: str, name: str, x: Tensor, **more: Any) -> Site:
-        """The site of ``x``; ``more`` is ``call``, ``phase`` and ``evaluating`` where they are not the defaults."""
-        fields = {"call": 0, "phase": "train", **more}
-        return Site(place, kind, name, dtype=str(x.dtype).removeprefix("torch."), **fields)
+    def site(
+        self,
+        place: Place,
+        kind: str,
+        name: str,
+        x: Tensor,
+        *,
+        call: int = 0,
+        phase: str = "train",
+        evaluating: bool = False,
+    ) -> Site:
+        """The site of ``x``, the same object every time."""
+        key = (place, kind, name, x.dtype, call, phase, evaluating)
+        site = self._sites.get(key)
+        if site is None:
+            dtype = str(x.dtype).removeprefix("torch.")
+            site = self._sites[key] = Site(place, kind, name, call, phase, dtype, evaluating)
+        return site
 
     def wants(self, place: Place) -> bool:
         """Whether ``--include``/``--exclude`` let this module through."""
-        return attach.glob_allows(self.options.include, self.options.exclude, place.module)
+        options = self.options
+        if not (options.include or options.exclude):
+            return True
+        return attach.glob_allows(options.include, options.exclude, place.module)
 
     def next_call(self, place: Place, mode: str) -> int:
         """How often the module was called in this micro-step before, per mode; the last number means any later one."""

@@ -22,11 +22,12 @@ class Look:
     """One reading of gradients: what came of it, and which tensors it speaks of, as they were."""
 
     amax: Deferred
-    of: frozenset[tuple[int, int]]
+    #: Null: of all an optimizer is about to be asked of, which nobody can have changed since.
+    of: frozenset[tuple[int, int]] | None = None
 
     def covers(self, parameters: Iterable[Tensor]) -> bool:
         """Whether it speaks of the gradients of all of these parameters, unchanged since."""
-        return _versions(parameters) <= self.of
+        return self.of is None or _versions(parameters) <= self.of
 
     @classmethod
     def at(cls, amax: Deferred, parameters: Iterable[Tensor]) -> Look:

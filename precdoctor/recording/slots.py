@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from precdoctor.recording import kernels
-from precdoctor.recording.naming import Place
+from precdoctor.recording.naming import Place, hashed_once
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.operand import Operand
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Site:
     """The key of a tensors row, plus what is constant for it."""

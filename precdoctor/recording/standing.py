@@ -11,6 +11,7 @@ from precdoctor.recording import leaves
 from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.fp8.operand import FLOAT8
+from precdoctor.recording.naming import parts
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.together import Together
 
@@ -32,14 +33,15 @@ class Standing:
 
     def record(self, module: torch.nn.Module, together: Together) -> None:
         """The rows of one root; what they are of is kept in ``together`` where it may be."""
-        self._frozen(module, together)
-        self._buffers(module, together)
-        self._delayed_scaling(module, together)
+        modules = parts(module)
+        self._frozen(modules, together)
+        self._buffers(modules, together)
+        self._delayed_scaling(modules, together)
 
-    def _frozen(self, module: torch.nn.Module, together: Together) -> None:
+    def _frozen(self, modules: list[torch.nn.Module], together: Together) -> None:
         """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again."""
         recorder = self._recorder
-        for parameter in module.parameters():
+        for parameter in (p for m in modules for p in m._parameters.values() if p is not None):
             if parameter.requires_grad or parameter.is_inference():
                 continue
             known = self._weights.get(id(parameter))
@@ -51,10 +53,10 @@ class Standing:
                 site = recorder.site(found[0], "weight", found[1], parameter)
                 recorder.measure(site, parameter, together=together)
 
-    def _buffers(self, module: torch.nn.Module, together: Together) -> None:
+    def _buffers(self, modules: list[torch.nn.Module], together: Together) -> None:
         """Floating-point buffers, whenever they were written to."""
         recorder = self._recorder
-        owned = ((m, name, b) for m in module.modules() for name, b in m._buffers.items())
+        owned = ((m, name, b) for m in modules for name, b in m._buffers.items())
         for owner, name, buffer in owned:
             if buffer is None or not buffer.is_floating_point() or buffer.is_inference():
                 continue
@@ -68,10 +70,10 @@ class Standing:
             if found is not None and recorder.wants(found[0]):
                 recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer, together=together)
 
-    def _delayed_scaling(self, module: torch.nn.Module, together: Together) -> None:
+    def _delayed_scaling(self, modules: list[torch.nn.Module], together: Together) -> None:
         """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers."""
         recorder = self._recorder
-        for owner in module.modules():
+        for owner in modules:
             place = recorder.names.find(owner) if "fp8_meta" in owner.__dict__ else None
             if place is not None and recorder.wants(place):
                 for name, x in engines.delayed_scaling(owner):

@@ -25,7 +25,7 @@ from precdoctor.recording.sentinel import amax
 #: In elements: larger buffers are read on sampled steps only.
 _SMALL = 1 << 16
 #: Sampled steps read the optimizer state at least this many steps apart.
-_STATE_EVERY = 8
+_STATE_EVERY = 32
 #: Gradients within two binades of the root of the state's largest number are reason enough to read it.
 _MARGIN = 0.25
 _FLOAT16_ROOT = math.sqrt(torch.finfo(torch.float16).max)

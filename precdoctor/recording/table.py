@@ -116,6 +116,9 @@ class StepTensors:
     def __init__(self, batch: StepBatch, rank: int, sites: Sites) -> None:
         self._sites = sites
         self._step, self._rank = batch.facts.step, rank
+        self.rows = 0
+        if not batch.entries:  # most steps: nothing below is asked for
+            return
         skipped = bool(read(batch.facts.found_inf))  # by a fused optimizer, which decides that on the device
         entries = [
             e for e in batch.entries if e.device in batch.snapshots and not (skipped and e.site.kind == "update")
@@ -127,6 +130,7 @@ class StepTensors:
         self._floats = self._read(lambda snapshot, slots: snapshot.floats(slots), at.FLOAT_WIDTH, np.float64)
         slots = np.fromiter((e.slot for e in entries), np.int64, self.rows)
         self._codes, self._calls = sites.codes(entries, slots)
+        self._kinds = np.ascontiguousarray(self._codes[:, _KIND])
         self._bad: _Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
         self._micro_starts = batch.facts.micro_starts
         self._cast_rows = [row for row, entry in enumerate(entries) if entry.operand is not None]
@@ -135,16 +139,23 @@ class StepTensors:
 
     def of_kinds(self, *kinds: str) -> _Bools:
         """Which rows are of one of these kinds."""
-        return np.isin(self._codes[:, _KIND], [self._sites.number(kind) for kind in kinds])
+        found: _Bools = np.zeros(self.rows, np.bool_)
+        for kind in kinds if self.rows else ():
+            found |= self._kinds == self._sites.number(kind)
+        return found
 
     def bad_triggers(self) -> list[tuple[str, str, str, str]]:
         """Root, module, kind and name of the tensors whose NaN or Inf is an incident."""
+        if not self.rows:
+            return []
         chosen = np.flatnonzero(self._bad & self.of_kinds(*TRIGGER_KINDS))
         text = self._sites.text
         return [tuple(text(n) for n in self._codes[row, _KEY]) for row in chosen]  # type: ignore[misc]
 
     def unscale_ratios(self) -> list[float]:
         """Per parameter: amax of the accumulated gradient over amax of what the optimizer was given."""
+        if not self.of_kinds("weight_grad_step").any():
+            return []
         before, after = self._amax_by_owner("weight_grad"), self._amax_by_owner("weight_grad_step")
         return [before[owner] / after[owner] for owner in before if owner in after]
 
@@ -155,6 +166,8 @@ class StepTensors:
 
     def weight_gradients(self, own: Collection[tuple[str, str, str]]) -> tuple[list[float], bool]:
         """Sums of squares of the gradients of some parameters (root, module, name), and whether all are finite."""
+        if not self.rows:
+            return [], True
         number = self._sites.number
         owners = {(number(root), number(module), number(name)) for root, module, name in own}
         chosen = self.of_kinds("weight_grad")
@@ -163,6 +176,8 @@ class StepTensors:
 
     def lost_updates(self) -> tuple[int, int]:
         """Elements of updates that did not change the weight, and those that were meant to."""
+        if not self.rows:
+            return 0, 0
         updates = self._head[self.of_kinds("update")]
         lost = int(updates[:, at.UNCHANGED].sum())
         return lost, int(updates[:, at.NUMEL].sum()) - int(updates[:, at.HIST].sum()) + lost

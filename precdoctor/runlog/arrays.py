@@ -6,6 +6,7 @@ left for values of unexpected types, which it converts or refuses.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -25,7 +26,7 @@ def numbers(values: npt.NDArray[Any], valid: Bits | None = None) -> pa.Array:
         valid: false where the value is null; None: nowhere.
     """
     values = np.ascontiguousarray(values)
-    kind = pa.from_numpy_dtype(values.dtype)
+    kind = _arrow_type(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [_bitmap(valid), pa.py_buffer(values)])
 
 
@@ -62,23 +63,37 @@ def column(values: Sequence[Any] | npt.NDArray[Any], kind: pa.DataType) -> pa.Ar
     if isinstance(values, np.ndarray):
         fits = values.ndim == 1 and values.dtype != np.bool_ and _numpy_type(kind) == values.dtype
         return numbers(values) if fits else None
+    dtype = _numpy_type(kind)
+    if dtype is not None:
+        return _numbers_of(values, dtype)
     if pa.types.is_list(kind):
         return _lists_of(values, kind)
     if kind == pa.string():
         return strings(values) if _all(values, (str,)) else None
-    valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
-    filled = [0 if value is None else value for value in values]
-    if kind == pa.bool_():
-        return flags(np.array(filled, np.bool_), valid) if _all(values, (bool,)) else None
-    dtype = _numpy_type(kind)
-    if dtype is None or not _all(values, (int,) if dtype.kind in "iu" else (float, int)):
+    if kind != pa.bool_() or not _all(values, (bool,)):
         return None
+    filled, valid = _filled(values)
+    return flags(np.array(filled, np.bool_), valid)
+
+
+def _numbers_of(values: Sequence[Any], dtype: np.dtype[Any]) -> pa.Array | None:
+    if not _all(values, (int,) if dtype.kind in "iu" else (float, int)):
+        return None
+    filled, valid = _filled(values)
     if dtype.kind == "u" and min(filled, default=0) < 0:
         return None
     try:
         return numbers(np.array(filled, dtype), valid)
     except OverflowError:
         return None
+
+
+def _filled(values: Sequence[Any]) -> tuple[list[Any], Bits | None]:
+    """The values with zeros for null ones, and which are not null: None where all are."""
+    if None not in values:
+        return list(values), None
+    valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    return [0 if value is None else value for value in values], valid
 
 
 def _lists_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
@@ -94,6 +109,10 @@ def _all(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
     return all(value is None or type(value) in kinds for value in values)
 
 
+_arrow_type = functools.cache(pa.from_numpy_dtype)
+
+
+@functools.cache
 def _numpy_type(kind: pa.DataType) -> np.dtype[Any] | None:
     return np.dtype(kind.to_pandas_dtype()) if pa.types.is_integer(kind) or pa.types.is_floating(kind) else None
 

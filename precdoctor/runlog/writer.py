@@ -6,6 +6,7 @@ Every ``OSError`` (full disk, vanished or read-only directory) reaches the calle
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -235,21 +236,34 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
     """
     if table not in TABLES:
         raise ValueError(f"no table {table!r}; there are {', '.join(TABLES)}")
-    schema = stored_schema(table)
-    if unknown := set(columns).difference(schema.names):
+    schema, fields = stored_schema(table), _fields(table)
+    if unknown := columns.keys() - fields.keys():
         raise ValueError(f"{table} has no column {min(unknown)!r}")
     found = []
-    for field in schema:
-        values = columns.get(field.name)
-        array = pa.nulls(rows, field.type) if values is None else _array(values, field)
+    for name, (field, kind, nullable, is_text) in fields.items():
+        values = columns.get(name)
+        array = pa.nulls(rows, kind) if values is None else _array(values, field)
         if len(array) != rows:
-            raise ValueError(f"{table}.{field.name} has {len(array)} values for {rows} rows")
-        if not field.nullable and array.null_count:
-            raise ValueError(f"{table}.{field.name} may not be null")
-        if field.type == pa.string() and (pc.max(pc.binary_length(array)).as_py() or 0) > MAX_STRING_BYTES:
-            raise ValueError(f"{table}.{field.name} holds a string of more than {MAX_STRING_BYTES} bytes")
+            raise ValueError(f"{table}.{name} has {len(array)} values for {rows} rows")
+        if not nullable and array.null_count:
+            raise ValueError(f"{table}.{name} may not be null")
+        if is_text and _longest(array) > MAX_STRING_BYTES:
+            raise ValueError(f"{table}.{name} holds a string of more than {MAX_STRING_BYTES} bytes")
         found.append(array)
     return pa.RecordBatch.from_arrays(found, schema=schema)
+
+
+@functools.cache
+def _fields(table: str) -> dict[str, tuple[pa.Field, pa.DataType, bool, bool]]:
+    """By name: the field, its type, whether it may be null, whether it is text. Arrow makes each anew when asked."""
+    return {f.name: (f, f.type, f.nullable, f.type == pa.string()) for f in stored_schema(table)}
+
+
+def _longest(strings: pa.Array) -> int:
+    """At most the length of the longest one, in bytes."""
+    if strings.nbytes <= MAX_STRING_BYTES:
+        return int(strings.nbytes)
+    return int(pc.max(pc.binary_length(strings)).as_py() or 0)
 
 
 def _array(values: Column, field: pa.Field) -> pa.Array:

@@ -19,6 +19,7 @@ from precdoctor.recording.kernels import batched, blocked, cuda, native, referen
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels.adam import Adam as Adam
 from precdoctor.recording.kernels.apart import apart_from_user_modes as apart_from_user_modes
+from precdoctor.recording.kernels.apart import is_unwatched
 from precdoctor.recording.kernels.batched import Job as Job
 from precdoctor.recording.kernels.batched import Tables as Tables
 from precdoctor.recording.kernels.cuda import stream_of as stream_of
@@ -129,6 +130,11 @@ def stat(x: Tensor, slot: int) -> None:
         torch.ops.precdoctor.stat.default(x, slot)
     else:
         _stat(x, slot)
+
+
+def reads_memory(x: Tensor) -> bool:
+    """Whether :func:`stat` of a tensor without behaviour of its own runs no op of torch's that anybody could notice."""
+    return x.is_cpu and native.supports(x) and is_unwatched()
 
 
 def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) -> None:

@@ -7,6 +7,12 @@ import contextlib
 import torch
 
 
+def is_unwatched() -> bool:
+    """Whether there is no such mode."""
+    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    return not (modes or torch.is_inference_mode_enabled())
+
+
 class apart_from_user_modes:  # noqa: N801 - used like a function
     """Run our ops where no mode of the user's can see, count or redirect them."""
 
