@@ -134,7 +134,7 @@ def stat(x: Tensor, slot: int) -> None:
 
 def reads_memory(x: Tensor) -> bool:
     """Whether :func:`stat` of a tensor without behaviour of its own runs no op of torch's that anybody could notice."""
-    return x.is_cpu and native.supports(x) and is_unwatched()
+    return is_unwatched() and x.is_cpu and native.supports(x)  # first: a mode would see the others
 
 
 def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) -> None:

@@ -437,6 +437,23 @@ def test_the_kernel_leaves_to_torch_what_is_not_in_fp32_or_not_known_yet():
     assert not native.supports_adam(wide, wide, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
 
 
+def test_memory_is_only_read_past_torch_where_no_mode_of_the_user_would_notice():
+    x, seen = torch.randn(8), []
+
+    class Notes(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, _types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    assert kernels.reads_memory(x) == native.supports(x)
+    assert not kernels.reads_memory(x.to("meta"))
+    with Notes():
+        assert not kernels.reads_memory(x)
+    with torch.inference_mode():
+        assert not kernels.reads_memory(x)
+    assert seen == []
+
+
 def test_the_op_is_invisible_to_modes_of_the_user():
     from torch.utils._python_dispatch import TorchDispatchMode
 

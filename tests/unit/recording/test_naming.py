@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from precdoctor.recording.naming import Names, class_name, unwrap
+from precdoctor.recording.naming import Names, Place, class_name, parts, unwrap
 
 
 class Net(nn.Module):
@@ -175,3 +175,35 @@ def test_fsdp_classes_are_called_what_the_user_called_them():
     sharded.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})
     assert class_name(sharded) == "Linear"
     assert class_name(nn.Linear(2, 2)) == "Linear"
+
+
+class OfItsOwn(nn.Module):
+    def modules(self):
+        return iter(())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        Net,
+        lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True),
+        lambda: torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU())),
+        lambda: nn.Sequential(shared := nn.Linear(2, 2), nn.Sequential(nn.ReLU(), shared)),
+        OfItsOwn,
+    ],
+    ids=["shared", "transformer", "scripted", "nested", "of-its-own"],
+)
+def test_the_parts_of_a_module_are_its_modules_in_their_order(make):
+    module = make()
+
+    assert list(map(id, parts(module))) == list(map(id, module.modules()))
+
+
+def test_places_are_equal_and_hash_alike_by_what_they_say():
+    one, same, other = Place("A#0", "fc", "Linear"), Place("A#0", "fc", "Linear"), Place("A#0", "fc", "Conv2d")
+
+    assert one == same
+    assert hash(one) == hash(one) == hash(same)
+    assert one != other
+    assert {one: 1}[same] == 1
