@@ -137,7 +137,9 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(WIDTH, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        y, _ = self.lstm(x)
+        # Without AVX-512 oneDNN refuses an LSTM in 16 bits, which torch's own kernel takes.
+        with torch.backends.mkldnn.flags(enabled=torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+            y, _ = self.lstm(x)
         h = torch.zeros(x.shape[0], WIDTH, dtype=y.dtype)
         for t in range(y.shape[1]):
             h = self.cell(y[:, t], h)
