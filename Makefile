@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
+# One more than CI has cores: the tests wait for processes they have started.
+WORKERS ?= 3
 
 # The tests start hundreds of interpreters; where this is set, as containers do, each would compile precdoctor again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -42,10 +44,10 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev  ## the tests alone; make unit ARGS="-k gate" picks some
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" $(ARGS)
 
 slow: $(VENV)/.installed-dev  ## the tests that `make test` leaves out because they take long
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "slow" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow" $(ARGS)
 
 gpu:  ## what only a CUDA device can show: its tests, and a table under benchmarks/results/ (PYTHON=...)
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
