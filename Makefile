@@ -4,8 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
-# One more than CI has cores: the tests wait for processes they have started.
-WORKERS ?= 3
+# As many as CI has cores; a third makes it slower.
+WORKERS ?= 2
 
 # The tests start hundreds of interpreters; where this is set, as containers do, each would compile precdoctor again.
 export PYTHONDONTWRITEBYTECODE :=

@@ -48,7 +48,14 @@ def test_the_guides_are_those():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=[page.stem for page in WITH_COMMANDS])
+#: These run with every `make test`; the others record for longer and are left to `make slow`.
+QUICK = ("loss-is-nan", "loss-scale-falls")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=p.stem, marks=() if p.stem in QUICK else pytest.mark.slow) for p in WITH_COMMANDS],
+)
 def test_a_guide_runs_and_prints_what_it_quotes(page, tmp_path, type_it):
     said, quoted = "", 0
     for block in blocks(page):
