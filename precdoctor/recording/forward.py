@@ -156,7 +156,7 @@ class Forward:
         stack = self._stack()
         if not stack:
             return False
-        if torch._C._is_any_autocast_enabled() and not stack[-1].mode.evaluating:
+        if self._autocast_is_new() and not stack[-1].mode.evaluating:
             self._guarded_note_autocast()
         return True
 
@@ -194,7 +194,7 @@ class Forward:
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:
             frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)
-        if torch._C._is_any_autocast_enabled() and not mode.evaluating:
+        if self._autocast_is_new() and not mode.evaluating:
             self._note_autocast()  # at every call: frameworks enter autocast inside the root's forward
         if inside is None:
             frame.reopens = self._loss_code.root_begins(module)
@@ -230,9 +230,11 @@ class Forward:
             return _NOT_RECORDED
         return _Mode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
 
+    def _autocast_is_new(self) -> bool:
+        """Whether autocast is on, and the step does not know of it yet."""
+        return self._recorder.current.autocast_dtype is None and torch._C._is_any_autocast_enabled()
+
     def _note_autocast(self) -> None:
-        if self._recorder.current.autocast_dtype is not None:
-            return
         for device in ("cuda", "cpu"):
             if torch.is_autocast_enabled(device):
                 recorder, dtype = self._recorder, str(torch.get_autocast_dtype(device)).removeprefix("torch.")

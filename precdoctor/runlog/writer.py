@@ -247,7 +247,7 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
             raise ValueError(f"{table}.{name} has {len(array)} values for {rows} rows")
         if not nullable and array.null_count:
             raise ValueError(f"{table}.{name} may not be null")
-        if is_text and _longest(array) > MAX_STRING_BYTES:
+        if is_text and _has_too_long(array):
             raise ValueError(f"{table}.{name} holds a string of more than {MAX_STRING_BYTES} bytes")
         found.append(array)
     return pa.RecordBatch.from_arrays(found, schema=schema)
@@ -259,11 +259,11 @@ def _fields(table: str) -> dict[str, tuple[pa.Field, pa.DataType, bool, bool]]:
     return {f.name: (f, f.type, f.nullable, f.type == pa.string()) for f in stored_schema(table)}
 
 
-def _longest(strings: pa.Array) -> int:
-    """At most the length of the longest one, in bytes."""
+def _has_too_long(strings: pa.Array) -> bool:
+    """Whether one of them is longer than readers take; most often all together are not."""
     if strings.nbytes <= MAX_STRING_BYTES:
-        return int(strings.nbytes)
-    return int(pc.max(pc.binary_length(strings)).as_py() or 0)
+        return False
+    return (pc.max(pc.binary_length(strings)).as_py() or 0) > MAX_STRING_BYTES
 
 
 def _array(values: Column, field: pa.Field) -> pa.Array:
