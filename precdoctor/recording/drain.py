@@ -258,8 +258,8 @@ class Drain:
 
     def _append(self, writer: RankWriter, table: str, rows: list[dict[str, Any]]) -> None:
         if rows:
-            columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(k for row in rows for k in row)}
-            writer.append(table, columns, len(rows))
+            known = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
+            writer.append(table, {name: [row.get(name) for row in rows] for name in known}, len(rows))
 
     def _drops(self, step: int | None, reason: str, rows: int) -> list[dict[str, Any]]:
         self._dropped[reason] += rows

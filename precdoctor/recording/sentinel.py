@@ -47,13 +47,13 @@ def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
 
 def amax(tensors: Iterable[Tensor]) -> Deferred:
     """Largest magnitude over some tensors; not finite exactly if one of them is not. Null without any."""
-    dense = [x.detach() for t in tensors if (x := leaves.plain(t)) is not None]
+    dense = [x for t in tensors if (x := leaves.plain(t)) is not None]
     if not dense:
         return None
     if (found := native.look(dense)) is not None:
         return found[0]
     with kernels.apart_from_user_modes():
-        return defer(_largest(dense))
+        return defer(_largest([x.detach() for x in dense]))
 
 
 def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Deferred, Deferred] | None:
@@ -66,22 +66,18 @@ def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Deferred, Deferred]
         Both as numbers that may still be on their way; amax is finite exactly if every gradient is. Null where there is
         no gradient.
     """
-    gradients = _gradients(parameters)
-    if not gradients:
+    dense = [g for p in parameters if (x := p.grad) is not None and (g := leaves.plain(x)) is not None]
+    if not dense:
         return None
-    if (found := native.look(gradients)) is not None:
+    if (found := native.look(dense)) is not None:
         return math.sqrt(found[1]), found[0]
+    gradients = [g.detach() for g in dense]
     home = gradients[0].device
     exact = torch.float64 if home.type in {"cpu", "cuda"} else torch.float32
     with kernels.apart_from_user_modes():
         wide = _joined([g if g.dtype in {torch.float32, torch.float64} else g.to(torch.float32) for g in gradients])
         squares = torch.stack([n.to(home, exact) for n in torch._foreach_norm(wide, 2.0)])
         return defer(torch.linalg.vector_norm(squares)), defer(_largest(wide))
-
-
-def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    dense = (leaves.plain(p.grad) for p in parameters if p.grad is not None)
-    return [g.detach() for g in dense if g is not None]
 
 
 def _joined(tensors: list[Tensor]) -> list[Tensor]:

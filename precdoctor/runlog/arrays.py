@@ -17,6 +17,8 @@ import pyarrow as pa
 
 Bits: TypeAlias = npt.NDArray[np.bool_]
 
+_STRING = pa.string()
+
 
 def numbers(values: npt.NDArray[Any], valid: Bits | None = None) -> pa.Array:
     """A numeric array that shares the memory of ``values``.
@@ -42,9 +44,9 @@ def strings(values: Sequence[str | None]) -> pa.Array:
         UnicodeEncodeError: a lone surrogate.
     """
     encoded = [b"" if value is None else value.encode() for value in values]
-    valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
-    buffers = [_bitmap(valid), pa.py_buffer(_ends(map(len, encoded), len(encoded))), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(values), buffers)
+    ends = np.array([0, *itertools.accumulate(map(len, encoded))], np.int32)
+    buffers = [_bitmap(_known(values)), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(_STRING, len(values), buffers)
 
 
 def lists(lengths: npt.NDArray[Any] | Sequence[int], values: pa.Array, valid: Bits | None = None) -> pa.Array:
@@ -60,26 +62,24 @@ def column(values: Sequence[Any] | npt.NDArray[Any], kind: pa.DataType) -> pa.Ar
     Raises:
         UnicodeEncodeError: a lone surrogate.
     """
+    dtype, types = _plain_types(kind)
     if isinstance(values, np.ndarray):
-        fits = values.ndim == 1 and values.dtype != np.bool_ and _numpy_type(kind) == values.dtype
-        return numbers(values) if fits else None
-    dtype = _numpy_type(kind)
+        return numbers(values) if values.ndim == 1 and dtype is not None and dtype == values.dtype else None
+    if not types.issuperset(map(type, values)):
+        return None
     if dtype is not None:
         return _numbers_of(values, dtype)
+    if kind == _STRING:
+        return strings(values)
     if pa.types.is_list(kind):
         return _lists_of(values, kind)
-    if kind == pa.string():
-        return strings(values) if _all(values, (str,)) else None
-    if kind != pa.bool_() or not _all(values, (bool,)):
-        return None
-    filled, valid = _filled(values)
-    return flags(np.array(filled, np.bool_), valid)
+    valid = _known(values)
+    return flags(np.array(values if valid is None else [bool(value) for value in values], np.bool_), valid)
 
 
 def _numbers_of(values: Sequence[Any], dtype: np.dtype[Any]) -> pa.Array | None:
-    if not _all(values, (int,) if dtype.kind in "iu" else (float, int)):
-        return None
-    filled, valid = _filled(values)
+    valid = _known(values)
+    filled = values if valid is None else [0 if value is None else value for value in values]
     if dtype.kind == "u" and min(filled, default=0) < 0:
         return None
     try:
@@ -88,40 +88,35 @@ def _numbers_of(values: Sequence[Any], dtype: np.dtype[Any]) -> pa.Array | None:
         return None
 
 
-def _filled(values: Sequence[Any]) -> tuple[list[Any], Bits | None]:
-    """The values with zeros for null ones, and which are not null: None where all are."""
-    if None not in values:
-        return list(values), None
-    valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
-    return [0 if value is None else value for value in values], valid
-
-
 def _lists_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
-    if not _all(values, (list, tuple)):
-        return None
     flat = list(itertools.chain.from_iterable(value for value in values if value is not None))
     inner = column(flat, kind.value_type)
-    valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
-    return None if inner is None else lists([len(value or ()) for value in values], inner, valid)
+    return None if inner is None else lists([len(value or ()) for value in values], inner, _known(values))
 
 
-def _all(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
-    return all(value is None or type(value) in kinds for value in values)
+def _known(values: Sequence[Any]) -> Bits | None:
+    """Which values are not null; None where all are."""
+    return np.fromiter((value is not None for value in values), np.bool_, len(values)) if None in values else None
+
+
+@functools.cache
+def _plain_types(kind: pa.DataType) -> tuple[np.dtype[Any] | None, frozenset[type]]:
+    """NumPy's type for numbers of this kind, and the Python types that need no conversion."""
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        dtype = np.dtype(kind.to_pandas_dtype())
+        return dtype, frozenset((int, type(None)) if dtype.kind in "iu" else (float, int, type(None)))
+    if pa.types.is_list(kind):
+        return None, frozenset((list, tuple, type(None)))
+    return None, frozenset({_STRING: (str, type(None)), pa.bool_(): (bool, type(None))}.get(kind, ()))
 
 
 _arrow_type = functools.cache(pa.from_numpy_dtype)
 
 
-@functools.cache
-def _numpy_type(kind: pa.DataType) -> np.dtype[Any] | None:
-    return np.dtype(kind.to_pandas_dtype()) if pa.types.is_integer(kind) or pa.types.is_floating(kind) else None
-
-
-def _ends(lengths: npt.NDArray[Any] | Sequence[int] | Any, count: int) -> npt.NDArray[np.int32]:
+def _ends(lengths: npt.NDArray[Any] | Sequence[int], count: int) -> npt.NDArray[np.int32]:
     """Offsets of ``count`` consecutive pieces: 0, and where each one ends."""
     offsets = np.zeros(count + 1, np.int32)
-    some = lengths if isinstance(lengths, (np.ndarray, list, tuple)) else np.fromiter(lengths, np.int32, count)
-    np.cumsum(some, out=offsets[1:])
+    np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 

@@ -31,6 +31,8 @@ ROW_GROUP_ROWS: Final = 1 << 16
 #: ... and their size in memory, in bytes.
 ROW_GROUP_BYTES: Final = 32 << 20
 DIGEST_BYTES: Final = 16
+#: Batches from which on they are joined before they are written.
+_PIECES: Final = 8
 
 _TEMPORARY: Final = re.compile(r"\..+\.tmp")
 #: Few distinct values per part, beside the names.
@@ -105,12 +107,19 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
     rows = size = 0
     for batch in batches:
         held.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
+        # Asking for nbytes would take longer than decoding the batch.
+        rows, size = rows + batch.num_rows, size + batch.get_total_buffer_size()
         if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(held, schema)
+            yield _joined(held, schema)
             held, rows, size = [], 0, 0
     if held:
-        yield pa.Table.from_batches(held, schema)
+        yield _joined(held, schema)
+
+
+def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """One table; steps come row by row, and Parquet's writer takes longer for many pieces than joining them does."""
+    table = pa.Table.from_batches(batches, schema)
+    return table.combine_chunks() if len(batches) > _PIECES else table
 
 
 def _encoding(schema: pa.Schema) -> dict[str, object]:

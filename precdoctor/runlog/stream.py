@@ -175,9 +175,11 @@ def _message(metadata: memoryview, rest: memoryview) -> tuple[int, int, int]:
         where = _slot(metadata, batch, 2)
         if where is not None:
             vector = where + _at("<I", metadata, where)
-            for n in range(_at("<I", metadata, vector)):
-                offset = _at("<q", metadata, vector + 4 + 16 * n)
-                length = _at("<q", metadata, vector + 12 + 16 * n)
+            size = 16 * _at("<I", metadata, vector)
+            buffers = metadata[vector + 4 : vector + 4 + size]
+            if len(buffers) != size:
+                raise ValueError("a message whose buffers are not in it")
+            for offset, length in struct.iter_unpack("<qq", buffers):
                 claim += length
                 if compressed and length >= 8 and offset + 8 <= len(rest):
                     claim += max(0, _at("<q", rest, offset))

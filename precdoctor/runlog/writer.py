@@ -112,9 +112,10 @@ class RankWriter:
             limit = self._max_bytes * _TENSOR_SHARE - self._growth if table == "tensors" else self._max_bytes
             if self.bytes_used >= limit:
                 raise DiskBudgetReached(f"{self.directory} has reached its limit of {self._max_bytes} bytes")
-        some, before = max(1, rows * _SLICE_BYTES // max(1, batch.nbytes)), self.bytes_used
+        before = self.bytes_used
+        some = 1 if rows == 1 else max(1, rows * _SLICE_BYTES // max(1, batch.nbytes))
         for at in range(0, rows, some):
-            self._write(table, batch.slice(at, some))
+            self._write(table, batch if some >= rows else batch.slice(at, some))
         if table == "tensors":
             self._growth = max(self._growth, self.bytes_used - before)
 
@@ -242,7 +243,7 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
     found = []
     for name, (field, kind, nullable, is_text) in fields.items():
         values = columns.get(name)
-        array = pa.nulls(rows, kind) if values is None else _array(values, field)
+        array = _nulls(rows, kind) if values is None else _array(values, field)
         if len(array) != rows:
             raise ValueError(f"{table}.{name} has {len(array)} values for {rows} rows")
         if not nullable and array.null_count:
@@ -257,6 +258,16 @@ def build_batch(table: str, columns: Mapping[str, Column], rows: int) -> pa.Reco
 def _fields(table: str) -> dict[str, tuple[pa.Field, pa.DataType, bool, bool]]:
     """By name: the field, its type, whether it may be null, whether it is text. Arrow makes each anew when asked."""
     return {f.name: (f, f.type, f.nullable, f.type == pa.string()) for f in stored_schema(table)}
+
+
+def _nulls(rows: int, kind: pa.DataType) -> pa.Array:
+    """Rows of steps between samples are written one by one, and a third of their columns is null."""
+    return _one_null(kind) if rows == 1 else pa.nulls(rows, kind)
+
+
+@functools.cache
+def _one_null(kind: pa.DataType) -> pa.Array:
+    return pa.nulls(1, kind)
 
 
 def _has_too_long(strings: pa.Array) -> bool:

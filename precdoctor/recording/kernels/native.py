@@ -242,14 +242,19 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     Returns:
         Null when one of them cannot be taken: not on the CPU, not in one piece of memory, of an unknown dtype.
     """
-    if not all(supports(x) and (x.is_contiguous() or _fills_its_memory(x)) for x in tensors):
+    if library() is None:
         return None
+    jobs = []
+    for x in tensors:
+        code = _CODES.get(x.dtype)
+        if code is None or not x.is_cpu or not (x.is_contiguous() or _fills_its_memory(x)):
+            return None
+        jobs.append((x.data_ptr(), code, x.numel()))
     lib: Any = library()
     out = (ctypes.c_double * 2)()
     threads = 1 if _forked else torch.get_num_threads()
-    for x in tensors:
-        numel = x.numel()
-        lib.precdoctor_look(x.data_ptr(), _CODES[x.dtype], numel, out, 1 if numel < _THREADS_FROM else threads)
+    for address, code, numel in jobs:
+        lib.precdoctor_look(address, code, numel, out, 1 if numel < _THREADS_FROM else threads)
     return out[0], out[1]
 
 
