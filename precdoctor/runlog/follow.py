@@ -10,7 +10,8 @@ import pyarrow as pa
 from precdoctor.runlog.filters import Query, query
 from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import RankDirectory, rank_directories
-from precdoctor.runlog.parts import PartFile, Survey, read_manifest, read_open, read_sealed, readable, survey
+from precdoctor.runlog.parts import read_open, read_sealed
+from precdoctor.runlog.survey import PartFile, Survey, read_manifest, readable, survey
 
 _Part = tuple[str, str, int]
 

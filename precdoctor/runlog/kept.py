@@ -1,23 +1,23 @@
 """What an open run keeps of its sealed parts, so that a part is not read, checked and decoded anew for every query.
 
-Rules ask a log some thirty times, mostly for columns that were asked for before. A part's checksum is found right once,
-its footer is read once, and its columns are, from the second query on, decoded once as long as there is room: memory
-stays flat in the size of the log.
+Rules ask a log some thirty times, mostly for columns that were asked for before, and the log of a day has thousands of
+parts. A part's checksum is found right once, its footer and pages are checked once, and at the second query all of its
+columns are decoded, once, as long as there is room: memory stays flat in the size of the log.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from precdoctor.runlog.pages import RowGroup
+from precdoctor.runlog.sealing import Part
 
-#: Decoded columns of all parts of a run together; some 60 000 rows with every column but block histograms.
-MAX_KEPT_BYTES: Final = 32 << 20
-_MAX_FOOTERS: Final = 256
+#: Decoded columns of all parts of a run together; some 250 000 rows with every column but block histograms.
+MAX_KEPT_BYTES: Final = 128 << 20
 
 #: Path, time of change in ns, size in bytes: another file has another stamp.
 Stamp: TypeAlias = tuple[str, int, int]
@@ -33,26 +33,50 @@ def stamp_of(path: Path) -> Stamp:
     return (str(path), found.st_mtime_ns, found.st_size)
 
 
+@dataclass(frozen=True)
+class Group:
+    """Rows of one row group, and their smallest and largest step as far as that is stated."""
+
+    rows: int
+    steps: tuple[int, int] | None
+
+
+#: The row groups of a part whose checksum was right, and whose footer and pages claim nothing they must not.
+Sound: TypeAlias = tuple[Group, ...]
+
+
 @dataclass
 class Kept:
     """Of one run; the first parts stay, since every query goes through all of them in the same order."""
 
     max_bytes: int = MAX_KEPT_BYTES
-    _footers: dict[Stamp, list[RowGroup] | None] = field(default_factory=dict)
+    _sound: dict[Stamp, Sound] = field(default_factory=dict)
     _columns: dict[Stamp, dict[str, pa.Array]] = field(default_factory=dict)
+    _manifests: dict[Path, tuple[Stamp, dict[str, Part]]] = field(default_factory=dict)
     _bytes: int = 0
 
-    def is_sound(self, stamp: Stamp) -> bool:
-        """Whether the checksum of this part was found right before."""
-        return stamp in self._footers
+    def sound(self, stamp: Stamp) -> Sound | None:
+        """The row groups of a part; None before it was found sound."""
+        return self._sound.get(stamp)
 
-    def footer(self, stamp: Stamp) -> list[RowGroup] | None:
-        """Its row groups; None where they are to be read again."""
-        return self._footers.get(stamp)
+    def found_sound(self, stamp: Stamp, found: Sound) -> None:
+        """Its checksum was right, and it holds these row groups."""
+        self._sound[stamp] = found
 
-    def found_sound(self, stamp: Stamp, groups: list[RowGroup]) -> None:
-        """Its checksum was right, and its footer reads so; footers cost more than a few columns, but have no limit."""
-        self._footers[stamp] = groups if len(self._footers) < _MAX_FOOTERS else None
+    def manifest(self, path: Path, read: Callable[[], dict[str, Part]]) -> dict[str, Part]:
+        """What ``read`` makes of this parts.jsonl, which grows; read again once it has.
+
+        Raises:
+            OSError: as ``read``.
+        """
+        try:
+            stamp = stamp_of(path)
+        except FileNotFoundError:
+            return read()
+        known = self._manifests.get(path)
+        if known is None or known[0] != stamp:
+            known = self._manifests[path] = (stamp, read())
+        return known[1]
 
     def columns(self, stamp: Stamp) -> dict[str, pa.Array]:
         """The columns kept of this part: checked, of the reader's types, with all of its rows."""
@@ -63,10 +87,7 @@ class Kept:
         """Whether more columns may be kept."""
         return self._bytes < self.max_bytes
 
-    def keep(self, stamp: Stamp, columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
-        """Keep more columns of this part while there is room; all that are known of it now, kept or not."""
-        known = self.columns(stamp) | columns
-        if self.has_room:
-            self._columns[stamp] = known
-            self._bytes += sum(array.nbytes for array in columns.values())
-        return known
+    def keep(self, stamp: Stamp, columns: dict[str, pa.Array]) -> None:
+        """Keep the columns of this part."""
+        self._columns[stamp] = columns
+        self._bytes += sum(array.nbytes for array in columns.values())

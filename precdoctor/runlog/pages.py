@@ -169,14 +169,17 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         raise ValueError("its structures are nested too deeply")
     fields: dict[int, Any] = {}
     number = 0
-    while data[at]:
-        delta, kind = data[at] >> 4, data[at] & 15
+    while head := data[at]:
         at += 1
-        if delta:
-            number += delta
+        if head > 15:
+            number += head >> 4
         else:
             number, at = _zigzag(data, at)
-        if kind in {1, 2}:  # a boolean field is its own type
+        kind = head & 15
+        if kind in {5, 6} and data[at] < 128:  # most fields, and what the calls below would make of them
+            fields[number] = (data[at] >> 1) ^ -(data[at] & 1)
+            at += 1
+        elif kind in {1, 2}:  # a boolean field is its own type
             fields[number] = kind == 1
         else:
             fields[number], at = _value(data, at, kind, depth)
@@ -210,6 +213,9 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    if value < 128:
+        return (value >> 1) ^ -(value & 1), at + 1
     value, at = _varint(data, at)
     return (value >> 1) ^ -(value & 1), at
 

@@ -26,8 +26,9 @@ from precdoctor.runlog.layout import (
     read_regular,
     read_run_info,
 )
-from precdoctor.runlog.parts import json_lines, read_manifest, read_open, read_sealed, readable, survey
+from precdoctor.runlog.parts import joined, open_rows, sealed_rows, selected
 from precdoctor.runlog.schema import ATTACH_FILE, END_FILE, RANK_FILE
+from precdoctor.runlog.survey import json_lines, read_manifest, readable, survey
 
 if TYPE_CHECKING:
     import os
@@ -209,9 +210,13 @@ def _advice(run: Path) -> Iterator[None]:
 
 
 def _rank_batches(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.RecordBatch]:
+    return (selected(batch, asked, rank) for batch in joined(_rank_rows(rank, asked, kept)))
+
+
+def _rank_rows(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.RecordBatch]:
     name = rank.path.name
     with readable(name):
-        found = survey(rank.path)
+        found = survey(rank.path, kept)
     for missing in found.missing:
         if missing.startswith(f"{asked.table}-"):
             raise CorruptRunError(f"{name}/{missing} is missing")
@@ -221,13 +226,13 @@ def _rank_batches(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.
         listed = found.listed
         if not part.sealed:
             try:
-                yield from read_open(part, asked, rank)
+                yield from open_rows(part, asked, rank)
                 continue
             except FileNotFoundError:  # sealed since
                 with readable(name):
                     listed = read_manifest(rank.path)
         sealed = part.as_sealed()
-        yield from read_sealed(sealed, listed.get(sealed.path.name), asked, rank, kept)
+        yield from sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, kept)
 
 
 def _rank_log(rank: RankDirectory) -> RankLog:

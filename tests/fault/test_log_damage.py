@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from precdoctor.errors import CorruptRunError, RunNotFoundError, RunUnreadableError
 from precdoctor.runlog import open_run, seal
 from precdoctor.runlog import parts as parts_module
-from precdoctor.runlog.parts import read_manifest
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.stream import read_batches, scan
+from precdoctor.runlog.survey import read_manifest
 from precdoctor.runlog.verify import verify
 from tests.support.rows import awkward_rows
 from tests.support.runs import write_run

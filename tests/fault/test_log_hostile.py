@@ -13,6 +13,7 @@ from precdoctor.runlog import create_run, open_run, seal
 from precdoctor.runlog import layout as layout_module
 from precdoctor.runlog import pages as pages_module
 from precdoctor.runlog import parts as parts_module
+from precdoctor.runlog import survey as survey_module
 from precdoctor.runlog.sealing import digest_of
 from precdoctor.runlog.stream import MAX_BATCH_BYTES, StreamEncoder, stored_schema
 from precdoctor.runlog.verify import verify
@@ -247,7 +248,7 @@ def test_huge_json(run, monkeypatch):
 
 
 def test_too_many_parts(run, monkeypatch):
-    monkeypatch.setattr(parts_module, "MAX_PARTS", 0)
+    monkeypatch.setattr(survey_module, "MAX_PARTS", 0)
     refused(run, "no rank has that many")
 
 

@@ -1,0 +1,156 @@
+"""What lies in a rank directory: its sealed parts, its open streams, and what parts.jsonl lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from precdoctor.errors import CorruptRunError, RunUnreadableError
+from precdoctor.runlog.kept import Kept
+from precdoctor.runlog.layout import MAX_JSON_BYTES, files_matching, parse_json, read_regular
+from precdoctor.runlog.schema import OPEN_PART, PARTS_FILE, SEALED_PART
+from precdoctor.runlog.sealing import Part
+
+MAX_PARTS: Final = 1 << 20
+
+_ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError, KeyError)
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """A file that holds rows: a sealed part, or the stream of one that is not sealed yet."""
+
+    path: Path
+    table: str
+    number: int
+    sealed: bool
+
+    @property
+    def name(self) -> str:
+        """As messages give it: ``rank-00000/tensors-000001.parquet``."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    def as_sealed(self) -> PartFile:
+        """The part that an open stream becomes."""
+        name = f"{self.table}-{self.number:06d}.parquet"
+        return PartFile(self.path.with_name(name), self.table, self.number, sealed=True)
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Turns what the operating system or Arrow says about a file into one of our errors."""
+    try:
+        yield
+    except RunUnreadableError:
+        raise
+    except pa.ArrowException as error:
+        raise damaged(name, error) from error
+    except OSError as error:
+        if error.errno is None:  # Arrow raises a bare OSError for a damaged file
+            raise damaged(name, error) from error
+        raise RunUnreadableError(f"cannot read {name}: {error.strerror or error}") from error
+    except _ARROW_ERRORS as error:
+        raise damaged(name, error) from error
+
+
+def damaged(name: str, why: object) -> CorruptRunError:
+    """The error for a part that cannot be trusted; ``why`` is cut to its first line."""
+    line = (str(why).splitlines() or [type(why).__name__])[0].rstrip(".")
+    return CorruptRunError(f"{name} is damaged ({line[:200]})")
+
+
+def read_manifest(directory: Path) -> dict[str, Part]:
+    """The lines of parts.jsonl by name of the part; of two for one part the last holds.
+
+    Raises:
+        CorruptRunError: a line is damaged. (One cut off at the end is not: its part still has its stream.)
+        OSError: the file is there but cannot be read.
+    """
+    where = Path(directory.name) / PARTS_FILE
+    try:
+        lines = json_lines(read_regular(directory / PARTS_FILE, MAX_JSON_BYTES), where)
+    except FileNotFoundError:
+        return {}
+    parts = [_part(line) for line in lines]
+    if None in parts:
+        raise CorruptRunError(f"{where} is damaged: line {parts.index(None) + 1} lists no part")
+    return {part.name: part for part in parts if part is not None}
+
+
+def _part(line: dict[str, Any]) -> Part | None:
+    values = [line.get(f.name) for f in fields(Part)]
+    name, rows, first, last, digest = values
+    numbers = all(n is None or (isinstance(n, int) and not isinstance(n, bool)) for n in (first, last))
+    if not (isinstance(name, str) and SEALED_PART.fullmatch(name) and isinstance(digest, str) and numbers):
+        return None
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
+        return None
+    return Part(name, rows, first, last, digest)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a rank directory holds: ``files`` with rows, by table and number, and what parts.jsonl lists, by name."""
+
+    files: list[PartFile]
+    listed: dict[str, Part]
+
+    @property
+    def missing(self) -> list[str]:
+        """Parts that are listed and not there."""
+        return sorted(set(self.listed) - {file.path.name for file in self.files})
+
+    @property
+    def unlisted(self) -> list[str]:
+        """Sealed parts that no line and no stream vouches for."""
+        return [file.path.name for file in self.files if file.sealed and file.path.name not in self.listed]
+
+
+def survey(directory: Path, kept: Kept | None = None) -> Survey:
+    """Look at a rank directory, which may be growing.
+
+    A part counts once it is listed; until then its stream does. (Sealing renames, then lists, then unlinks the stream.)
+
+    Args:
+        directory: of one process.
+        kept: what earlier looks found.
+
+    Raises:
+        CorruptRunError: parts.jsonl is damaged, or there are more parts than any rank has.
+        OSError: the directory or parts.jsonl cannot be read.
+    """
+
+    def read() -> dict[str, Part]:
+        return read_manifest(directory)
+
+    listed = read() if kept is None else kept.manifest(directory / PARTS_FILE, read)
+    found = _survey(directory, listed)
+    if found.unlisted:  # sealed between the two looks: by now it is listed
+        found = _survey(directory, read())
+    return found
+
+
+def _survey(directory: Path, listed: dict[str, Part]) -> Survey:
+    found: dict[tuple[str, int], PartFile] = {}
+    for pattern, sealed in ((OPEN_PART, False), (SEALED_PART, True)):
+        for match, path in files_matching(directory, pattern):
+            key = match[1], int(match[2])
+            if key not in found or path.name in listed:
+                found[key] = PartFile(path, *key, sealed)
+    if len(found) > MAX_PARTS:
+        raise CorruptRunError(f"{directory.name} holds {len(found)} parts; no rank has that many")
+    return Survey([found[key] for key in sorted(found)], listed)
+
+
+def json_lines(content: bytes, where: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; a last line without an end was cut off and is passed over.
+
+    Raises:
+        CorruptRunError: a line is damaged.
+    """
+    return [parse_json(line, where) for line in content.split(b"\n")[:-1] if line.strip()]
