@@ -65,7 +65,7 @@ def column(values: Sequence[Any] | npt.NDArray[Any], kind: pa.DataType) -> pa.Ar
     dtype, types = _plain_types(kind)
     if isinstance(values, np.ndarray):
         return numbers(values) if values.ndim == 1 and dtype is not None and dtype == values.dtype else None
-    if not types.issuperset(map(type, values)):
+    if not types or not types.issuperset(map(type, values)):
         return None
     if dtype is not None:
         return _numbers_of(values, dtype)

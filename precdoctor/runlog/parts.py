@@ -63,9 +63,9 @@ def sealed_rows(
             raise damaged(part.name, "parts.jsonl does not list it")
         stamp = stamp_of(part.path)
         columns, known = kept.columns(stamp), kept.sound(stamp)
+        if known is not None and not _matching(known, query):
+            return
         if not columns:
-            if known is not None and not _matching(known, query):
-                return
             content = read_regular(part.path, MAX_PART_BYTES)
             if known is None or len(content) != stamp[-1]:
                 kept.found_sound(stamp, sound := _sound(part, listed, content, query.table))

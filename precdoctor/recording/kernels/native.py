@@ -242,7 +242,8 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     Returns:
         Null when one of them cannot be taken: not on the CPU, not in one piece of memory, of an unknown dtype.
     """
-    if library() is None:
+    lib: Any = library()
+    if lib is None:
         return None
     jobs = []
     for x in tensors:
@@ -250,7 +251,6 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
         if code is None or not x.is_cpu or not (x.is_contiguous() or _fills_its_memory(x)):
             return None
         jobs.append((x.data_ptr(), code, x.numel()))
-    lib: Any = library()
     out = (ctypes.c_double * 2)()
     threads = 1 if _forked else torch.get_num_threads()
     for address, code, numel in jobs:
