@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from precdoctor.runlog.sealing import Part
 
-#: Decoded columns of all parts of a run together; some 250 000 rows with every column but block histograms.
+#: Decoded columns of all parts of a run together; a row of a small GPT takes 384 bytes without block histograms.
 MAX_KEPT_BYTES: Final = 128 << 20
 
 #: Path, time of change in ns, size in bytes: another file has another stamp.

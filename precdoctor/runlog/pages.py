@@ -176,9 +176,8 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         else:
             number, at = _zigzag(data, at)
         kind = head & 15
-        if kind in {5, 6} and data[at] < 128:  # most fields, and what the calls below would make of them
-            fields[number] = (data[at] >> 1) ^ -(data[at] & 1)
-            at += 1
+        if kind in {5, 6}:  # most fields
+            fields[number], at = _zigzag(data, at)
         elif kind in {1, 2}:  # a boolean field is its own type
             fields[number] = kind == 1
         else:

@@ -67,10 +67,10 @@ def sealed_rows(
             return
         if not columns:
             content = read_regular(part.path, MAX_PART_BYTES)
-            if known is None or len(content) != stamp[-1]:
-                kept.found_sound(stamp, sound := _sound(part, listed, content, query.table))
-            else:
-                sound = known
+            sound = known
+            if sound is None or len(content) != stamp[-1]:
+                sound = _sound(part, listed, content, query.table)
+                kept.found_sound(stamp, sound)
             if not (wanted := _matching(sound, query)):
                 return
             if known is None or not kept.has_room or not 0 < listed.rows <= BATCH_ROWS:
