@@ -6,6 +6,7 @@ installation) the torch kernel in ``blocked.py`` gives the same numbers.
 
 from __future__ import annotations
 
+import array
 import ctypes
 import functools
 import math
@@ -48,7 +49,7 @@ _CODES: Final = {
 #: ``TILE``, ``MAX_OUTER`` and the number of fields of ``plan_t`` in stats.h.
 _TILE, _MAX_OUTER, _PLAN_WIDTH = 2048, 8, 39
 #: ``ABI`` in stats.h: a library left over from an older version of this file is not used.
-_ABI: Final = 4
+_ABI: Final = 5
 #: The front of a slot's integer row before the first launch, and its float row.
 _FRESH_INTS = (ctypes.c_int64 * at.FIRST_BAD_ORDER)(
     *(at.NEVER if i == at.ORDER else 0 for i in range(at.FIRST_BAD_ORDER))
@@ -83,7 +84,7 @@ def library() -> ctypes.CDLL | None:
     found.precdoctor_again.restype = i32
     found.precdoctor_again.argtypes = [pointer] * 5 + [i32, ctypes.c_int64, ctypes.c_uint64, pointer, pointer]
     found.precdoctor_look.restype = None
-    found.precdoctor_look.argtypes = [pointer, i32, ctypes.c_int64, pointer, i32]
+    found.precdoctor_look.argtypes = [pointer, ctypes.c_int64, pointer, i32, ctypes.c_int64]
     found.precdoctor_update.restype = None
     found.precdoctor_update.argtypes = [pointer] * 3 + [i32] + [pointer] * 4 + [i32]
     found.precdoctor_adam.restype = None
@@ -245,16 +246,15 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     lib: Any = library()
     if lib is None:
         return None
-    jobs = []
+    pieces = array.array("q")  # seen_t in stats.c
     for x in tensors:
         code = _CODES.get(x.dtype)
         if code is None or not x.is_cpu or not (x.is_contiguous() or _fills_its_memory(x)):
             return None
-        jobs.append((x.data_ptr(), code, x.numel()))
+        pieces.extend((x.data_ptr(), code, x.numel()))
     out = (ctypes.c_double * 2)()
     threads = 1 if _forked else torch.get_num_threads()
-    for address, code, numel in jobs:
-        lib.precdoctor_look(address, code, numel, out, 1 if numel < _THREADS_FROM else threads)
+    lib.precdoctor_look(pieces.buffer_info()[0], len(pieces) // 3, out, threads, _THREADS_FROM)
     return out[0], out[1]
 
 

@@ -217,18 +217,25 @@ static void look_at_shards(void *argument) {
     }
 }
 
-/* What is looked at on every step: amax and sum of squares of `numel` contiguous elements, merged into out[0] and out[1].
- * amax is NaN or Inf exactly if an element is. */
-void precdoctor_look(const void *data, int32_t dtype, int64_t numel, double *out, int32_t threads) {
-    glance_t job = {.data = data, .dtype = (dtype_t)dtype, .numel = numel, .next = 0};
-    job.width = dtype == F64 ? 8 : dtype == F32 ? 4 : dtype == F16 || dtype == BF16 ? 2 : 1;
-    job.shards = (numel + SHARD - 1) / SHARD;
-    if (job.shards > MAX_SHARDS) job.shards = MAX_SHARDS;
-    if (threads > 1 && job.shards > 1 && parallel) parallel(look_at_shards, &job, (unsigned)threads, 0);
-    else look_at_shards(&job);
-    for (int64_t s = 0; s < job.shards; s++) {
-        if (job.found[s].amax > out[0] || job.found[s].amax != job.found[s].amax) out[0] = job.found[s].amax;
-        out[1] += job.found[s].sum_sq;
+typedef struct {
+    int64_t data, dtype, numel; /* data: the address */
+} seen_t;
+
+/* What is looked at on every step: amax and sum of squares of `count` pieces of memory, merged into out[0] and out[1].
+ * amax is NaN or Inf exactly if an element is. Of less than `alone` elements a piece is looked at by one thread. */
+void precdoctor_look(const seen_t *pieces, int64_t count, double *out, int32_t threads, int64_t alone) {
+    static const int64_t WIDTH[] = {4, 2, 2, 1, 1, 1, 1, 8};
+    for (int64_t p = 0; p < count; p++) {
+        glance_t job = {.data = (const char *)(intptr_t)pieces[p].data, .dtype = (dtype_t)pieces[p].dtype};
+        job.numel = pieces[p].numel, job.width = WIDTH[job.dtype];
+        job.shards = (job.numel + SHARD - 1) / SHARD;
+        if (job.shards > MAX_SHARDS) job.shards = MAX_SHARDS;
+        if (threads > 1 && job.numel >= alone && parallel) parallel(look_at_shards, &job, (unsigned)threads, 0);
+        else look_at_shards(&job);
+        for (int64_t s = 0; s < job.shards; s++) {
+            if (job.found[s].amax > out[0] || job.found[s].amax != job.found[s].amax) out[0] = job.found[s].amax;
+            out[1] += job.found[s].sum_sq;
+        }
     }
 }
 

@@ -385,10 +385,41 @@ static double look_f64(const double *restrict data, int n, double *sum_sq) {
     return nans ? NAN : amax;
 }
 
+#ifdef __AVX2__
+
+/* Four doubles each: the squares of sixteen elements. */
+INLINE void add_squares(const float *from, __m256d squares[4]) {
+    for (int j = 0; j < 4; j++) {
+        __m256d value = _mm256_cvtps_pd(_mm_loadu_ps(from + 4 * j));
+        squares[j] = _mm256_add_pd(squares[j], _mm256_mul_pd(value, value));
+    }
+}
+
+/* The loops below as one, with the page behind on its way: it is memory that is waited for here. Returns how many elements
+ * were looked at. */
+INLINE int look_at_sixteens(const uint32_t *bits, int n, uint32_t *highest, double *squares) {
+    enum { AHEAD = 4096 };
+    __m256i top[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    __m256d sums[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        __builtin_prefetch((const char *)(bits + i) + AHEAD);
+        for (int j = 0; j < 2; j++) {
+            __m256i eight = _mm256_loadu_si256((const __m256i *)(const void *)(bits + i + 8 * j));
+            top[j] = _mm256_max_epu32(top[j], _mm256_and_si256(eight, magnitude));
+        }
+        add_squares((const float *)(const void *)(bits + i), sums);
+    }
+    memcpy(highest, top, sizeof top);
+    memcpy(squares, sums, sizeof sums);
+    return i;
+}
+
+#else
+
 /* Two loops: of one with numbers of two widths compilers make scalar code. */
-static uint32_t look_f32(const uint32_t *restrict bits, int n, double *sum_sq) {
-    uint32_t highest[LANES] = {0}, top = 0;
-    double squares[LANES] = {0};
+static int look_at_sixteens(const uint32_t *restrict bits, int n, uint32_t *restrict highest, double *restrict squares) {
     int whole = n / LANES * LANES;
     for (int i = 0; i < whole; i += LANES)
         for (int j = 0; j < LANES; j++) {
@@ -400,7 +431,15 @@ static uint32_t look_f32(const uint32_t *restrict bits, int n, double *sum_sq) {
             double value = (double)from_bits(bits[i + j]);
             squares[j] += value * value;
         }
-    for (int i = whole; i < n; i++) {
+    return whole;
+}
+
+#endif
+
+static uint32_t look_f32(const uint32_t *bits, int n, double *sum_sq) {
+    uint32_t highest[LANES] = {0}, top = 0;
+    double squares[LANES] = {0};
+    for (int i = look_at_sixteens(bits, n, highest, squares); i < n; i++) {
         uint32_t magnitude = bits[i] & 0x7fffffff;
         double value = (double)from_bits(bits[i]);
         highest[0] = magnitude > highest[0] ? magnitude : highest[0];

@@ -226,6 +226,28 @@ def test_every_compiled_variant_counts_the_same_of_an_update(compiled, dtype, le
         assert torch.equal(updated("native", before, after, intended).ints, truth.ints), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("bad", [1.0, math.inf, math.nan])
+def test_what_is_looked_at_on_every_step_is_the_same_in_every_variant_and_on_any_number_of_threads(
+    compiled, dtype, bad
+):
+    generator = torch.Generator().manual_seed(3)
+    pieces = [torch.randn(n, generator=generator).to(dtype) for n in (0, 1, 15, 16, 2049, 4111, 600_001)]
+    pieces[5][17] = bad
+    found = set()
+    before = torch.get_num_threads()
+    try:
+        for name in variants():
+            native.choose_variant(name)
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                found.add(tuple(x.hex() for x in native.look(pieces)))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1
+    assert {math.isfinite(float.fromhex(amax)) for amax, _ in found} == {bad == 1.0}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_neither_threads_nor_where_tensors_lie_change_a_bit(compiled, dtype):
     x = torch.randn(700, 1100).to(dtype)
