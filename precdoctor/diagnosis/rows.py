@@ -33,6 +33,8 @@ ROW_COLUMNS = (
 
 def number(value: Any) -> float | None:
     """``value`` as a float; every spelling of "missing" (None, NA, NaN of a nullable column) is None."""
+    if value is None:
+        return None
     try:
         result = float(value)
     except (TypeError, ValueError):
@@ -42,6 +44,8 @@ def number(value: Any) -> float | None:
 
 def integer(value: Any) -> int | None:
     """``value`` as an int; missing is None."""
+    if type(value) is int:
+        return value
     result = number(value)
     return None if result is None or math.isinf(result) else int(result)
 

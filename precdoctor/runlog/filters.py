@@ -71,8 +71,8 @@ class Query:
     @property
     def needed(self) -> tuple[str, ...]:
         """Columns to read: those asked for, those the predicate looks at, and the ones every part is checked by."""
-        names = {*self.columns, *self.looks_at, "step", "rank"}
-        return tuple(name for name in TABLES[self.table].names if name in names)
+        names = {*self.columns, *self.looks_at, "step", "rank"} - {ATTEMPT.name}
+        return tuple(name for name in _names(self.table) if name in names)
 
     def may_match(self, first: int, last: int) -> bool:
         """Whether rows with steps in [first, last] can satisfy the predicate; False only when none can."""
@@ -97,7 +97,7 @@ def query(table: str, columns: Sequence[str] | None = None, filters: Filters | N
     schema = table_schema(table)
     if isinstance(columns, str):
         raise UsageError(f"columns takes a list of names, got the string {columns!r}")
-    names = tuple(schema.names if columns is None else columns)
+    names = _names(table) if columns is None else tuple(columns)
     for name in names:
         _check_column(table, name)
     if filters is None or (isinstance(filters, (list, tuple)) and not filters):
@@ -193,9 +193,15 @@ def _refers_to(predicate: pc.Expression, empty: pa.Table, name: str) -> bool:
 
 
 def _check_column(table: str, name: object) -> None:
-    names = table_schema(table).names
+    names = _names(table)
     if name not in names:
         raise UsageError(f"{table} has no column {name!r}{_nearest(str(name), names)}")
+
+
+@cache
+def _names(table: str) -> tuple[str, ...]:
+    """Of its columns; a schema makes the list anew each time it is asked."""
+    return tuple(table_schema(table).names)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
