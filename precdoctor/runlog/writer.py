@@ -33,6 +33,10 @@ _TENSOR_SHARE: Final = 0.95
 #: rest holds the part beside its stream), where they take at least the second share of it.
 _SEAL_FOR_ROOM, _WORTH_SEALING = 0.85, 0.125
 
+#: A stream may grow as old as this share of the log before it: each part costs its sealing and every reader the same
+#: again, and a week of half minutes would make twenty thousand of them.
+_SHARE_OF_LOG: Final = 1 / 64
+
 #: Written at once, in bytes of memory: what readers take for one batch or one row group has limits.
 _SLICE_BYTES: Final = 16 << 20
 
@@ -51,7 +55,8 @@ class RankWriter:
     Args:
         directory: made by :func:`precdoctor.runlog.layout.create_rank_directory`; nobody else writes there.
         max_bytes: size limit of the directory, in bytes; None means no limit.
-        rotate_seconds: age at which an open stream is sealed, in seconds of ``clock``, at the next append.
+        rotate_seconds: age at which an open stream is sealed, in seconds of ``clock``, at the next append; in long runs
+            it is synced to disk then, and sealed when it is a 64th as old as the writer was when it began.
         rotate_bytes: size at which an open stream is sealed, in bytes on disk.
         clock: seconds from any origin, never going back.
 
@@ -74,6 +79,7 @@ class RankWriter:
         self._rotate_seconds = rotate_seconds
         self._rotate_bytes = rotate_bytes
         self._clock = clock
+        self._began = clock()
         self._closed_bytes: dict[Path, int] = {}
         #: The most bytes that rows of one step have taken: the next ones must not take what is kept for other tables.
         self._growth = 0
@@ -138,9 +144,13 @@ class RankWriter:
         except OSError:
             self._unsealed.append(self._open.pop(table))  # what it already holds is whole; the next append starts anew
             raise
-        if stream.size >= self._rotate_bytes or self._clock() - stream.since >= self._rotate_seconds:
+        now = self._clock()
+        longest = max(self._rotate_seconds, (stream.since - self._began) * _SHARE_OF_LOG)
+        if stream.size >= self._rotate_bytes or now - stream.since >= longest:
             self._unsealed.append(self._open.pop(table))
             self._seal()
+        elif now - stream.synced >= self._rotate_seconds:
+            stream.sync(now)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Replace rank.json. May be called from the thread that writes, as often as facts arrive.
@@ -198,7 +208,7 @@ class _OpenStream:
         self.path = directory / f"{table}-{number:06d}.arrows.open"
         self.table = table
         self.number = number
-        self.since = since
+        self.since = self.synced = since
         self.size = 0
         self._encoder = StreamEncoder(stored_schema(table))
         self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -216,6 +226,11 @@ class _OpenStream:
                 os.ftruncate(self._handle, self.size)
             raise
         self.size = at
+
+    def sync(self, now: float) -> None:
+        """Have what was appended so far outlive the machine."""
+        os.fsync(self._handle)
+        self.synced = now
 
     def content(self) -> bytes:
         """What was appended so far."""

@@ -1,3 +1,4 @@
+import math
 import os
 import subprocess
 import sys
@@ -67,6 +68,37 @@ def test_rotation_by_age(rank_directory):
         ("tensors-000001.parquet", 4, 0, 3),
         ("tensors-000002.parquet", 1, 4, 4),
     ]
+
+
+def test_parts_of_a_long_run_grow_with_it(rank_directory):
+    clock = Clock()
+    writer = RankWriter(rank_directory, rotate_seconds=30, clock=clock)
+    half_hour, end = 30 * 60, 3 * 3600
+    steps = 0
+    for clock.now in [*range(0, half_hour, 30), *range(half_hour, end, 60)]:
+        append(writer, steps, steps + 1)
+        steps += 1
+    parts = names(rank_directory, ".parquet")
+    assert len(parts) < 64 * (1 + math.log(end / half_hour)), "one every half minute would be 360"
+    rows = [p.rows for p in verify(rank_directory.parent).ranks[0].parts]
+    assert rows[:20] == [2] * 20, "every half minute at first"
+    assert rows[-2] > rows[25]
+    writer.close({})
+    assert open_run(rank_directory.parent).tensors()["step"].tolist() == list(range(steps))
+
+
+def test_a_stream_is_synced_as_often_as_parts_were_sealed_at_first(rank_directory, monkeypatch):
+    clock, synced = Clock(), []
+    writer = RankWriter(rank_directory, rotate_seconds=30, clock=clock)
+    clock.now = 24 * 3600.0
+    append(writer, 0, 1)
+    monkeypatch.setattr("os.fsync", synced.append)
+    for n in range(1, 13):
+        clock.now += 10
+        append(writer, n, n + 1)
+    assert names(rank_directory) == ["tensors-000001.arrows.open"]
+    assert len(synced) == 4
+    writer.close({})
 
 
 def test_rotation_by_size(rank_directory):
