@@ -36,6 +36,8 @@ _SEAL_FOR_ROOM, _WORTH_SEALING = 0.85, 0.125
 #: A stream may grow as old as this share of the log before it: each part costs its sealing and every reader the same
 #: again, and a week of half minutes would make twenty thousand of them.
 _SHARE_OF_LOG: Final = 1 / 64
+#: ... while it has no more batches: who follows the run reads all of them each time there is another.
+_MOST_BATCHES: Final = 256
 
 #: Written at once, in bytes of memory: what readers take for one batch or one row group has limits.
 _SLICE_BYTES: Final = 16 << 20
@@ -56,7 +58,8 @@ class RankWriter:
         directory: made by :func:`precdoctor.runlog.layout.create_rank_directory`; nobody else writes there.
         max_bytes: size limit of the directory, in bytes; None means no limit.
         rotate_seconds: age at which an open stream is sealed, in seconds of ``clock``, at the next append; in long runs
-            it is synced to disk then, and sealed when it is a 64th as old as the writer was when it began.
+            it is synced to disk then, and sealed when it is a 64th as old as the writer was when it began, or has 256
+            batches.
         rotate_bytes: size at which an open stream is sealed, in bytes on disk.
         clock: seconds from any origin, never going back.
 
@@ -145,8 +148,8 @@ class RankWriter:
             self._unsealed.append(self._open.pop(table))  # what it already holds is whole; the next append starts anew
             raise
         now = self._clock()
-        longest = max(self._rotate_seconds, (stream.since - self._began) * _SHARE_OF_LOG)
-        if stream.size >= self._rotate_bytes or now - stream.since >= longest:
+        longest = (stream.since - self._began) * _SHARE_OF_LOG if stream.batches < _MOST_BATCHES else 0.0
+        if stream.size >= self._rotate_bytes or now - stream.since >= max(self._rotate_seconds, longest):
             self._unsealed.append(self._open.pop(table))
             self._seal()
         elif now - stream.synced >= self._rotate_seconds:
@@ -209,7 +212,7 @@ class _OpenStream:
         self.table = table
         self.number = number
         self.since = self.synced = since
-        self.size = 0
+        self.size = self.batches = 0
         self._encoder = StreamEncoder(stored_schema(table))
         self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
@@ -225,7 +228,7 @@ class _OpenStream:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._handle, self.size)
             raise
-        self.size = at
+        self.size, self.batches = at, self.batches + 1
 
     def sync(self, now: float) -> None:
         """Have what was appended so far outlive the machine."""

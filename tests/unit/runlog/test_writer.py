@@ -87,6 +87,17 @@ def test_parts_of_a_long_run_grow_with_it(rank_directory):
     assert open_run(rank_directory.parent).tensors()["step"].tolist() == list(range(steps))
 
 
+def test_a_stream_of_many_batches_does_not_grow_older(rank_directory):
+    clock = Clock()
+    writer = RankWriter(rank_directory, rotate_seconds=30, clock=clock)
+    clock.now = 7 * 24 * 3600.0
+    for n in range(600):
+        append(writer, n, n + 1)
+        clock.now += 1
+    assert [p.rows for p in verify(rank_directory.parent).ranks[0].parts] == [256, 256]
+    writer.close({})
+
+
 def test_a_stream_is_synced_as_often_as_parts_were_sealed_at_first(rank_directory, monkeypatch):
     clock, synced = Clock(), []
     writer = RankWriter(rank_directory, rotate_seconds=30, clock=clock)
