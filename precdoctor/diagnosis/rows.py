@@ -33,7 +33,7 @@ ROW_COLUMNS = (
 
 def number(value: Any) -> float | None:
     """``value`` as a float; every spelling of "missing" (None, NA, NaN of a nullable column) is None."""
-    if value is None:
+    if value is None:  # most often; an exception takes ten times as long
         return None
     try:
         result = float(value)

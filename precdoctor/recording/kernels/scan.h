@@ -6,6 +6,8 @@
 #include "widen.h"
 
 enum { LANES = 16 };
+/* How far ahead memory is fetched, a page: its first line and its translation are what is waited for longest. */
+enum { AHEAD = 4096 };
 
 /* ---- fingerprint -------------------------------------------------------------------------------------------------- */
 
@@ -232,7 +234,6 @@ INLINE __m256i scan_eight(lanes_t *lanes, int half, const void *data, const uint
 
 INLINE uint64_t scan_as(dtype_t dtype, const void *data, const uint32_t *wide, int n, uint32_t base, uint8_t *keys,
                         extremes_t *all) {
-    enum { AHEAD = 4096 }; /* a page: its first line and its translation are what is waited for longest */
     const uint32_t golden = 0x9e3779b1u;
     const int width = dtype == F32 ? 4 : dtype == F16 || dtype == BF16 ? 2 : 1;
     const __m256i count = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), zero = _mm256_setzero_si256();

@@ -224,10 +224,9 @@ typedef struct {
 /* What is looked at on every step: amax and sum of squares of `count` pieces of memory, merged into out[0] and out[1].
  * amax is NaN or Inf exactly if an element is. Of less than `alone` elements a piece is looked at by one thread. */
 void precdoctor_look(const seen_t *pieces, int64_t count, double *out, int32_t threads, int64_t alone) {
-    static const int64_t WIDTH[] = {4, 2, 2, 1, 1, 1, 1, 8};
     for (int64_t p = 0; p < count; p++) {
         glance_t job = {.data = (const char *)(intptr_t)pieces[p].data, .dtype = (dtype_t)pieces[p].dtype};
-        job.numel = pieces[p].numel, job.width = WIDTH[job.dtype];
+        job.numel = pieces[p].numel, job.width = width_of(job.dtype);
         job.shards = (job.numel + SHARD - 1) / SHARD;
         if (job.shards > MAX_SHARDS) job.shards = MAX_SHARDS;
         if (threads > 1 && job.numel >= alone && parallel) parallel(look_at_shards, &job, (unsigned)threads, 0);

@@ -21,6 +21,11 @@ enum { AMAX, AMIN, SUM, SUM_SQ, FLOAT_WIDTH };
 /* The order of _CODES in native.py. */
 typedef enum { F32, F16, BF16, F8_E4M3FN, F8_E5M2, F8_E4M3FNUZ, F8_E5M2FNUZ, F64 } dtype_t;
 
+/* Bytes of an element. */
+static inline int width_of(dtype_t dtype) {
+    return dtype == F64 ? 8 : dtype == F32 ? 4 : dtype == F16 || dtype == BF16 ? 2 : 1;
+}
+
 /* Most elements of a tile: as FP32 they are a quarter of an L1 cache. */
 enum { TILE = 2048, MAX_OUTER = 8 };
 

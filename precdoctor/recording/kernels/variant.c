@@ -262,10 +262,6 @@ static void tile_f32(const void *data, dtype_t dtype, int rows, int columns, con
 
 /* ---- tiles of a tensor ------------------------------------------------------------------------------------------------ */
 
-static int width_of(dtype_t dtype) {
-    return dtype == F64 ? 8 : dtype == F32 ? 4 : dtype == F16 || dtype == BF16 ? 2 : 1;
-}
-
 /* Copies a tile into one piece, walking memory along the shorter stride. */
 #define DEFINE_GATHER(NAME, ELEMENT)                                                                                   \
     static void NAME(const plan_t *plan, const void *data, int rows, int columns, void *buffer) {                      \
@@ -398,7 +394,6 @@ INLINE void add_squares(const float *from, __m256d squares[4]) {
 /* The loops below as one, with the page behind on its way: it is memory that is waited for here. Returns how many elements
  * were looked at. */
 INLINE int look_at_sixteens(const uint32_t *bits, int n, uint32_t *highest, double *squares) {
-    enum { AHEAD = 4096 };
     __m256i top[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     __m256d sums[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
