@@ -10,7 +10,7 @@
 #ifdef __AVX512VBMI__
 enum { BYTES = 64, WINDOW = 16, FEW = 32 };
 #elif defined __AVX2__
-enum { BYTES = 32, WINDOW = 8, FEW = 128 };
+enum { BYTES = 32, WINDOW = 16, FEW = 128 };
 #else
 enum { BYTES = 16, WINDOW = 8, FEW = 32 };
 #endif
@@ -92,6 +92,109 @@ static int count_places(const uint8_t *keys, int n, int first, uint16_t *counts)
     }
     memcpy(counts, &low, sizeof low);
     memcpy(counts + 8, &high, sizeof high);
+    return zeros;
+}
+
+#elif defined __AVX2__
+
+/* A table gives each key one bit of a byte, and 256 numbers count one bit of a register each: 32 lanes times eight bits.
+ * They are held by digits, one register for each, and eight registers are added at a time, as a row of full adders does
+ * (Harley and Seal's population count). Then the lanes are summed. */
+enum { GROUP = 8 * BYTES, AT_ONCE = 8 * GROUP };
+
+typedef struct {
+    __m256i ones, twos, fours;
+} numbers_t;
+
+/* Adds two bits to a digit; returns what is carried. */
+INLINE __m256i add_two(__m256i *digit, __m256i b, __m256i c) {
+    __m256i a = *digit, either = _mm256_xor_si256(a, b);
+    *digit = _mm256_xor_si256(either, c);
+    return _mm256_or_si256(_mm256_and_si256(a, b), _mm256_and_si256(either, c));
+}
+
+/* Adds eight bits to each number; returns what is carried, eights. */
+INLINE __m256i add_eight(numbers_t *to, const __m256i bits[8]) {
+    __m256i two[4], four[2];
+    for (int i = 0; i < 4; i++) two[i] = add_two(&to->ones, bits[2 * i], bits[2 * i + 1]);
+    for (int i = 0; i < 2; i++) four[i] = add_two(&to->twos, two[2 * i], two[2 * i + 1]);
+    return add_two(&to->fours, four[0], four[1]);
+}
+
+INLINE __m256i look_up_eight(numbers_t *to, __m256i table, const __m256i places[8]) {
+    __m256i bits[8];
+    for (int i = 0; i < 8; i++) bits[i] = _mm256_shuffle_epi8(table, places[i]);
+    return add_eight(to, bits);
+}
+
+/* A digit of the numbers of bits j and j + 4, where the two halves of a byte have it as numbers of four bits. */
+INLINE __m256i digit_at(__m256i digit, int which, int j) {
+    int left = which - j;
+    digit = left < 0 ? _mm256_srli_epi16(digit, -left) : _mm256_slli_epi16(digit, left);
+    return _mm256_and_si256(digit, _mm256_set1_epi8((char)(0x11 << which)));
+}
+
+INLINE __m256i or_three(__m256i a, __m256i b, __m256i c) { return _mm256_or_si256(_mm256_or_si256(a, b), c); }
+
+/* counts[j]: the sum of the 32 numbers of bit j, eight times `eights` included. */
+INLINE void sum_numbers(numbers_t low, const __m256i eights[8], uint16_t counts[8]) {
+    const __m256i half = _mm256_set1_epi8(0x0f), zero = _mm256_setzero_si256();
+    numbers_t high = {zero, zero, zero};
+    __m256i top = add_eight(&high, eights), sums[2] = {zero, zero};
+    for (int j = 3; j >= 0; j--) {
+        __m256i few = or_three(digit_at(low.ones, 0, j), digit_at(low.twos, 1, j), digit_at(low.fours, 2, j));
+        __m256i many = or_three(digit_at(high.twos, 0, j), digit_at(high.fours, 1, j), digit_at(top, 2, j));
+        few = _mm256_or_si256(few, digit_at(high.ones, 3, j));
+        __m256i here = _mm256_or_si256(_mm256_and_si256(few, half), _mm256_slli_epi16(_mm256_and_si256(many, half), 4));
+        few = _mm256_srli_epi16(few, 4);
+        __m256i there = _mm256_or_si256(_mm256_and_si256(few, half), _mm256_andnot_si256(half, many));
+        sums[0] = _mm256_or_si256(_mm256_slli_epi64(sums[0], 16), _mm256_sad_epu8(here, zero));
+        sums[1] = _mm256_or_si256(_mm256_slli_epi64(sums[1], 16), _mm256_sad_epu8(there, zero));
+    }
+    __m256i both = _mm256_add_epi16(_mm256_unpacklo_epi64(sums[0], sums[1]), _mm256_unpackhi_epi64(sums[0], sums[1]));
+    __m128i all = _mm_add_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    memcpy(counts, &all, sizeof all);
+}
+
+INLINE __m256i place_of(__m256i key, __m256i first, __m256i *zeros) {
+    *zeros = _mm256_sub_epi8(*zeros, _mm256_cmpeq_epi8(key, _mm256_setzero_si256()));
+    /* Places 16 and up get the sign bit, for which a shuffle gives 0. */
+    return _mm256_adds_epu8(_mm256_sub_epi8(key, first), _mm256_set1_epi8(0x70));
+}
+
+/* The places of a group's first n keys; the others' count nowhere. */
+INLINE void find_places(const uint8_t *keys, int n, __m256i first, __m256i places[8], __m256i *zeros) {
+    for (int j = 0; j < 8; j++)
+        places[j] = j * BYTES < n ? place_of((__m256i)bytes_at(keys + j * BYTES), first, zeros) : _mm256_set1_epi8(-1);
+}
+
+static int count_at_once(const uint8_t *keys, int n, int first, uint16_t *counts) {
+    const __m128i one_bit = _mm_setr_epi8(1, 2, 4, 8, 16, 32, 64, -128, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m256i lower = _mm256_broadcastsi128_si256(one_bit), zero = _mm256_setzero_si256();
+    const __m256i upper = _mm256_broadcastsi128_si256(_mm_slli_si128(one_bit, 8)), base = _mm256_set1_epi8((char)first);
+    numbers_t lows = {zero, zero, zero}, highs = lows;
+    __m256i places[8], low_eights[8], high_eights[8], zeros = zero;
+    int group = 0;
+    for (; group * GROUP < n; group++) {
+        const uint8_t *from = keys + group * GROUP;
+        if (n - group * GROUP >= GROUP) find_places(from, GROUP, base, places, &zeros);
+        else find_places(from, n - group * GROUP, base, places, &zeros);
+        low_eights[group] = look_up_eight(&lows, lower, places);
+        high_eights[group] = look_up_eight(&highs, upper, places);
+    }
+    for (; group < 8; group++) low_eights[group] = high_eights[group] = zero;
+    sum_numbers(lows, low_eights, counts);
+    sum_numbers(highs, high_eights, counts + 8);
+    return sum_of((bytes_t)zeros);
+}
+
+static int count_places(const uint8_t *keys, int n, int first, uint16_t *counts) {
+    int zeros = count_at_once(keys, n < AT_ONCE ? n : AT_ONCE, first, counts);
+    for (int i = AT_ONCE; i < n; i += AT_ONCE) {
+        uint16_t more[WINDOW];
+        zeros += count_at_once(keys + i, n - i < AT_ONCE ? n - i : AT_ONCE, first, more);
+        for (int j = 0; j < WINDOW; j++) counts[j] = (uint16_t)(counts[j] + more[j]);
+    }
     return zeros;
 }
 
