@@ -350,9 +350,14 @@ def _inside_function() -> bool:
     return False
 
 
+@functools.lru_cache(maxsize=4096)
+def _stands_for_another(kind: type[nn.Module]) -> bool:
+    return issubclass(kind, (torch.fx.GraphModule, torch.jit.ScriptModule))
+
+
 def _has_no_identity(module: nn.Module) -> bool:
     """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
-    return isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)) or getattr(module, "_is_replica", False)
+    return _stands_for_another(type(module)) or "_is_replica" in module.__dict__
 
 
 def _keyword_arguments() -> dict[str, Any]:

@@ -23,7 +23,8 @@ def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | No
     def decorate(body: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(body)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            if recorder.threads.is_other():
+            threads = recorder.threads
+            if threads.others and threads.is_other():
                 return None
             began = time.perf_counter_ns()
             try:

@@ -34,8 +34,16 @@ def floating(value: Any) -> Iterator[tuple[str, Tensor]]:
     if torch._C._functorch.maybe_current_level() is not None:
         return iter(())
     if type(value) is Tensor:  # most often
-        return iter((("", value),) if value.is_floating_point() or value.is_complex() else ())
-    return ((name, x) for name, x in tensors(value) if x.is_floating_point() or x.is_complex())
+        return iter((("", value),) if _counts(value) else ())
+    if type(value) is dict and len(value) == 1:  # of arguments, most often
+        ((name, x),) = value.items()
+        if type(x) is Tensor:
+            return iter(((str(name), x),) if _counts(x) else ())
+    return ((name, x) for name, x in tensors(value) if _counts(x))
+
+
+def _counts(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
 
 
 def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:

@@ -6,12 +6,10 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import nn
-
-T = TypeVar("T")
 
 #: Wrappers whose child is the model: the attribute it lives under, by class name.
 _WRAPPERS = {
@@ -29,25 +27,10 @@ _STAND_IN = "CompiledFunction"
 _MAX_SEARCHES = 16
 
 
-def hashed_once(kind: type[T]) -> type[T]:
-    """Have the hash of a frozen dataclass computed when it is first asked for: dictionaries ask for every tensor."""
-    compute = kind.__hash__
-
-    def hash_of(self: T) -> int:
-        known: int | None = self.__dict__.get("_hash")
-        if known is None:
-            known = self.__dict__["_hash"] = compute(self)
-        return known
-
-    kind.__hash__ = hash_of  # type: ignore[assignment, method-assign]
-    return kind
-
-
-@hashed_once
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a module stands: its root's name (``GPT#0``), its FQN below it, its class."""
 
+    # A tuple, like a site: dictionaries ask for its hash at every tensor, and this one is not computed in Python.
     root: str
     module: str
     module_class: str

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from precdoctor.recording.microscope.live import LiveTrace
     from precdoctor.recording.shadowing.shadow import Shadow
 
-_NOTHING = contextlib.nullcontext()
 _MAX_INTERNAL_ERRORS = 3
 #: Calls of one module told apart within a micro-step: recurrent cells, decoding loops and rollouts make thousands.
 MAX_CALLS = 16
@@ -238,16 +237,20 @@ class Recorder:
 
         With ``together`` it may be done later: ``x`` is to stay as it is.
         """
-        dense = None if not self.options.takes(site.kind) else leaves.plain(x) if dense is None else dense
+        kinds = self.options.kinds
+        dense = None if kinds and site.kind not in kinds else leaves.plain(x) if dense is None else dense
         if dense is None:
             return None
-        alone = launch is kernels.stat and type(dense) in leaves.EXACT and kernels.reads_memory(dense)
-        with _NOTHING if alone else kernels.apart_from_user_modes():
+        if launch is kernels.stat and type(dense) in leaves.EXACT and kernels.reads_memory(dense):
             entry = self.slots.entry(site, dense.device)
-            if alone or together is None or not together.takes(dense, entry.slot, launch, restart=restart):
-                if restart:
-                    kernels.bank(dense.device).restart(entry.slot)
-                launch(dense, entry.slot)
+            kernels.read(dense, entry.slot, restart=restart)
+        else:
+            with kernels.apart_from_user_modes():
+                entry = self.slots.entry(site, dense.device)
+                if together is None or not together.takes(dense, entry.slot, launch, restart=restart):
+                    if restart:
+                        kernels.bank(dense.device).restart(entry.slot)
+                    launch(dense, entry.slot)
         entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
         return entry
 

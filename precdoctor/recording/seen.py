@@ -30,17 +30,15 @@ class Seen:
 
     def add(self, x: Tensor) -> None:
         """Note a tensor that a row was made of."""
-        self._forget_what_was()
+        recorder = self._recorder
+        now = (recorder.step, recorder.micro_step)
+        if now != self._when:
+            self._clear()
+            self._when = now
         entry = (weakref.ref(x), leaves.version(x))
         self._tensors[id(x)] = entry
         if x.layout is torch.strided and not leaves.is_wrapped(x):
             self._storages[x.untyped_storage()._cdata] = entry
-
-    def _forget_what_was(self) -> None:
-        now = (self._recorder.step, self._recorder.micro_step)
-        if now != self._when:
-            self._clear()
-            self._when = now
 
     def tensor(self, x: Tensor) -> bool:
         """Whether this very tensor has a row."""

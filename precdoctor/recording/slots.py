@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from precdoctor.recording import kernels
-from precdoctor.recording.naming import Place, hashed_once
+from precdoctor.recording.naming import Place
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.operand import Operand
 
 
-@hashed_once
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """The key of a tensors row, plus what is constant for it."""
 
     place: Place
@@ -30,7 +28,7 @@ class Site:
     evaluating: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class Entry:
     """What the host knows about a slot's content in the current step."""
 

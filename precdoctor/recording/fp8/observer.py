@@ -185,7 +185,7 @@ def measure(recorder: Recorder, call: Call, name: str, x: Tensor, operand: Opera
     dense = leaves.plain(x)
     site = recorder.site(call.place, "fp8_operand", name, x, call=call.number, phase=call.phase)
     if call.evaluating:
-        site = dataclasses.replace(site, evaluating=True)
+        site = site._replace(evaluating=True)
     if dense is None or not recorder.options.takes(site.kind):
         return None
     entry = recorder.measure(site, x, dense, restart=True, launch=launcher(operand.fmt))

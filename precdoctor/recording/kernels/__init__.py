@@ -134,7 +134,20 @@ def stat(x: Tensor, slot: int) -> None:
 
 def reads_memory(x: Tensor) -> bool:
     """Whether :func:`stat` of a tensor without behaviour of its own runs no op of torch's that anybody could notice."""
-    return is_unwatched() and x.is_cpu and native.supports(x)  # first: a mode would see the others
+    return is_unwatched() and native.supports(x)  # first: a mode would see the others
+
+
+def read(x: Tensor, slot: int, *, restart: bool = False) -> None:
+    """:func:`stat` of a tensor that :func:`reads_memory` speaks of, with little between the caller and the library.
+
+    Args:
+        x: the tensor.
+        slot: which row of its device's bank.
+        restart: forget the slot's values first.
+    """
+    home = _banks.get(x.device) or bank(x.device)
+    home.launches += 1
+    home.read(x, slot, _wanted_blocks(slot) if _with_blocks else 0, restart=restart)
 
 
 def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) -> None:

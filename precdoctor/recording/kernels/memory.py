@@ -74,6 +74,13 @@ class Bank:
         block = self._blocks[number]
         return block.ints_address + index * at.INT_WIDTH * 8, block.floats_address + index * at.FLOAT_WIDTH * 8
 
+    def read(self, x: Tensor, slot: int, want: int, *, restart: bool) -> None:
+        """Measure a tensor into a slot of this bank, the CPU's; ``want`` as :func:`native.wanted` gives it."""
+        ints, floats = self.addresses(slot)
+        if restart:
+            native.restart(ints, floats)
+        native.measure_at(x, ints, floats, self.counter_address, want, self.recent)
+
     def restart(self, slot: int) -> None:
         """Forget a slot's values but not when it was first bad: the next launch replaces instead of merging."""
         if self.device.type == "cpu":
