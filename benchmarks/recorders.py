@@ -36,6 +36,11 @@ WHAT = {
 }
 
 
+def _holds_hooks(value):
+    """Whether it is one of torch's tables of global module hooks, and not empty."""
+    return isinstance(value, dict) and any(isinstance(key, int) for key in value)
+
+
 class Ours:
     """precdoctor itself, in this process: off during plain steps."""
 
@@ -53,6 +58,13 @@ class Ours:
         self.recorder = hooks.install()
         self._state = "idle"
         self.recorder.state = "off"
+        # Modules called in plain steps are to find no hooks at all: torch's way around them costs something, too.
+        self._hooks = [(own, own.copy()) for own in vars(torch.nn.modules.module).values() if _holds_hooks(own)]
+        self._put_hooks(there=False)
+
+    def _put_hooks(self, *, there):
+        for own, ours in self._hooks:
+            own.update(ours) if there else own.clear()
 
     def attach(self, model, optimizer):
         """Its hooks are global."""
@@ -60,7 +72,9 @@ class Ours:
     @contextlib.contextmanager
     def step(self):
         self.recorder.state = self._state
+        self._put_hooks(there=True)
         yield
+        self._put_hooks(there=False)
         self._state, self.recorder.state = self.recorder.state, "off"
 
     def close(self):

@@ -101,7 +101,7 @@ class Forward:
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._came = guarded(recorder)(self._gradient_came)
-        self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
+        self._guarded_note_autocast_of = guarded(recorder)(self._note_autocast_of)
         self._seen = Seen(recorder)
         #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
@@ -122,10 +122,14 @@ class Forward:
         recorder, enter = self._recorder, self._enter
 
         def precdoctor_forward_pre(module: nn.Module, args: Any) -> None:
-            if torch.compiler.is_compiling() or recorder.threads.elsewhere():
+            if torch.compiler.is_compiling():
                 return
-            if not recorder.live and self._is_inside():
+            if not recorder.live and (stack := getattr(recorder.local, "stack", None)):
+                if self._autocast_is_new():  # frameworks enter it inside the root's forward
+                    self._guarded_note_autocast_of(stack[-1])
                 return  # between samples only top-level calls count
+            if recorder.threads.elsewhere():
+                return
             if recorder.state == "armed" or (recorder.state == "idle" and recorder.arm()):
                 enter(module, args)
 
@@ -140,28 +144,19 @@ class Forward:
                 if probes is not None:
                     probes.traced(module, result)
                 return
-            if recorder.threads.is_other():
+            threads = recorder.threads
+            if threads.others and threads.is_other():
                 return
             if casts.met:
                 casts.left(module)  # first of all: what it has opened must not outlive the call
-            if not recorder.live and not self._was_entered(module):
-                return
+            if not recorder.live:
+                stack = getattr(recorder.local, "stack", None)
+                if not stack or stack[-1].module is not module:
+                    return
             if recorder.state == "armed":
                 leave(module, result)
 
         return precdoctor_forward
-
-    def _is_inside(self) -> bool:
-        """Whether a module call is in progress; notes autocast, which frameworks enter inside the root's forward."""
-        stack = self._stack()
-        if not stack:
-            return False
-        if self._autocast_is_new() and not stack[-1].mode.evaluating:
-            self._guarded_note_autocast()
-        return True
-
-    def _was_entered(self, module: nn.Module) -> bool:
-        return bool(stack := self._stack()) and stack[-1].module is module
 
     # --- entering ----------------------------------------------------------------------------------------------------
 
@@ -233,6 +228,10 @@ class Forward:
     def _autocast_is_new(self) -> bool:
         """Whether autocast is on, and the step does not know of it yet."""
         return self._recorder.current.autocast_dtype is None and torch._C._is_any_autocast_enabled()
+
+    def _note_autocast_of(self, inside: Frame) -> None:
+        if not inside.mode.evaluating:
+            self._note_autocast()
 
     def _note_autocast(self) -> None:
         for device in ("cuda", "cpu"):
@@ -350,14 +349,10 @@ def _inside_function() -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=4096)
-def _stands_for_another(kind: type[nn.Module]) -> bool:
-    return issubclass(kind, (torch.fx.GraphModule, torch.jit.ScriptModule))
-
-
 def _has_no_identity(module: nn.Module) -> bool:
     """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
-    return _stands_for_another(type(module)) or "_is_replica" in module.__dict__
+    # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
+    return issubclass(type(module), (torch.fx.GraphModule, torch.jit.ScriptModule)) or "_is_replica" in module.__dict__
 
 
 def _keyword_arguments() -> dict[str, Any]:
