@@ -1,0 +1,72 @@
+"""What hooks cost, counted: functions of ours that run for a further module, on sampled steps and between them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import precdoctor
+from tests.support.processes import PYTHON, record, script
+
+#: With every 8th step sampled, and no power of two: those have a scan of single operations.
+SAMPLED = 24
+
+COUNTS = """
+import json, os, sys
+import torch
+from torch import nn
+
+OURS = f"{os.sep}precdoctor{os.sep}"
+STEPS = {"sampled": 24, "between": 25}
+
+
+def counted(layers):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(layers)))
+    optimizer = torch.optim.AdamW(net.parameters())
+    calls = dict.fromkeys(STEPS.values(), 0)
+
+    def train():
+        loss = net(torch.randn(4, 16)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def note(frame, event, _arg):
+        calls[step] += event == "call" and OURS in frame.f_code.co_filename
+
+    for step in range(max(calls) + 1):
+        sys.setprofile(note if step in calls else None)
+        train()
+        sys.setprofile(None)
+    return {name: calls[step] for name, step in STEPS.items()}
+
+
+print(json.dumps(counted(int(sys.argv[1]))))
+"""
+
+
+@pytest.fixture(scope="module")
+def per_module(tmp_path_factory):
+    """Of each module added to a stack: functions of ours that ran in a step, and tensors rows of the sampled one."""
+    folder = tmp_path_factory.mktemp("cost")
+    path = script(folder, "counts.py", COUNTS)
+    counts = []
+    for layers in (8, 24):
+        done = record(folder, "--every", "8", "--", PYTHON, str(path), str(layers), run=folder / f"run{layers}")
+        assert done.status == 0, done.err
+        rows = (precdoctor.open_run(done.run).tensors(columns=["step"])["step"] == SAMPLED).sum()
+        counts.append({**json.loads(done.out), "rows": int(rows)})
+    fewer, more = counts
+    return {name: (more[name] - fewer[name]) / 16 for name in fewer}
+
+
+def test_between_samples_a_module_costs_few_calls(per_module):
+    """Two hooks of modules, one of each of its two parameters, and the look at their gradients."""
+    assert 4 <= per_module["between"] <= 12
+
+
+def test_a_row_costs_few_calls(per_module):
+    assert per_module["rows"] >= 10
+    assert per_module["sampled"] / per_module["rows"] <= 30
