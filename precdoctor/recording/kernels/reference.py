@@ -178,7 +178,8 @@ def _accumulate_blocks(key: Tensor, ints: Tensor, block: int) -> None:
 # --- fingerprint -----------------------------------------------------------------------------------------------------
 # mix(b, i): a = b + (i + 1) * GOLDEN; a ^= a >> 15; c = a * M; c ^= c >> 13; a * c: the first four on 32 bits without
 # sign, the product on 64. i counts 32-bit words in logical order; narrower elements are zero-extended to one word,
-# wider ones are two words, low half first. The sum over i does not depend on the order kernels run in.
+# wider ones are two words, low half first. The sum over i does not depend on the order kernels run in. No step can go:
+# without the second shift or the factor M, tensors of 1 and -1 that differ in the place of two signs have equal sums.
 
 GOLDEN = 0x9E3779B1  # 2**32 divided by the golden ratio, odd
 _M = 0x85EBCA6B  # first multiplier of MurmurHash3's 32-bit finaliser

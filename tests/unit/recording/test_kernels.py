@@ -356,6 +356,18 @@ def test_fingerprints_tell_values_order_shape_and_dtype_apart():
     assert again == prints[0]
 
 
+@pytest.mark.parametrize(("many", "few"), [(1.0, -1.0), (0.0, 1.0), (1.0, 1.0 + 2**-23)], ids=["signs", "mask", "ulp"])
+def test_fingerprints_tell_where_two_elements_differ(many, few):
+    """All pairs of places: cheaper mixes of bits and index, which would do for random numbers, collide here."""
+    rows = torch.full((1024, 1024), many)
+    all_equal = int(reference.fingerprint(rows[0], 0))
+    rows.fill_diagonal_(few)
+    one = np.array([int(reference.fingerprint(row, 0)) - all_equal for row in rows], object) % 2**64
+    one = one.astype(np.uint64)
+    two = (one[:, None] + one[None, :])[np.triu_indices(len(one), 1)]
+    assert len(np.unique(two)) == len(two)
+
+
 def test_fingerprint_follows_logical_order_whatever_the_strides():
     x = torch.randn(5, 9, 7)
     for kernel in (reference.measure, *(k for n, k in FAST.items() if available(n))):
