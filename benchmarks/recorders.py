@@ -64,7 +64,9 @@ class Ours:
 
     def _put_hooks(self, *, there):
         for own, ours in self._hooks:
-            own.update(ours) if there else own.clear()
+            own.clear()
+            if there:
+                own.update(ours)
 
     def attach(self, model, optimizer):
         """Its hooks are global."""

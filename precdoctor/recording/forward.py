@@ -101,7 +101,7 @@ class Forward:
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._came = guarded(recorder)(self._gradient_came)
-        self._guarded_note_autocast_of = guarded(recorder)(self._note_autocast_of)
+        self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = Seen(recorder)
         #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
@@ -125,8 +125,8 @@ class Forward:
             if torch.compiler.is_compiling():
                 return
             if not recorder.live and (stack := getattr(recorder.local, "stack", None)):
-                if self._autocast_is_new():  # frameworks enter it inside the root's forward
-                    self._guarded_note_autocast_of(stack[-1])
+                if self._autocast_is_new():
+                    self._guarded_note_autocast(stack[-1].mode)
                 return  # between samples only top-level calls count
             if recorder.threads.elsewhere():
                 return
@@ -189,8 +189,8 @@ class Forward:
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:
             frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)
-        if self._autocast_is_new() and not mode.evaluating:
-            self._note_autocast()  # at every call: frameworks enter autocast inside the root's forward
+        if self._autocast_is_new():  # at every call: frameworks enter autocast inside the root's forward
+            self._note_autocast(mode)
         if inside is None:
             frame.reopens = self._loss_code.root_begins(module)
             if recorder.probes is not None:
@@ -229,12 +229,8 @@ class Forward:
         """Whether autocast is on, and the step does not know of it yet."""
         return self._recorder.current.autocast_dtype is None and torch._C._is_any_autocast_enabled()
 
-    def _note_autocast_of(self, inside: Frame) -> None:
-        if not inside.mode.evaluating:
-            self._note_autocast()
-
-    def _note_autocast(self) -> None:
-        for device in ("cuda", "cpu"):
+    def _note_autocast(self, mode: _Mode) -> None:
+        for device in () if mode.evaluating else ("cuda", "cpu"):
             if torch.is_autocast_enabled(device):
                 recorder, dtype = self._recorder, str(torch.get_autocast_dtype(device)).removeprefix("torch.")
                 recorder.current.autocast_dtype = dtype

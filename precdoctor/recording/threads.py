@@ -39,8 +39,8 @@ class Threads:
         return number != self._own and self._is_other(number)
 
     def is_other(self) -> bool:
-        """Whether the calling thread is known to be another one."""
-        return bool(self.others) and threading.get_ident() in self.others
+        """Whether the calling thread is known to be another one; not without :attr:`others`, so ask for those first."""
+        return threading.get_ident() in self.others
 
     def _is_other(self, number: int) -> bool:
         if torch._C._current_graph_task_id() != -1:

@@ -79,7 +79,7 @@ def _stat(x: Tensor, slot: int) -> None:
     home = bank(x.device)
     home.launches += 1
     if native.supports(x):
-        native.measure_at(x, *home.addresses(slot), home.counter_address, _wanted_blocks(slot), home.recent)
+        home.read(x, slot, _wanted_blocks(slot))
         return
     blocks = () if not _with_blocks else at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
     _launch(x, home, slot, blocks)
@@ -145,9 +145,9 @@ def read(x: Tensor, slot: int, *, restart: bool = False) -> None:
         slot: which row of its device's bank.
         restart: forget the slot's values first.
     """
-    home = _banks.get(x.device) or bank(x.device)
+    home = bank(x.device)
     home.launches += 1
-    home.read(x, slot, _wanted_blocks(slot) if _with_blocks else 0, restart=restart)
+    home.read(x, slot, _wanted_blocks(slot), restart=restart)
 
 
 def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) -> None:

@@ -74,7 +74,7 @@ class Bank:
         block = self._blocks[number]
         return block.ints_address + index * at.INT_WIDTH * 8, block.floats_address + index * at.FLOAT_WIDTH * 8
 
-    def read(self, x: Tensor, slot: int, want: int, *, restart: bool) -> None:
+    def read(self, x: Tensor, slot: int, want: int, *, restart: bool = False) -> None:
         """Measure a tensor into a slot of this bank, the CPU's; ``want`` as :func:`native.wanted` gives it."""
         ints, floats = self.addresses(slot)
         if restart:

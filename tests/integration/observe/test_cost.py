@@ -7,18 +7,18 @@ import json
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import PYTHON, ROOT, record, script
 
 #: With every 8th step sampled, and no power of two: those have a scan of single operations.
 SAMPLED = 24
 
 COUNTS = """
-import json, os, sys
+import json, sys
 import torch
 from torch import nn
 
-OURS = f"{os.sep}precdoctor{os.sep}"
-STEPS = {"sampled": 24, "between": 25}
+LAYERS, SAMPLED, OURS = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+STEPS = {"sampled": SAMPLED, "between": SAMPLED + 1}
 
 
 def counted(layers):
@@ -34,7 +34,7 @@ def counted(layers):
         optimizer.zero_grad()
 
     def note(frame, event, _arg):
-        calls[step] += event == "call" and OURS in frame.f_code.co_filename
+        calls[step] += event == "call" and frame.f_code.co_filename.startswith(OURS)
 
     for step in range(max(calls) + 1):
         sys.setprofile(note if step in calls else None)
@@ -43,7 +43,7 @@ def counted(layers):
     return {name: calls[step] for name, step in STEPS.items()}
 
 
-print(json.dumps(counted(int(sys.argv[1]))))
+print(json.dumps(counted(LAYERS)))
 """
 
 
@@ -54,7 +54,8 @@ def per_module(tmp_path_factory):
     path = script(folder, "counts.py", COUNTS)
     counts = []
     for layers in (8, 24):
-        done = record(folder, "--every", "8", "--", PYTHON, str(path), str(layers), run=folder / f"run{layers}")
+        command = (PYTHON, str(path), str(layers), str(SAMPLED), str(ROOT / "precdoctor"))
+        done = record(folder, "--every", "8", "--", *command, run=folder / f"run{layers}")
         assert done.status == 0, done.err
         rows = (precdoctor.open_run(done.run).tensors(columns=["step"])["step"] == SAMPLED).sum()
         counts.append({**json.loads(done.out), "rows": int(rows)})
