@@ -60,7 +60,7 @@ def second_run(run: Run, *, died: bool = True) -> int:
     from precdoctor.diagnosis.view import RunView
     from precdoctor.recording.launch import launch
     from precdoctor.runlog import open_run
-    from precdoctor.runlog.schema import AUTOPSY_DIR
+    from precdoctor.runlog.files import AUTOPSY_DIR
 
     view = RunView(run)
     command, cwd = _command(run)

@@ -17,7 +17,7 @@ from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.diagnosis.words import plural
 from precdoctor.errors import PrecdoctorError
 from precdoctor.runlog import open_run
-from precdoctor.runlog.schema import AUTOPSY_DIR
+from precdoctor.runlog.files import AUTOPSY_DIR
 
 #: Bits of ``bad_in`` and ``bad_out``.
 NAN, POS_INF, NEG_INF = 1, 2, 4

@@ -14,6 +14,7 @@ import precdoctor
 from precdoctor.recording.flags import flags
 from precdoctor.recording.naming import Names, Root
 from precdoctor.recording.reduction import reduction
+from precdoctor.runlog.files import SCHEMA_VERSION
 
 #: Products of float8 tensors told of; a model has a few kinds per layer.
 _MAX_PRODUCTS = 4096
@@ -83,8 +84,6 @@ class Facts:
             self._write(self._collect())
 
     def _collect(self) -> dict[str, Any]:
-        from precdoctor.runlog.schema import SCHEMA_VERSION  # brings pyarrow, which launchers need not load
-
         return {
             "schema_version": SCHEMA_VERSION,
             "pid": os.getpid(),

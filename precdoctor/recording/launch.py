@@ -23,9 +23,11 @@ from typing import Any
 
 from precdoctor._boot import ATTACH_FILE
 from precdoctor.errors import CorruptRunError, UsageError
-from precdoctor.recording.attach import STOPPED_BY_US
+from precdoctor.recording.attach import STOPPED_BY_US, say
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.supervise import Online, Supervisor
+from precdoctor.runlog.files import END_FILE
+from precdoctor.runlog.layout import add_run_facts, create_run, left_open, rank_directories
 
 _BOOT_PATH = Path(__file__).resolve().parent / "boot_path"
 _FROM_TERMINAL = frozenset((signal.SIGINT, signal.SIGQUIT)) if os.name == "posix" else frozenset()
@@ -109,8 +111,6 @@ def launch(
         UsageError: not on Linux or macOS, or the directory cannot be written.
         RunExistsError: the directory is taken and ``force`` was not given.
     """
-    from precdoctor.runlog.layout import create_run
-
     if os.name != "posix":
         raise UsageError("precdoctor record runs on Linux and macOS; on Windows use WSL")
     now = dt.datetime.now(dt.timezone.utc)
@@ -250,17 +250,15 @@ def _run_child_with_handlers(
 
 def _close(directory: Path, status: int, *, quiet: bool) -> int:
     """Seal what the child left open, say what was recorded and what to type next; the status to exit with."""
-    from precdoctor.recording.attach import say
-    from precdoctor.runlog.layout import add_run_facts, rank_directories
-    from precdoctor.runlog.sealing import seal
-
     shown = _shown(directory)
     with contextlib.suppress(OSError, CorruptRunError):  # reports then say nothing of how it ended
         ended = dt.datetime.now(dt.timezone.utc).isoformat()
         add_run_facts(directory, {"ended": ended, "exit_status": status})
     try:
         ranks = rank_directories(directory)
-        if ranks:
+        if any(map(left_open, ranks)):
+            from precdoctor.runlog.sealing import seal  # brings pyarrow, which takes longer than all the rest here
+
             seal(directory)
     except OSError as error:
         if not directory.is_dir():
@@ -300,8 +298,6 @@ def _ended_with(status: int) -> str:
 
 def _end(rank: Path) -> dict[str, Any]:
     """The content of end.json; empty for a process that did not get to write one."""
-    from precdoctor.runlog.schema import END_FILE
-
     try:
         end = json.loads((rank / END_FILE).read_text())
     except (OSError, ValueError):

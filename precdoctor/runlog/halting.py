@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from precdoctor.runlog.schema import HALT_FILE
+from precdoctor.runlog.files import HALT_FILE
 
 #: A message longer than this is not one of ours.
 _MAX_BYTES = 1 << 16

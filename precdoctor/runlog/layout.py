@@ -27,7 +27,16 @@ from precdoctor.errors import (
     RunUnreadableError,
     UsageError,
 )
-from precdoctor.runlog.schema import ATTACH_FILE, AUTOPSY_DIR, HALT_FILE, RANK_DIR, RUN_FILE, SCHEMA_VERSION
+from precdoctor.runlog.files import (
+    ATTACH_FILE,
+    AUTOPSY_DIR,
+    HALT_FILE,
+    OPEN_PART,
+    RANK_DIR,
+    RUN_FILE,
+    SCHEMA_VERSION,
+    TEMPORARY,
+)
 
 #: Where ``record`` puts a run when no ``-o`` is given.
 DEFAULT_BASE: Final = Path("precdoctor-runs")
@@ -171,6 +180,15 @@ def files_matching(directory: Path, pattern: re.Pattern[str]) -> Iterator[tuple[
             if (match := pattern.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
         ]
     return iter(sorted(found, key=lambda pair: pair[1].name))
+
+
+def left_open(rank: RankDirectory) -> bool:
+    """Whether a process's directory has something for :func:`precdoctor.runlog.sealing.seal` to do.
+
+    Raises:
+        OSError: the directory cannot be listed.
+    """
+    return any(True for pattern in (OPEN_PART, TEMPORARY) for _ in files_matching(rank.path, pattern))
 
 
 def newest_run(base: Path = DEFAULT_BASE) -> Path:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from precdoctor.errors import CorruptRunError
+from precdoctor.runlog.files import ATTACH_FILE, END_FILE, RANK_FILE
 from precdoctor.runlog.filters import Filters, Query, query
 from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import (
@@ -27,7 +28,6 @@ from precdoctor.runlog.layout import (
     read_run_info,
 )
 from precdoctor.runlog.parts import joined, open_rows, sealed_rows, selected
-from precdoctor.runlog.schema import ATTACH_FILE, END_FILE, RANK_FILE
 from precdoctor.runlog.survey import json_lines, read_manifest, readable, survey
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,9 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from precdoctor.errors import CorruptRunError
+from precdoctor.runlog.files import OPEN_PART, PARTS_FILE, TEMPORARY
 from precdoctor.runlog.layout import files_matching, rank_directories, read_regular, sync_directory, temporary_name
 from precdoctor.runlog.lock import is_locked
-from precdoctor.runlog.schema import OPEN_PART, PARTS_FILE
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, stored_schema
 
 #: Rows (at most) that share one footer entry: large enough that column metadata costs nothing per row.
@@ -34,7 +33,6 @@ DIGEST_BYTES: Final = 16
 #: Batches from which on they are joined before they are written.
 _PIECES: Final = 8
 
-_TEMPORARY: Final = re.compile(r"\..+\.tmp")
 #: Few distinct values per part, beside the names.
 _REPEATING: Final = ("step", "rank", "call", "micro_step", "numel", "scale")
 
@@ -181,6 +179,6 @@ def seal(run: Path, *, force: bool = False) -> list[str]:
             path.unlink(missing_ok=True)
             if part is not None:
                 sealed.append(f"{rank.path.name}/{part.name}")
-        for _, path in files_matching(rank.path, _TEMPORARY):
+        for _, path in files_matching(rank.path, TEMPORARY):
             path.unlink(missing_ok=True)
     return sealed

@@ -11,9 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from precdoctor.errors import CorruptRunError, RunUnreadableError
+from precdoctor.runlog.files import OPEN_PART, PARTS_FILE, SEALED_PART
 from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import MAX_JSON_BYTES, files_matching, parse_json, read_regular
-from precdoctor.runlog.schema import OPEN_PART, PARTS_FILE, SEALED_PART
 from precdoctor.runlog.sealing import Part
 
 MAX_PARTS: Final = 1 << 20

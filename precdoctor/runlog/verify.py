@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.errors import RunUnreadableError
+from precdoctor.runlog.files import END_FILE, RANK_FILE, SEALED_PART
 from precdoctor.runlog.filters import query
 from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import RankDirectory, rank_directories, read_json_if_there, read_regular, read_run_info
 from precdoctor.runlog.lock import is_locked
 from precdoctor.runlog.parts import read_open, read_sealed
-from precdoctor.runlog.schema import END_FILE, RANK_FILE, SEALED_PART, TABLES
+from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.sealing import Part
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, scan
 from precdoctor.runlog.survey import PartFile, Survey, readable, survey

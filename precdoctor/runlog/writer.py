@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.runlog import arrays
+from precdoctor.runlog.files import END_FILE, RANK_FILE
 from precdoctor.runlog.layout import write_json_atomically
 from precdoctor.runlog.lock import DirectoryLock
-from precdoctor.runlog.schema import END_FILE, RANK_FILE, TABLES
+from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.sealing import seal_stream
 from precdoctor.runlog.stream import StreamEncoder, stored_schema
 

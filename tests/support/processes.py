@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import precdoctor
+from precdoctor.runlog.files import ATTACH_FILE, END_FILE
 from precdoctor.runlog.layout import rank_directories
-from precdoctor.runlog.schema import ATTACH_FILE, END_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable

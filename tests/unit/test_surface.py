@@ -131,6 +131,14 @@ def test_help_needs_no_heavy_import(args):
     assert not loaded & {"torch", "numpy", "pandas", "pyarrow", "jinja2", "rich"}
 
 
+def test_a_command_is_recorded_by_a_light_parent(tmp_path):
+    """It starts at once; Arrow would take longer than all the rest, and is for what a dead process has left open."""
+    loaded = modules_after(
+        f"from precdoctor.cli import main\nmain(['record', '-o', {str(tmp_path / 'run')!r}, 'true'])"
+    )
+    assert not loaded & {"torch", "numpy", "pandas", "pyarrow", "jinja2", "rich"}
+
+
 def test_explain_never_imports_torch():
     loaded = modules_after("from precdoctor.cli import main\nsys.stdout = sys.stderr\nmain(['explain', 'PD101'])")
     assert "torch" not in loaded and "precdoctor.diagnosis.registry" in loaded
