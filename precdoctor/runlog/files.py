@@ -1,0 +1,38 @@
+"""The run directory: the names of its files. Reads without pyarrow, for those who only look for one.
+
+Layout (one directory per process that trained; ``NNNNN`` is the global rank)::
+
+    RUN/run.json                          by the parent at launch
+    RUN/attach.jsonl                      one line per process that was offered recording, and how far it got
+    RUN/halt.json                         by ``record --halt-on``: why the run is to stop
+    RUN/rank-NNNNN[.attempt]/rank.json    facts of the process: modules, parameters, optimizers, versions
+    RUN/rank-NNNNN/TABLE-000001.parquet   sealed parts
+    RUN/rank-NNNNN/TABLE-000002.arrows.open   the part being written: an Arrow IPC stream
+    RUN/rank-NNNNN/parts.jsonl            one line per sealed part: name, rows, step range, blake2b
+    RUN/rank-NNNNN/end.json               a clean close
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from precdoctor._boot import ATTACH_FILE as ATTACH_FILE  # noqa: PLC0414 - said to be public here
+
+#: Raised whenever the meaning of a column changes. Readers take older, refuse newer.
+SCHEMA_VERSION: Final = 1
+
+RUN_FILE: Final = "run.json"
+RANK_FILE: Final = "rank.json"
+#: Written while the run goes on, by whoever wants it stopped: ``{"message": ...}``.
+HALT_FILE: Final = "halt.json"
+PARTS_FILE: Final = "parts.jsonl"
+END_FILE: Final = "end.json"
+#: The second, traced run of ``precdoctor autopsy``: a run directory in the first.
+AUTOPSY_DIR = "autopsy"
+#: ``rank-00003`` or, for the second process that claimed rank 3, ``rank-00003.1``.
+RANK_DIR: Final = re.compile(r"rank-(\d{5})(?:\.(\d{1,4}))?")
+SEALED_PART: Final = re.compile(r"(tensors|steps|events)-(\d{6})\.parquet")
+OPEN_PART: Final = re.compile(r"(tensors|steps|events)-(\d{6})\.arrows\.open")
+#: Being written; what a dead writer leaves of it is nobody's.
+TEMPORARY: Final = re.compile(r"\..+\.tmp")
