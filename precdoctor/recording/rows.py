@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from precdoctor.recording.batch import StepBatch, looks_like_a_scale, read
 from precdoctor.recording.table import StepTensors
@@ -62,7 +61,7 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
     factor = _constant(root_factors)
     if not ratios:
         return factor if factor is not None and looks_like_a_scale(factor) else None
-    middle = float(np.median(ratios))
+    middle = statistics.median(ratios)
     spread = max(abs(r / middle - 1.0) for r in ratios)
     if factor is not None and factor >= 2:  # a ratio is good to a percent, so not for factors near one
         if not clipped and spread < 0.02 and abs(middle / factor - 1.0) < 0.01:

@@ -54,7 +54,7 @@ class Sites:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._pool = arrays.strings([])
+        self._encoded: list[bytes] = []
         self._codes = np.empty((0, len(_TEXTS)), np.int32)
         self._calls = np.empty(0, np.int32)
 
@@ -80,6 +80,7 @@ class Sites:
         number = self._numbers.setdefault(text, len(self._texts))
         if number == len(self._texts):
             self._texts.append(text)
+            self._encoded.append(text.encode("utf-8", "backslashreplace"))
         return number
 
     def number(self, text: str) -> int:
@@ -92,9 +93,7 @@ class Sites:
 
     def column(self, codes: npt.NDArray[np.int32]) -> Any:
         """An Arrow string array of the texts with these numbers."""
-        if len(self._pool) < len(self._texts):
-            self._pool = arrays.strings([t.encode("utf-8", "backslashreplace").decode() for t in self._texts])
-        return self._pool.take(arrays.numbers(codes))
+        return arrays.chosen(self._encoded, codes)
 
 
 class _Trimmed(NamedTuple):
@@ -241,7 +240,7 @@ class StepTensors:
         """A call without gradients comes after those with, one in another dtype after the first."""
         keys = np.column_stack([self._codes[:, _KEY], self._calls])
         calls = self._calls
-        if len(np.unique(keys, axis=0)) < len(keys):
+        if len({row.tobytes() for row in keys}) < len(keys):
             calls, taken = calls.copy(), set()
             for row in np.argsort(self._codes[:, _PHASE] != self._sites.number("train"), kind="stable"):
                 owner = tuple(keys[row, :-1])

@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from precdoctor.runlog import arrays
 from precdoctor.runlog.files import END_FILE, RANK_FILE
@@ -293,7 +292,7 @@ def _has_too_long(strings: pa.Array) -> bool:
     """Whether one of them is longer than readers take; most often all together are not."""
     if strings.nbytes <= MAX_STRING_BYTES:
         return False
-    return (pc.max(pc.binary_length(strings)).as_py() or 0) > MAX_STRING_BYTES
+    return max((len(text.encode()) for text in strings.to_pylist() if text is not None), default=0) > MAX_STRING_BYTES
 
 
 def _array(values: Column, field: pa.Field) -> pa.Array:

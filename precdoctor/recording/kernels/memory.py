@@ -180,7 +180,7 @@ def _gather(blocks: Sequence[Tensor], slots: npt.NDArray[np.int64], first: int, 
     """Zeros for slots that were never launched into and lie beyond the last block."""
     out = np.zeros((len(slots), stop - first), np.float64 if blocks and blocks[0].is_floating_point() else np.int64)
     block, index = np.divmod(slots, _SLOTS_PER_BLOCK)
-    for number in np.unique(block[block < len(blocks)]):
+    for number in np.flatnonzero(np.bincount(block[block < len(blocks)])).tolist():
         mine = block == number
         out[mine] = blocks[number].numpy()[:, first:stop][index[mine]]
     return out
