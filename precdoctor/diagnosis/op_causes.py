@@ -173,6 +173,17 @@ def too_large_constant(op: Op) -> float | None:
     return next((x for x in numbers if fmt is not None and abs(x) > fmt.max), None)
 
 
+def mask_filling(op: Op) -> float | None:
+    """What a mask is filled with, where a cast to a narrower format makes it infinite: ``finfo.min``, or -1e9."""
+    operand = op.operands[0] if op.short in _CASTS and op.operands else None
+    value = operand.value if operand is not None else None
+    if operand is None or not value or not math.isfinite(value) or value not in (operand.min, operand.max):
+        return None
+    source, decade = known_format(operand.dtype), math.log10(abs(value))
+    written = decade > 4 and abs(decade - round(decade)) < 1e-7  # FP32 holds a power of ten to half of that
+    return value if written or (source is not None and abs(value) == source.max) else None
+
+
 def _exp_cause(op: Op) -> Cause | None:
     operand = op.operands[0] if op.operands else None
     if operand is None:  # only its result is known

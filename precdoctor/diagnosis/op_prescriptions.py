@@ -13,7 +13,7 @@ from precdoctor.diagnosis.examination import Culprit, scale_of_gradients
 from precdoctor.diagnosis.examined import BadSetting, Poisoned
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.incident import Incident
-from precdoctor.diagnosis.op_causes import too_large_constant
+from precdoctor.diagnosis.op_causes import mask_filling, too_large_constant
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.words import plural
@@ -121,7 +121,8 @@ def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     reference = culprit.op.reference
     narrow = known_format(result.dtype) if result is not None else None
     reach = reference.amax if reference is not None else None
-    if narrow is not None and narrow.exponent_bits >= FP32.exponent_bits:
+    too_far = reach is not None and reach >= BF16.overflow_limit  # the end of FP32 is past it
+    if narrow is not None and (narrow.exponent_bits >= FP32.exponent_bits or too_far):
         return _hold_back(view, incident, culprit)
     if narrow is None or reach is None:
         return look(view, incident, culprit)
@@ -248,6 +249,7 @@ def _divisor(view: RunView, incident: Incident, culprit: Culprit) -> Prescriptio
 
 def _cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     constant = too_large_constant(culprit.op)
+    constant = mask_filling(culprit.op) if constant is None else constant
     return edges.constant_that_fits(constant, culprit) if constant is not None else _wider(view, incident, culprit)
 
 

@@ -461,3 +461,40 @@ def test_an_overflow_that_where_throws_away_is_its_trap():
 
     assert cause_of(seen).name == "where-gradient-trap"
     assert cause_of(replace(seen, ops={3: large, 5: times})).name == "exp-overflow"
+
+
+@pytest.mark.parametrize(
+    ("filling", "title"),
+    [
+        (-3.4028234663852886e38, "use -10000 in place of the constant"),  # finfo(float32).min, infinite in BF16, too
+        (-1e9, "use -10000 in place of the constant"),
+        (-123456.0, "use BF16 in place of FP16"),
+    ],
+)
+def test_what_a_mask_is_filled_with_is_no_matter_of_range(filling, title):
+    scores = replace(tensor(), min=filling, max=-0.0, amax=-filling, value=filling)
+    cast = replace(
+        op(0, "aten._to_copy.default", scores, bad_out=NEG_INF),
+        results=(tensor("out", dtype="float16"),),
+        reference=replace(tensor("out"), amax=-filling),
+    )
+    seen = examined("forward", cast)
+    blamed = blame(seen)
+    culprit = Culprit(seen, blamed, Phase.FORWARD, op_cause(seen, blamed, None))
+    assert culprit.cause.name == "cast-overflow"
+    assert prescribe(SimpleNamespace(device="cpu"), None, culprit).title.startswith(title)
+
+
+def test_bf16_is_not_proposed_for_what_it_would_round_to_infinity():
+    """3.397e38 lies past the middle between its largest number and 2^128."""
+    products = op(0, "aten.mm.default", tensor(dtype="float16"), tensor("mat2", dtype="float16"), bad_out=POS_INF)
+    product = replace(products, results=(tensor("out", dtype="float16"),), reference=tensor("out"))
+    incident, view = SimpleNamespace(process=0, step=3, last_finite=None), SimpleNamespace(device="cpu", timeline={})
+
+    def title(reach):
+        seen = examined("forward", replace(product, reference=replace(tensor("out"), amax=reach)))
+        culprit = Culprit(seen, blame(seen), Phase.FORWARD, op_cause(seen, blame(seen), None))
+        return prescribe(view, incident, culprit).title
+
+    assert "BF16" in title(3.39e38)
+    assert "BF16" not in title(3.397e38)
