@@ -34,15 +34,16 @@ def floating(value: Any) -> Iterator[tuple[str, Tensor]]:
     if torch._C._functorch.maybe_current_level() is not None:
         return iter(())
     if type(value) is Tensor:  # most often
-        return iter((("", value),) if _counts(value) else ())
+        return iter((("", value),) if counts(value) else ())
     if type(value) is dict and len(value) == 1:  # of arguments, most often
         ((name, x),) = value.items()
         if type(x) is Tensor:
-            return iter(((str(name), x),) if _counts(x) else ())
-    return ((name, x) for name, x in tensors(value) if _counts(x))
+            return iter(((str(name), x),) if counts(x) else ())
+    return ((name, x) for name, x in tensors(value) if counts(x))
 
 
-def _counts(x: Tensor) -> bool:
+def counts(x: Tensor) -> bool:
+    """Whether its elements are floating-point numbers, or pairs of them."""
     return x.is_floating_point() or x.is_complex()
 
 

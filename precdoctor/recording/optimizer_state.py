@@ -130,7 +130,7 @@ def _kept_for(optimizers: Iterable[torch.optim.Optimizer], parameter: Tensor) ->
         if not isinstance(state, Mapping):  # an optimizer of the user's own may keep anything there
             continue
         tensors = {str(key): x for key, x in state.items() if isinstance(x, Tensor) and x.ndim and key != "step"}
-        if any(not x.is_floating_point() for x in tensors.values()):
+        if any(not leaves.counts(x) for x in tensors.values()):
             continue  # 8-bit state: what else there is are its scales and code books
         yield from tensors.items()
 

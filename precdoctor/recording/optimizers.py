@@ -264,13 +264,13 @@ class Optimizers:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _parameters(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Place, str, dict[str, Any]]]:
-        """Each floating-point parameter with its place and name; those no module owns are ``group.index``, master
-        copies are called as their weights.
+        """Each floating-point or complex parameter with its place and name; those no module owns are ``group.index``,
+        master copies are called as their weights.
         """
         recorder = self._recorder
         for g, group in enumerate(optimizer.param_groups):
             for i, parameter in enumerate(group["params"]):
-                if not parameter.is_floating_point():
+                if not leaves.counts(parameter):
                     continue
                 weight = self._masters.weight_of(parameter)
                 found = recorder.names.parameter(parameter if weight is None else weight)

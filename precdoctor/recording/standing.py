@@ -49,16 +49,16 @@ class Standing:
                 continue
             self._weights[id(parameter)] = (weakref.ref(parameter), parameter._version)
             found = recorder.names.parameter(parameter)
-            if found is not None and parameter.is_floating_point() and recorder.wants(found[0]):
+            if found is not None and leaves.counts(parameter) and recorder.wants(found[0]):
                 site = recorder.site(found[0], "weight", found[1], parameter)
                 recorder.measure(site, parameter, together=together)
 
     def _buffers(self, modules: list[torch.nn.Module], together: Together) -> None:
-        """Floating-point buffers, whenever they were written to."""
+        """Floating-point and complex buffers, whenever they were written to."""
         recorder = self._recorder
         owned = ((m, name, b) for m in modules for name, b in m._buffers.items())
         for owner, name, buffer in owned:
-            if buffer is None or not buffer.is_floating_point() or buffer.is_inference():
+            if buffer is None or not leaves.counts(buffer) or buffer.is_inference():
                 continue
             if buffer.dtype in FLOAT8:
                 self._casts.holds(owner)

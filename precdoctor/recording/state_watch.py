@@ -96,7 +96,7 @@ class BufferWatch:
         for root in list(self._recorder.names.roots.values()):
             for owner in self._owners_of(root):
                 for name, buffer in owner._buffers.items():
-                    if buffer is None or not buffer.is_floating_point() or buffer.is_inference():
+                    if buffer is None or not leaves.counts(buffer) or buffer.is_inference():
                         continue
                     seen = self._seen.get((id(owner), name))
                     if seen is not None and seen.stamp == leaves.buffer_stamp(owner, name, buffer):
@@ -169,7 +169,7 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, st
         if not isinstance(state, dict):  # an optimizer of the user's own may keep anything there
             continue
         for name, x in state.items():
-            if isinstance(x, Tensor) and x.is_floating_point() and name != "step":
+            if isinstance(x, Tensor) and leaves.counts(x) and name != "step":
                 yield parameter, str(name), x
 
 

@@ -169,3 +169,16 @@ def test_rank_json_describes_roots_optimizers_and_scalers(zoo):
     (scaler,) = facts["scalers"]
     assert scaler["init_scale"] == 1024.0 and scaler["growth_interval"] == 3
     assert json.dumps(facts["autocast"]) == '["cpu:float16"]'
+
+
+def test_complex_tensors_have_the_rows_that_others_have(zoo):
+    rows = zoo.rows("spectral", step=1, dtype="complex64")
+    for kind in ("weight", "weight_grad", "weight_grad_step", "update"):
+        assert sites(rows, kind) == {("", "mix", 0)}
+    (buffer,) = zoo.rows("spectral", step=0, kind="buffer").to_dict("records")
+    assert (buffer["name"], list(buffer["shape"]), buffer["numel"]) == ("turn", [6], 12)
+    state = zoo.rows("spectral", kind="opt_state", dtype="complex64")
+    assert set(state["name"]) == {"mix.exp_avg", "mix.exp_avg_sq"}
+    (update,) = rows[rows["kind"] == "update"].to_dict("records")
+    assert update["numel"] == 2 * 4 * 4 * 6 and update["unchanged"] == 0
+    assert 0.005 < update["amax"] < 0.02  # Adam moves each part by its rate

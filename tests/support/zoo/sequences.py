@@ -85,3 +85,26 @@ def odd_outputs() -> Trained:
         return main.square().mean() + more["aux"].abs().mean()
 
     return Trained(fit(model, torch.optim.AdamW(model.parameters(), 1e-3), loss), [model])
+
+
+class Spectral(nn.Module):
+    """Frequencies are mixed by complex weights, as in a Fourier neural operator, and turned by a complex buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.head = nn.Conv1d(1, 4, 1), nn.Conv1d(4, 1, 1)
+        self.mix = nn.Parameter(torch.randn(4, 4, 6, dtype=torch.complex64) / 4)
+        self.register_buffer("turn", torch.polar(torch.ones(6), torch.arange(6.0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(self.lift(x))
+        mixed = torch.einsum("bim,iom->bom", spectrum[..., :6], self.mix) * self.turn
+        return self.head(torch.fft.irfft(mixed, n=x.shape[-1]))
+
+
+@specimen
+def spectral() -> Trained:
+    torch.manual_seed(8)
+    model = Spectral()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    return Trained(fit(model, optimizer, lambda: model(torch.randn(4, 1, 16)).square().mean()), [model])

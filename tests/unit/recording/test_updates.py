@@ -48,6 +48,19 @@ def test_the_intended_update_is_the_difference_in_float64(kind, settings):
     assert intention_of(optimizer) == "exact"
 
 
+@pytest.mark.parametrize(("kind", "settings"), SETTINGS[:7], ids=str)
+def test_complex_weights_are_pairs_of_real_ones(kind, settings):
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(5, 7, dtype=torch.complex128))
+    optimizer = kind([weight], **{key: value for key, value in settings.items() if key != "fused"})
+    for _ in range(4):
+        weight.grad = torch.randn_like(weight)
+        before = torch.view_as_real(weight.detach()).clone()
+        optimizer.step()
+        intended = intended_update(optimizer, weight, before, optimizer.param_groups[0])
+        torch.testing.assert_close(intended, torch.view_as_real(weight.detach()) - before, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_it_is_not_rounded_to_the_type_of_the_weight(dtype):
     """A weight of 1 moved by 1e-4: nothing sticks, but the intention is there."""
