@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from precdoctor.diagnosis.rows import number
 from precdoctor.diagnosis.step_facts import StepFacts
@@ -13,17 +13,26 @@ from precdoctor.diagnosis.view import Process, RunView
 STOCK_INTERVAL = 2000
 
 
-def scaled_steps(view: RunView) -> Mapping[Process, Sequence[StepFacts]]:
-    """Per process the complete steps that ran under a loss scale; processes without any are left out.
+def scaled_steps(view: RunView) -> list[tuple[Process, Sequence[StepFacts]]]:
+    """Per process and scaler the complete steps that ran under a loss scale; processes without any are left out.
 
     The attempts of several optimizers that share a scaler are one step here: a bad batch is one backoff, however many
-    optimizers were to make use of it.
+    optimizers were to make use of it. Where there are several scalers, as in GANs, each optimizer is taken to have its
+    own: the log does not tell whose scale it was.
     """
-    found = {
-        p: joined_updates(s for s in steps if s.loss_scale is not None and s.complete)
-        for p, steps in view.timeline.items()
-    }
-    return {p: steps for p, steps in found.items() if steps}
+    return [(p, joined_updates(course)) for p in view.timeline for course in _by_scaler(view, p) if course]
+
+
+def _by_scaler(view: RunView, process: Process) -> Iterable[list[StepFacts]]:
+    scaled = [s for s in view.timeline[process] if s.loss_scale is not None and s.complete]
+    if not has_several_scalers(view, process):
+        return [scaled]
+    return ([s for s in scaled if s.optimizer == name] for name in dict.fromkeys(s.optimizer for s in scaled))
+
+
+def has_several_scalers(view: RunView, process: Process) -> bool:
+    """Whether a process scaled with more than one of them."""
+    return sum(s.get("enabled", True) is not False for s in view.facts(process).get("scalers") or ()) > 1
 
 
 def joined_updates(steps: Iterable[StepFacts]) -> Sequence[StepFacts]:

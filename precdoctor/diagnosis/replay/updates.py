@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.loss_scale import has_several_scalers
 from precdoctor.diagnosis.records import records
 from precdoctor.diagnosis.rows import integer, number, text
 from precdoctor.diagnosis.view import Process, RunView
@@ -38,10 +40,17 @@ class Update:
 
 
 def updates_of(view: RunView, process: Process) -> list[Update]:
-    """The updates of one process in order; steps the run died in are left out."""
+    """The updates of one process in order; steps the run died in are left out.
+
+    Of several scalers, which are taken to have an optimizer each, those of the one that overflowed most often.
+    """
     steps = view.steps
     mine = steps[(steps["rank"] == process.rank) & (steps["attempt"] == process.attempt)]
     attempts = [_attempt(r) for r in records(mine) if number(r.get("complete")) != 0.0]
+    if has_several_scalers(view, process):
+        overflows = Counter(name for name, update in attempts if update.scale is not None and update.overflow)
+        chosen = max({name: overflows[name] for name, _ in attempts}.items(), key=lambda item: item[1], default=("", 0))
+        attempts = [(name, update) for name, update in attempts if name == chosen[0]]
     groups: list[list[tuple[str, Update]]] = []
     for name, update in attempts:
         if groups and _same_update(groups[-1], name, update):

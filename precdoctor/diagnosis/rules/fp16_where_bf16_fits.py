@@ -123,7 +123,7 @@ def _has_bf16(facts: Mapping[str, Any]) -> bool:
 
 
 def _price(view: RunView) -> _Price:
-    courses = [after_calibration(steps) for steps in scaled_steps(view).values() if is_dynamic(steps)]
+    courses = [after_calibration(steps) for _, steps in scaled_steps(view) if is_dynamic(steps)]
     counted = [(len(c), sum(s.skipped and not s.loss_is_bad for s in c)) for c in courses]
     steps, skipped = max(counted, key=lambda c: c[1], default=(0, 0))
     rooms = [

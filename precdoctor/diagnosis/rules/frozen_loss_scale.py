@@ -44,19 +44,19 @@ for a constant written by hand, which is inferred from the loss and the gradient
 def check(view: RunView, options: Options) -> Checked:
     """One finding for the first process whose scaler stands still."""
     scaled = scaled_steps(view)
-    for process, steps in scaled.items():
+    for process, steps in scaled:
         if not is_dynamic(steps) and _always_overflows(steps, options):
             finding = _finding_by_hand(view, process, steps, options)
             return Checked([finding], f"all of {plural(len(steps), 'step')} overflowed", Status.FAILED)
-    courses = {p: steps for p, steps in scaled.items() if is_dynamic(steps)}
+    courses = [(p, steps) for p, steps in scaled if is_dynamic(steps)]
     if not courses:
         return Checked.not_applicable("no dynamic loss scaler was seen")
-    for process, steps in courses.items():
+    for process, steps in courses:
         if _stands_still(view, process, steps, options):
             finding = _finding(view, process, steps, options)
             return Checked([finding], f"the scaler stood still for {plural(len(steps), 'step')}", Status.FAILED)
-    longest = max(s.growth_tracker or 0 for steps in courses.values() for s in steps)
-    count = sum(map(len, courses.values()))
+    longest = max(s.growth_tracker or 0 for _, steps in courses for s in steps)
+    count = sum(len(steps) for _, steps in courses)
     if count < options["min_steps"] and not longest:
         return Checked((), f"{plural(count, 'scaled step')}, too few to tell (fewer than {options['min_steps']:g})")
     return Checked((), f"{plural(count, 'scaled step')}: the scaler counted up to {plural(longest, 'clean step')}")

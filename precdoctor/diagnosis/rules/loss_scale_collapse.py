@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Status
 from precdoctor.diagnosis.kept_gradients import kept_gradients
-from precdoctor.diagnosis.loss_scale import joined_updates
+from precdoctor.diagnosis.loss_scale import scaled_steps
 from precdoctor.diagnosis.overflows import Culprits, culprits
 from precdoctor.diagnosis.rows import number
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -58,7 +58,7 @@ same steps the finding is folded into PD101, PD103 or PD104: then the scale is a
 
 @dataclass(frozen=True)
 class _Course:
-    """The loss scale of one process over the run."""
+    """A loss scale of one process over the run."""
 
     process: Process
     steps: Sequence[StepFacts]
@@ -85,8 +85,7 @@ class _Collapse:
 
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: the collapse of the process where it is worst."""
-    courses = [_course(p, steps) for p, steps in view.timeline.items()]
-    courses = [c for c in courses if len({s.loss_scale for s in c.steps}) > 0 and c.steps]
+    courses = [_course(p, steps) for p, steps in scaled_steps(view)]
     if not courses:
         return Checked.not_applicable("no loss scale: neither a GradScaler nor scaling by hand was seen")
     judged = [(c, found) for c in courses if (found := _judge(view, c, options)) is not None]
@@ -100,9 +99,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _course(process: Process, steps: Sequence[StepFacts]) -> _Course:
-    scaled = joined_updates(s for s in steps if s.loss_scale is not None and s.complete)
-    calibrated = next((i for i, s in enumerate(scaled) if not s.skipped), len(scaled))
-    return _Course(process, scaled, calibrated)
+    return _Course(process, steps, next((i for i, s in enumerate(steps) if not s.skipped), len(steps)))
 
 
 def _judge(view: RunView, course: _Course, options: Options) -> _Collapse | None:

@@ -71,7 +71,7 @@ def check(view: RunView, options: Options) -> Checked:
     """At most one finding: the process that wastes most."""
     courses = [
         _Thrash(p, after, probes(after), growth_interval(view, p))
-        for p, steps in scaled_steps(view).items()
+        for p, steps in scaled_steps(view)
         if is_dynamic(steps) and (after := after_calibration(steps))
     ]
     if not courses:

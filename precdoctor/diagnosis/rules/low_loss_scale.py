@@ -78,7 +78,7 @@ class _Course:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the gradient with most subnormal elements."""
-    courses = [_Course(p, steps, growth_interval(view, p)) for p, steps in scaled_steps(view).items()]
+    courses = [_Course(p, steps, growth_interval(view, p)) for p, steps in scaled_steps(view)]
     if not courses:
         return Checked.not_applicable("no loss scale is in force")
     found = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])

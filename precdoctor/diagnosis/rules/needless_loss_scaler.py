@@ -39,10 +39,10 @@ _FP16 = "float16"
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding for the run."""
-    courses = {p: steps for p, steps in scaled_steps(view).items() if is_dynamic(steps)}
+    courses = [(p, steps) for p, steps in scaled_steps(view) if is_dynamic(steps)]
     if not courses:
         return Checked.not_applicable("no GradScaler was seen")
-    count = max(map(len, courses.values()))
+    count = max(len(steps) for _, steps in courses)
     half = _half_precision(view)
     if half is not None:
         return Checked((), f"the scaler scales {half} over {plural(count, 'step')}")
@@ -50,7 +50,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.indeterminate(f"no FP16 tensor is on record, but {view.missing}")
     if count < options["min_steps"]:
         return Checked((), f"{plural(count, 'scaled step')}, too few to tell")
-    process, steps = max(courses.items(), key=lambda item: (sum(s.skipped for s in item[1]), -item[0].rank))
+    process, steps = max(courses, key=lambda item: (sum(s.skipped for s in item[1]), -item[0].rank))
     skipped = [s for s in steps if s.skipped]
     tensors, _ = view.tensor_count(("output", "grad_output", "weight_grad"))
     dtype = next((s.autocast_dtype for s in steps if s.autocast_dtype), None) or "float32"

@@ -103,6 +103,26 @@ def fresh_gan_scaler() -> Training:
     return run
 
 
+def two_scalers(falling: list[float], skipped: list[int]) -> Training:
+    """A GAN's: the generator's stays at 2^16 while the discriminator's goes its way, step by step in turn."""
+    scales = [x for pair in zip(falling, [65536.0] * len(falling), strict=True) for x in pair]
+    run = scaled(scales, [2 * s for s in skipped])
+    run.facts["scalers"] *= 2
+    for step, row in run.step_rows.items():
+        row |= {"optimizer": f"Adam#{step % 2}", "growth_tracker": step // 2 if step % 2 else 0}
+    return run
+
+
+def gan_with_a_scaler_each() -> Training:
+    """The discriminator's finds its level at 32, and stays there."""
+    return two_scalers([2.0 ** (16 - min(s, 11)) for s in range(40)], list(range(11)))
+
+
+def one_of_two_scalers() -> Training:
+    """The discriminator's is clean at first and falls below 1 then."""
+    return two_scalers([1024.0] * 10 + [1024.0 * 0.5**k for k in range(14)], list(range(10, 24)))
+
+
 def fresh_scaler() -> Training:
     return scaled([2.0 ** (16 - min(s, 9)) for s in range(24)], list(range(9)))
 
@@ -162,12 +182,14 @@ FIRING = {
         may_not_go_lower, severity="warning", evidence={"lower_bound": 4096.0},
         says=("the scaler may not go lower", "skips at 4096"),
     ),
+    "one_of_two_scalers": Sample(one_of_two_scalers, 20, says=("from 1024 to 0.125", "14 steps skipped")),
     "busy": Sample(busy, severity="warning", says=("25 %", "limit 10 %")),
 }  # fmt: skip
 HEALTHY = {
     f.__name__: f
     for f in (
         fresh_gan_scaler,
+        gan_with_a_scaler_each,
         fresh_scaler,
         one_bad_batch,
         probing_upwards,
