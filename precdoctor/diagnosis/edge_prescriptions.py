@@ -105,19 +105,25 @@ def off_the_edge(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
 
 def nothing_to_average(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """For means over no element, and spreads of a single one: no eps helps, as there is no divisor to add it to."""
-    spread = culprit.op.short in {"std", "var", "std_mean", "var_mean"}
+    short = culprit.op.short
+    spread = short in {"std", "var", "std_mean", "var_mean"}
+    if spread:
+        snippet = "loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, drop_last=True)\n"
+    elif any(not o.numel for o in culprit.op.operands):
+        total = f"torch.nn.functional.{short}(x, y, reduction='sum')" if short.endswith("_loss") else "x.sum()"
+        snippet = f"mean = {total} / max(x.numel(), 1)  # 0 where nothing is selected, and so is its gradient\n"
+    else:
+        snippet = (
+            "counts = (target != -100).sum().clamp_min(1)\n"
+            "loss = torch.nn.functional.cross_entropy(logits, target, reduction='sum') / counts\n"
+        )
     what = "a batch of one sample has no standard deviation: use correction=0, or drop_last=True in the DataLoader"
     return Prescription(
         title=(what if spread else "leave out batches in which nothing counts, or divide the sum by max(count, 1)")
         + line_words(culprit),
         change={"correction": 0} if spread else {"divisor": "max(count, 1)"},
         predicted={"nonfinite_elements": {"from": bad_of(culprit), "to": 0}},
-        snippet=(
-            "loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, drop_last=True)\n"
-            if spread
-            else "counts = (target != -100).sum().clamp_min(1)\n"
-            "loss = torch.nn.functional.cross_entropy(logits, target, reduction='sum') / counts\n"
-        ),
+        snippet=snippet,
     )
 
 

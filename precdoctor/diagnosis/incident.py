@@ -20,6 +20,7 @@ from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.optimizer_causes import words_of
 from precdoctor.diagnosis.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious
 from precdoctor.diagnosis.poison import poison_at, traced_to_poison
+from precdoctor.diagnosis.recurrence import over_ranks, over_time
 from precdoctor.diagnosis.rows import (
     BACKWARD_KINDS,
     FORWARD_KINDS,
@@ -68,6 +69,10 @@ class Incident:
     #: The op the microscope led it back to.
     culprit: Culprit | None = None
     occurrences: tuple[int, ...] = ()
+    #: Steps of later incidents that are most likely the same: less is known of them.
+    likely: tuple[int, ...] = ()
+    #: A step that was neither bad nor skipped followed, or nothing did.
+    passed: bool = False
     #: Buffers or optimizer state became non-finite, while loss and gradients were finite.
     poison: Examined | None = None
     #: The step at which the loss or a gradient showed the poison.
@@ -92,7 +97,7 @@ def incidents(view: RunView) -> tuple[Incident, ...]:
 def _all_incidents(view: RunView) -> list[Incident]:
     found = [i for process in view.processes for i in _of_process(view, process)]
     found.sort(key=lambda i: (i.step, _PHASE_ORDER.index(i.phase), i.origin is None, i.process))
-    return _over_time(_over_ranks(found))
+    return over_time(over_ranks(found))
 
 
 # -- one process ------------------------------------------------------------------------------------------------------
@@ -140,6 +145,7 @@ def _with_course(
         last_step=episode[-1],
         bad_steps=len(episode),
         recovered=skipped and followed,
+        passed=followed or len(episode) == 1,
         ranks=(incident.process.rank,),
         occurrences=(incident.step,),
     )
@@ -350,48 +356,3 @@ def _unrecorded(process: Process, step: int, kinds: frozenset[str], facts: StepF
     if kinds & GRADIENTS:
         return Incident("PD102", process, step, Phase.BACKWARD, None, UNKNOWN, unrecorded=why)
     return Incident("PD105", process, step, Phase.OPTIMIZER, None, UNKNOWN, unrecorded=why, how="between")
-
-
-# -- merging ----------------------------------------------------------------------------------------------------------
-
-
-def _over_ranks(found: Sequence[Incident]) -> list[Incident]:
-    """One incident per event: a rank that reports at most one step after another has caught it through the weights."""
-    merged: list[Incident] = []
-    for incident in found:
-        host = next((i for i, m in enumerate(merged) if _same_event(m, incident)), None)
-        if host is None:
-            merged.append(incident)
-            continue
-        first = merged[host]
-        merged[host] = replace(
-            first,
-            ranks=tuple(sorted({*first.ranks, *incident.ranks})),
-            last_step=max(first.last_step, incident.last_step),
-            recovered=first.recovered and incident.recovered,
-        )
-    return merged
-
-
-def _same_event(first: Incident, other: Incident) -> bool:
-    close = first.step <= other.step <= first.step + 1
-    return close and other.process.rank not in first.ranks and other.process.attempt == first.process.attempt
-
-
-def _over_time(found: Sequence[Incident]) -> list[Incident]:
-    """One incident per fault: later occurrences of the same origin are listed under the first."""
-    merged: dict[tuple[object, ...], Incident] = {}
-    for incident in found:
-        first = merged.get(incident.identity)
-        if first is None:
-            merged[incident.identity] = incident
-            continue
-        merged[incident.identity] = replace(
-            first,
-            occurrences=(*first.occurrences, *incident.occurrences),
-            ranks=tuple(sorted({*first.ranks, *incident.ranks})),
-            bad_steps=first.bad_steps + incident.bad_steps,
-            last_step=max(first.last_step, incident.last_step),
-            recovered=first.recovered and incident.recovered,
-        )
-    return list(merged.values())

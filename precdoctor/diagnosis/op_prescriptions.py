@@ -244,6 +244,7 @@ def _off_the_edge(view: RunView, incident: Incident, culprit: Culprit) -> Prescr
 def _divisor(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     quotient = len(culprit.op.operands) > 1 or culprit.op.short in {"reciprocal", "rsqrt", "pow", "div"}
     averages = not quotient and culprit.op.phase != "backward" and bool(culprit.op.operands)
+    averages = averages or any(not o.numel for o in culprit.op.operands)
     return (edges.nothing_to_average if averages else _guard_divisor)(view, incident, culprit)
 
 

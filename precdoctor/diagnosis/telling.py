@@ -112,6 +112,8 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
         "recovered": incident.recovered,
         "confidence_reason": incident.cause.why,
     }
+    if incident.likely:
+        evidence["likely_steps"] = list(incident.likely[:_LISTED])
     detected = view.detection(incident.process, incident.step)
     if detected is not None:
         evidence["detected_at"] = detected
@@ -222,6 +224,8 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
         more = len(incident.occurrences) - 1
         if more > 0:
             message += f" The same happened at {plural(more, 'later step')}."
+        if incident.likely:
+            message += f" Most likely it did at {plural(len(incident.likely), 'further step')}, of which less is known."
         message += _never_stepped_again(view, incident)
         findings.append(
             Finding(

@@ -498,3 +498,24 @@ def test_bf16_is_not_proposed_for_what_it_would_round_to_infinity():
 
     assert "BF16" in title(3.39e38)
     assert "BF16" not in title(3.397e38)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        (
+            "aten.smooth_l1_loss.default",
+            "torch.nn.functional.smooth_l1_loss(x, y, reduction='sum') / max(x.numel(), 1)",
+        ),
+        ("aten.mean.default", "x.sum() / max(x.numel(), 1)"),
+    ],
+)
+def test_no_eps_is_added_to_a_mean_over_an_empty_selection(name, line):
+    nothing = replace(tensor(), shape=(0,), numel=0, negative=0, min=None, max=None, amax=None, amin_nonzero=None)
+    operands = (nothing, replace(nothing, argument="target"))[: 1 + name.endswith("loss.default")]
+    made = replace(op(0, name, *operands, bad_out=NAN), reference=replace(tensor("out", nan=1), amax=None))
+    seen = examined("forward", made)
+    culprit = Culprit(seen, blame(seen), Phase.FORWARD, op_cause(seen, blame(seen), None))
+    assert culprit.cause.name == "division-by-zero"
+    prescription = prescribe(None, None, culprit)
+    assert line in prescription.snippet and "eps" not in prescription.title
