@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from precdoctor.diagnosis.bad_steps import is_well
@@ -90,7 +90,7 @@ class _Weight:
 
     @property
     def ratio(self) -> float:
-        return median(self.ratios.values())
+        return median_low(self.ratios.values())  # where a run explodes, the mean of two is the explosion
 
     @property
     def unit_gain(self) -> float:
