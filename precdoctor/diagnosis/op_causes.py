@@ -18,6 +18,8 @@ from precdoctor.diagnosis.power_causes import is_root, power_cause, power_gradie
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.words import plural, there_are
 
+#: Words for zeros that a wider format would not have made.
+UNDERFLOWED = "underflowed in"
 _LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
 
 
@@ -67,10 +69,17 @@ def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cau
     if examined.phase == "backward" and op.phase != "backward" and not examined.by_hand:
         if not is_discarded(examined, op) and (ended := _range_ended(examined, op)) is not None:
             return ended
+        if not _ends_in_gradients(examined) and (told := _arithmetic_cause(examined, op)) is not None:
+            return replace(told, why=f"{told.why}; the loss leaves that out, its gradient does not")
         why = f"{op.short} is non-finite where the forward pass throws its result away, and its gradient is not"
         return Cause("where-gradient-trap", 0.9, why)
     found = _backward_cause(examined, op, loss_scale) if op.phase == "backward" else None
     return found or _arithmetic_cause(examined, op) or _untold(op)
+
+
+def _ends_in_gradients(examined: Examined) -> bool:
+    """Whether non-finite values met a gradient inside the pass that was run again, and did not come to its end."""
+    return any(o.phase == "backward" for i in examined.path if (o := examined.ops.get(i)) is not None)
 
 
 def _untold(op: Op) -> Cause:
@@ -240,7 +249,7 @@ def _zero_words(examined: Examined, op: Op, at: int, what: str) -> str:
             continue
         made, exact = maker.results[0], maker.reference
         if made.zero > exact.zero and exact.amin_nonzero is not None:
-            return f"{words}, underflowed in {made.dtype} at {maker.short} (FP64 keeps {exact.amin_nonzero:.3g})"
+            return f"{words}, {UNDERFLOWED} {made.dtype} at {maker.short} (FP64 keeps {exact.amin_nonzero:.3g})"
     return words
 
 

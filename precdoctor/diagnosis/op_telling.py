@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from precdoctor.diagnosis.causes import Cause
 from precdoctor.diagnosis.examination import Culprit
 from precdoctor.diagnosis.examined import BadSetting, Examined, Op, Operand
 from precdoctor.diagnosis.finding import Location
 from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.op_causes import UNDERFLOWED
 from precdoctor.diagnosis.op_prescriptions import mend_buffer, prescribe
 from precdoctor.diagnosis.origin import class_of
 from precdoctor.diagnosis.poison import poison_words
@@ -48,7 +50,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     message = (message + _operand_words(op)).rstrip() + culprit.cause.sentence
     if culprit.cause.name is None and external is not None and not external[1]:
         message += " It was made without a gradient; `precdoctor autopsy RUN` runs the training again and finds the op."
-    message += _reference_words(op, culprit.cause.name) if external is None else ""
+    message += _reference_words(op, culprit.cause) if external is None else ""
     message += headroom_story(incident) if culprit.cause.name in _OF_RANGE else ""
     effects = consequences(incident)
     if effects:
@@ -280,10 +282,12 @@ def _operand_words(op: Op) -> str:
     return f"Operand{'s' if len(parts) > 1 else ''} {'; '.join(parts)}." if parts else ""
 
 
-def _reference_words(op: Op, cause: str | None) -> str:
+def _reference_words(op: Op, cause: Cause) -> str:
     if op.reference is None:
         return ""
-    if op.reference.bad and cause == "optimizer-division-by-zero":
+    if op.reference.bad and UNDERFLOWED in cause.why:
+        return " In FP64 these operands divide by zero, too, but a wider format keeps them from 0."
+    if op.reference.bad and cause.name == "optimizer-division-by-zero":
         return " In FP64 these operands divide by zero, too."
     if op.reference.bad:
         return " In FP64 the result is non-finite, too: no wider format would help."

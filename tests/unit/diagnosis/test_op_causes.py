@@ -12,7 +12,7 @@ from precdoctor.diagnosis.examined import NAN, NEG_INF, POS_INF, BadSetting, Exa
 from precdoctor.diagnosis.finding import Phase
 from precdoctor.diagnosis.op_causes import op_cause
 from precdoctor.diagnosis.op_prescriptions import prescribe
-from precdoctor.diagnosis.op_telling import _operand_words, external_words
+from precdoctor.diagnosis.op_telling import _operand_words, _reference_words, external_words
 
 CONSTANT = ("constant", "")
 
@@ -519,3 +519,17 @@ def test_no_eps_is_added_to_a_mean_over_an_empty_selection(name, line):
     assert culprit.cause.name == "division-by-zero"
     prescription = prescribe(None, None, culprit)
     assert line in prescription.snippet and "eps" not in prescription.title
+
+
+def test_what_the_loss_leaves_out_is_told_by_its_operation():
+    """Padding: eps is 0 in FP16, the norm of an empty row is infinite, NaN goes to the end of the forward pass."""
+    zero = replace(tensor(zero=16, dtype="float16"), min=0.0, max=0.0, amax=0.0, value=0.0)
+    add = replace(op(0, "aten.add.Tensor", zero), results=(zero,), reference=replace(tensor("out"), amin_nonzero=1e-8))
+    rsqrt = replace(op(1, "aten.rsqrt.default", zero, bad_out=POS_INF, makers=((0,),)), reference=tensor("out", nan=1))
+    seen = examined("backward", add, rsqrt)
+    cause = cause_of(seen)
+    assert cause.name == "division-by-zero" and "the loss leaves that out" in cause.why
+    assert "wider format keeps them from 0" in _reference_words(rsqrt, cause)
+    masked = op(2, "aten.mul.Tensor", tensor(nan=1), phase="backward", bad_out=NAN, makers=((1,),))
+    inside = replace(seen, path=(1, 2), ops={**seen.ops, 2: masked})
+    assert cause_of(inside).name == "where-gradient-trap"
