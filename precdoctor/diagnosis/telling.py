@@ -225,7 +225,8 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
         if more > 0:
             message += f" The same happened at {plural(more, 'later step')}."
         if incident.likely:
-            message += f" Most likely it did at {plural(len(incident.likely), 'further step')}, of which less is known."
+            so = "it did" if more > 0 else "the same happened"
+            message += f" Most likely {so} at {plural(len(incident.likely), 'further step')}, of which less is known."
         message += _never_stepped_again(view, incident)
         findings.append(
             Finding(
