@@ -42,16 +42,21 @@ def over_time(found: Sequence[Incident]) -> list[Incident]:
         if first is None:
             merged[incident.identity] = incident
             continue
-        merged[incident.identity] = replace(
-            first,
-            occurrences=(*first.occurrences, *incident.occurrences),
-            ranks=tuple(sorted({*first.ranks, *incident.ranks})),
-            bad_steps=first.bad_steps + incident.bad_steps,
-            last_step=max(first.last_step, incident.last_step),
-            recovered=first.recovered and incident.recovered,
-            passed=first.passed and incident.passed,
-        )
+        again = replace(first, occurrences=(*first.occurrences, *incident.occurrences))
+        merged[incident.identity] = _joined(again, incident)
     return _with_likely(merged.values())
+
+
+def _joined(first: Incident, incident: Incident) -> Incident:
+    """The first, and how the course went on with a later one."""
+    return replace(
+        first,
+        ranks=tuple(sorted({*first.ranks, *incident.ranks})),
+        bad_steps=first.bad_steps + incident.bad_steps,
+        last_step=max(first.last_step, incident.last_step),
+        recovered=first.recovered and incident.recovered,
+        passed=first.passed and incident.passed,
+    )
 
 
 def _with_likely(found: Iterable[Incident]) -> list[Incident]:
@@ -63,14 +68,7 @@ def _with_likely(found: Iterable[Incident]) -> list[Incident]:
             result.append(incident)
             continue
         first = result[hosts[0]]
-        result[hosts[0]] = replace(
-            first,
-            likely=(*first.likely, *incident.occurrences),
-            ranks=tuple(sorted({*first.ranks, *incident.ranks})),
-            bad_steps=first.bad_steps + incident.bad_steps,
-            last_step=max(first.last_step, incident.last_step),
-            recovered=first.recovered and incident.recovered,
-        )
+        result[hosts[0]] = _joined(replace(first, likely=(*first.likely, *incident.occurrences)), incident)
     return result
 
 

@@ -270,7 +270,7 @@ class Optimizers:
         recorder = self._recorder
         for g, group in enumerate(optimizer.param_groups):
             for i, parameter in enumerate(group["params"]):
-                if not (parameter.is_floating_point() or parameter.is_complex()):
+                if not (parameter.is_floating_point() or parameter.is_complex()):  # leaves.counts, without the call
                     continue
                 weight = self._masters.weight_of(parameter)
                 found = recorder.names.parameter(parameter if weight is None else weight)
