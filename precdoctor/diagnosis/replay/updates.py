@@ -47,10 +47,13 @@ def updates_of(view: RunView, process: Process) -> list[Update]:
     steps = view.steps
     mine = steps[(steps["rank"] == process.rank) & (steps["attempt"] == process.attempt)]
     attempts = [_attempt(r) for r in records(mine) if number(r.get("complete")) != 0.0]
-    if has_several_scalers(view, process):
-        overflows = Counter(name for name, update in attempts if update.scale is not None and update.overflow)
-        chosen = max({name: overflows[name] for name, _ in attempts}.items(), key=lambda item: item[1], default=("", 0))
-        attempts = [(name, update) for name, update in attempts if name == chosen[0]]
+    overflows = Counter[str]()
+    for name, update in attempts:
+        if update.scale is not None:
+            overflows[name] += update.overflow
+    if overflows and has_several_scalers(view, process):
+        chosen = max(overflows, key=overflows.__getitem__)
+        attempts = [(name, update) for name, update in attempts if name == chosen]
     groups: list[list[tuple[str, Update]]] = []
     for name, update in attempts:
         if groups and _same_update(groups[-1], name, update):

@@ -1,8 +1,14 @@
-"""Attempts of several optimizers that share a loss scaler are one update of it."""
+"""Attempts of several optimizers that share a loss scaler are one update of it; several scalers are told apart."""
 
+from pathlib import Path
+
+from precdoctor.diagnosis.engine import view_of
 from precdoctor.diagnosis.loss_scale import joined_updates
+from precdoctor.diagnosis.replay.updates import updates_of
 from precdoctor.diagnosis.scale_cures import lower_bound
 from precdoctor.diagnosis.step_facts import StepFacts
+from tests.rules.PD301.samples import gan_with_a_scaler_each, one_of_two_scalers, two_scalers
+from tests.support.training import Training
 
 
 def attempt(step: int, optimizer: str, scale: float, tracker: int | None, **more: bool) -> StepFacts:
@@ -60,3 +66,22 @@ def test_a_bound_is_where_skips_no_longer_lower_the_scale() -> None:
     assert lower_bound(bounded, 4) is None
     assert lower_bound(course([64.0, 32.0, 16.0, 8.0, 8.0], {0, 1, 2}), 1) is None
     assert lower_bound(course([64.0] * 5, {0, 1, 2, 3}), 1) is None  # a constant
+
+
+def replayed(run: Training, path: Path) -> list[tuple[float | None, bool]]:
+    view = view_of(run.write(path))
+    return [(u.scale, u.overflow) for u in updates_of(view, view.processes[0])]
+
+
+def test_a_replay_follows_the_scaler_that_overflows(tmp_path: Path) -> None:
+    fresh = replayed(gan_with_a_scaler_each(), tmp_path / "fresh")
+    assert fresh == [(2.0 ** (16 - min(s, 11)), s < 11) for s in range(40)]
+    falling = replayed(one_of_two_scalers(), tmp_path / "falling")
+    assert falling == [(1024.0, False)] * 10 + [(1024.0 * 0.5**k, True) for k in range(14)]
+
+
+def test_a_replay_follows_no_optimizer_without_a_scaler(tmp_path: Path) -> None:
+    run = two_scalers([1024.0] * 12, [])
+    for step in range(0, 24, 2):
+        run.step_rows[step]["loss_scale"] = None
+    assert replayed(run, tmp_path / "run") == [(65536.0, False)] * 12

@@ -40,6 +40,14 @@ def test_numbers_of_numpy_and_their_nulls(values, data):
     assert array.to_pylist() == [v if ok else None for v, ok in zip(values, valid, strict=True)]
 
 
+@given(st.lists(st.text(), min_size=1), st.data())
+def test_chosen_texts_are_those_that_take_gives(texts, data):
+    which = np.array(data.draw(st.lists(st.integers(0, len(texts) - 1))), np.int32)
+    array = arrays.chosen([text.encode() for text in texts], which)
+    array.validate(full=True)
+    assert array.equals(pa.array(texts, pa.string()).take(pa.array(which)))
+
+
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
