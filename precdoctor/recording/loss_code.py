@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import traceback as stored_traces
 
-from precdoctor.recording import attach, kernels, leaves
+from precdoctor.recording import attach, kernels, leaves, saved_hooks
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.loss_graph import Leaf, LossGraph, RawNode
 from precdoctor.recording.microscope.compiled_function import CompiledFunction
@@ -69,15 +69,14 @@ class LossCode:
     def _install(self) -> bool:
         """Have autograd's notes of tracebacks be made by us while the loss code runs; false where torch differs."""
         original: Callable[[], list[str]] | None = getattr(stored_traces, "format_stack", None)
-        hooks_are_told = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")  # not in torch 2.6
-        if original is None or not hasattr(torch, "set_anomaly_enabled") or not hooks_are_told:
+        if original is None or not hasattr(torch, "set_anomaly_enabled"):
             return False
 
         def format_stack() -> list[str]:
             if not self._notes():
                 return original()
             line = innermost_user_line()
-            hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+            hooked = saved_hooks.active()
             self._note()
             place = f"{line.number}\0{line.file}" if line is not None else "0\0"
             return [f"{_MARK}{'hooked' if hooked else ''}\0{len(self._scene.places)}\0{place}"]
