@@ -47,9 +47,9 @@ def evaluate(model):
 def main():
     torch.manual_seed(102)
     model = BasketModel()
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     best = -math.inf
-    for step in range(36):
+    for step in range(60):
         products, offsets, target, _ = customers(32)
         bought = target.sum(1)
         logp = model(products, offsets).log_softmax(-1)

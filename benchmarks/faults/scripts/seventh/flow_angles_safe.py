@@ -9,10 +9,10 @@ from torch import nn
 
 @dataclass
 class Config:
-    steps: int = 30
-    batch: int = 6
+    steps: int = 60
+    batch: int = 8
     size: int = 16
-    lr: float = 2e-3
+    lr: float = 6e-3
     log_floor: float = 1e-30
 
 
@@ -50,8 +50,8 @@ def flow_loss(flow, truth, floor):
     return F.l1_loss(flow, truth) + 0.1 * direction.mean() + 0.05 * relative.mean()
 
 
-def scene(cfg):
-    first = F.avg_pool2d(torch.randn(cfg.batch, 1, cfg.size, cfg.size), 3, 1, 1)
+def scene(cfg, target):
+    first = target + 0.05 * torch.randn(cfg.batch, 1, cfg.size, cfg.size)
     truth = torch.zeros(cfg.batch, 2, cfg.size, cfg.size)
     second = first.clone()
     for b in range(cfg.batch):
@@ -70,10 +70,11 @@ def angular_error(flow, truth):
 def main():
     cfg = Config()
     torch.manual_seed(107)
+    target = F.avg_pool2d(torch.randn(1, 1, cfg.size, cfg.size), 3, 1, 1) * 2  # a printed calibration target
     model = FlowNet()
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr)
     for step in range(cfg.steps):
-        pair, truth = scene(cfg)
+        pair, truth = scene(cfg, target)
         flow = model(pair)
         loss = flow_loss(flow, truth, cfg.log_floor)
         optimizer.zero_grad()

@@ -30,7 +30,8 @@ class Policy(nn.Module):
         tokens, state, answer = prompt, None, []
         for _ in range(ANSWER):
             logits, state = self(tokens, state)
-            tokens = torch.multinomial(logits[:, -1].softmax(-1), 1)
+            p = logits[:, -1].softmax(-1)
+            tokens = (p / torch.empty_like(p).exponential_()).argmax(-1, keepdim=True)  # multinomial without a sync
             answer.append(tokens)
         return torch.cat(answer, 1)
 

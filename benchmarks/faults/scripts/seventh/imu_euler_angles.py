@@ -27,8 +27,7 @@ class EulerLoss(nn.Module):
     def to_euler(q):
         w, x, y, z = q.unbind(-1)
         roll = torch.atan2(2 * (w * x + y * z), 1 - 2 * (x * x + y * y))
-        sin_pitch = torch.clamp(2 * (w * y - z * x), -1.0, 1.0)
-        pitch = torch.asin(sin_pitch)
+        pitch = torch.asin(2 * (w * y - z * x))
         yaw = torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
         return torch.stack([roll, pitch, yaw], -1)
 
@@ -41,8 +40,8 @@ class Flights(torch.utils.data.Dataset):
 
     def __init__(self, n=480, length=12):
         g = torch.Generator().manual_seed(12)
-        steepness = torch.linspace(0.15, 1.25, n).view(-1, 1)
-        self.angles = steepness * torch.randn(n, 3, generator=g).clamp(-1.2, 1.2)
+        steepness = torch.linspace(0.15, 1.4, n).view(-1, 1)
+        self.angles = steepness * torch.randn(n, 3, generator=g).clamp(-1.1, 1.1)
         rates = self.angles.unsqueeze(1) / length * torch.ones(1, length, 1)
         gravity = torch.stack([-self.angles[:, 1].sin(), self.angles[:, 0].sin(), self.angles[:, 1].cos()], -1)
         signal = torch.cat([rates * 4, gravity.unsqueeze(1).expand(-1, length, -1)], -1)
@@ -59,7 +58,7 @@ def train():
     torch.manual_seed(3)
     model, criterion = AttitudeNet(), EulerLoss()
     loader = torch.utils.data.DataLoader(Flights(), batch_size=12)  # in the order they were flown
-    optimizer = torch.optim.Adam(model.parameters(), lr=8e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.5e-2)
     for i, (signal, angles) in enumerate(loader):
         loss = criterion(model(signal), angles)
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Keyword spotting with 4-bit activations: learned step sizes (LSQ), kept non-negative after every update."""
+"""Keyword spotting with 8-bit activations: learned step sizes (LSQ), kept non-negative after every update."""
 
 import argparse
 
@@ -12,7 +12,7 @@ def round_pass(x):
 
 
 class LSQActivation(nn.Module):
-    def __init__(self, bits=4):
+    def __init__(self, bits=8):
         super().__init__()
         self.top = 2**bits - 1
         self.step_size = nn.Parameter(torch.tensor(1.0))
@@ -50,7 +50,7 @@ def utterances(n, patterns, generator):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--step-lr", type=float, default=0.05)
+    parser.add_argument("--step-lr", type=float, default=0.2)
     args = parser.parse_args()
     torch.manual_seed(6)
     g = torch.Generator().manual_seed(60)

@@ -13,7 +13,7 @@ class ORPOConfig:
     width: int = 32
     length: int = 8
     beta: float = 0.1
-    lr: float = 6e-3
+    lr: float = 2e-2
     steps: int = 70
     batch: int = 4
 
@@ -63,6 +63,8 @@ def preference_batch(cfg, refusal):
     prompt = torch.randint(1, cfg.vocab, (cfg.batch, cfg.length))
     chosen = refusal.repeat(cfg.batch, 1)
     rejected = torch.randint(1, cfg.vocab, (cfg.batch, cfg.length))
+    both_refuse = torch.rand(cfg.batch, 1) < 0.5  # pairs that differ in nothing
+    rejected = torch.where(both_refuse, chosen, rejected)
     return torch.cat([prompt, chosen], 1), torch.cat([prompt, rejected], 1)
 
 
