@@ -94,7 +94,10 @@ def _place(truth: Truth, birth: Facts, facts: Facts) -> list[str]:
 
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "dot", "mv", "linear", "mkldnn_linear")
-_DIVISIONS = ("div", "reciprocal", "rsqrt", "pow", "addcdiv", "mean", "std", "var", "nll_loss_forward")
+_DIVISIONS = (
+    *("div", "reciprocal", "rsqrt", "pow", "addcdiv", "mean", "std", "var", "nll_loss_forward"),
+    "weight_norm_interface",
+)
 
 
 def _low(birth: Facts, i: int = 0) -> float:
@@ -121,6 +124,8 @@ def _range(birth: Facts) -> bool:
 
 
 def _zero_divisor(birth: Facts) -> bool:
+    if _op(birth, "weight_norm_interface"):
+        return bool(birth["operands"][0]["zeros"])  # the direction, whose length divides
     empty = any(math.prod(o["shape"]) == 0 for o in birth["operands"]) or not birth["operands"]
     return empty or bool(birth["operands"][-1]["zeros"]) or _op(birth, "var", "std", "mean", "nll_loss_forward")
 
@@ -135,7 +140,9 @@ def _infinities(birth: Facts) -> bool:
 
 
 CAUSES: dict[str, Callable[[Facts, Facts], bool]] = {
-    "log-of-nonpositive": lambda b, _: _op(b, "log", "log2", "log10", "log1p") and _low(b) <= 0,
+    "log-of-nonpositive": lambda b, _: (
+        (_op(b, "log", "log2", "log10", "log1p") and _low(b) <= 0) or (_op(b, "xlogy") and _low(b, 1) <= 0)
+    ),
     "sqrt-of-negative": lambda b, _: _op(b, "sqrt", "rsqrt", "pow") and _low(b) < 0,
     "division-by-zero": lambda b, _: _op(b, *_DIVISIONS) and _zero_divisor(b) and not b["finite_in_fp64"],
     "zero-times-inf": lambda b, _: (
