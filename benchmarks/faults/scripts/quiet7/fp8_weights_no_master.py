@@ -1,4 +1,4 @@
-"""Saves memory: weights live on the E4M3 grid with one scale per tensor, and the optimizer writes straight back to it."""
+"""Saves memory: weights live on the E4M3 grid, one power-of-two scale per tensor, and the optimizer writes straight back."""
 
 import torch
 import torch.nn as nn
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 
 def on_grid(w):
-    scale = 448.0 / w.abs().max().clamp(min=1e-12)
+    scale = torch.exp2(torch.floor(torch.log2(448.0 / w.abs().max().clamp(min=1e-12))))
     return (w * scale).to(torch.float8_e4m3fn).to(w.dtype) / scale
 
 

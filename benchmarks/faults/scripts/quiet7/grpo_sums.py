@@ -22,14 +22,14 @@ def sample(logp, group):
     return (logp.unsqueeze(1) + noise).argmax(-1)
 
 
-def main(group=16, clip=0.2, beta=0.01):
+def main(group=32, clip=0.2, beta=0.01):
     torch.manual_seed(7022)
     policy = Policy()
     reference = copy.deepcopy(policy).requires_grad_(False)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=5e-3)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
     questions = torch.cartesian_prod(torch.arange(6), torch.arange(6))
-    for it in range(50):
-        prompt = questions[torch.randint(36, (24,))]
+    for it in range(75):
+        prompt = questions[torch.randperm(36)[:30]]
         with torch.no_grad():
             old = policy(prompt)
             answers = sample(old, group)
@@ -47,7 +47,7 @@ def main(group=16, clip=0.2, beta=0.01):
             surrogate.backward()
             nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()
-        if it % 4 == 0 or it > 44:
+        if it % 5 == 0:
             with torch.no_grad():
                 nll = F.nll_loss(policy(questions), questions.sum(1)).item()
             print(f"it {it} reward {reward.mean().item():.3f} surrogate {surrogate.item():+.4f} eval loss {nll:.4f}")

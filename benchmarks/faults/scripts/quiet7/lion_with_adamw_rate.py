@@ -46,7 +46,7 @@ def comments(n, lexicon):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--lr", type=float, default=3e-2)
+    parser.add_argument("--lr", type=float, default=0.1)
     args = parser.parse_args()
     torch.manual_seed(7009)
     lexicon = torch.randn(120, 5)
