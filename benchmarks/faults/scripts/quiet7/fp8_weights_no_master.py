@@ -35,7 +35,7 @@ class Churn(nn.Module):
     def __init__(self, fields=8, values=16, dim=6):
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(values, dim) for _ in range(fields))
-        self.hidden1, self.hidden2 = nn.Linear(fields * dim, 64), nn.Linear(64, 32)
+        self.hidden1, self.hidden2 = nn.Linear(fields * dim, 64, bias=False), nn.Linear(64, 32, bias=False)
         self.out = nn.Linear(32, 1)
 
     def forward(self, x):
@@ -57,8 +57,8 @@ def main():
         for p in model.parameters():
             if p.dim() > 1:
                 p.copy_(on_grid(p))
-    optimizer = FP8Adam(model.parameters(), lr=2e-3)
-    for step in range(100):
+    optimizer = FP8Adam(model.parameters(), lr=1e-3)
+    for step in range(130):
         x, y = customers(128, effect)
         loss = F.binary_cross_entropy_with_logits(model(x), y)
         optimizer.zero_grad()
