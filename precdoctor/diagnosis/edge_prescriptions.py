@@ -6,7 +6,7 @@ import math
 
 from precdoctor.diagnosis.culprit_words import bad_of, forward_of, line_words, look, operand_of
 from precdoctor.diagnosis.examination import Culprit
-from precdoctor.diagnosis.examined import real
+from precdoctor.diagnosis.examined import Operand, real
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.rows import known_format
@@ -17,6 +17,10 @@ from precdoctor.diagnosis.words import there_are
 _TO_ONE = frozenset(("acos", "asin", "atanh", "erfinv"))
 _SHARES = frozenset(("logit",))
 _FROM_ONE = frozenset(("acosh",))
+#: Functions that overflow at either end.
+_TWO_SIDED = frozenset(("sinh", "cosh"))
+#: Stands in for what rounding has made zero or negative: eigenvalues, sums of squares.
+_TINY = 1e-12
 #: FP32 numbers nearer to 1 than this may be equal to it after one rounding.
 _NEAR_ONE = 1e-6
 
@@ -30,11 +34,41 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
     if operand is None or fmt is None or operand.max is None:
         return look(view, incident, culprit)
     largest = math.floor(math.log(fmt.max))
+    if culprit.op.short in _TWO_SIDED:
+        return _clamp_both(culprit, largest, operand)
     return Prescription(
         title=f"clamp what goes into exp at {largest}{line_words(culprit)}, or subtract the maximum first (logsumexp)",
         change={"clamp_max": largest},
         predicted={"largest_exponent": {"from": operand.max, "to": largest}, "inf": {"from": bad_of(culprit), "to": 0}},
         snippet=f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {fmt.name}\n",
+    )
+
+
+def _clamp_both(culprit: Culprit, largest: int, operand: Operand) -> Prescription:
+    name = culprit.op.short
+    return Prescription(
+        title=f"clamp what goes into {name} to -{largest} .. {largest}{line_words(culprit)}; "
+        "sinh(x) / cosh(x) is tanh(x), which never overflows",
+        change={"clamp_min": -largest, "clamp_max": largest},
+        predicted={"largest_operand": {"from": operand.amax, "to": largest}, "inf": {"from": bad_of(culprit), "to": 0}},
+        snippet=f"y = x.clamp(-{largest}, {largest}).{name}()\n",
+    )
+
+
+def bounded_before(culprit: Culprit) -> Prescription | None:
+    """For an exponential whose infinity is clamped away: the bound belongs before it. Null for other functions."""
+    fmt = known_format(culprit.op.results[0].dtype) if culprit.op.results else None
+    if culprit.op.short != "exp" or fmt is None:
+        return None
+    largest = math.floor(math.log(fmt.max))
+    return Prescription(
+        title=f"bound what goes into exp{line_words(culprit)}, not only what comes out of it",
+        change={"clamp_max": largest, "module": culprit.module},
+        predicted={"nonfinite_gradients": {"from": bad_of(culprit), "to": 0}},
+        snippet=(
+            f"y = x.clamp(max={largest}).exp()  # behind exp it is too late: the gradient of inf is 0 * inf, NaN\n"
+            "# of a ratio that is clamped at c anyway: (logp - old_logp).clamp(max=math.log(c)).exp()\n"
+        ),
     )
 
 
@@ -53,6 +87,19 @@ def _clamp_power(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
             "inf": {"from": bad_of(culprit), "to": 0},
         },
         snippet=f"y = x ** p.clamp(max={largest!r})  # {reach:.4g} ** {largest:g} is finite in {fmt.name}\n",
+    )
+
+
+def prune_behind_norm(culprit: Culprit) -> Prescription:
+    """Weight normalisation has no eps: w = g v / ||v|| (Salimans and Kingma, arXiv:1602.07868, equation 2)."""
+    return Prescription(
+        title="keep whole filters of `v` from being zero: zero the magnitude `g` instead, or take weight_norm off",
+        change={"module": culprit.module, "parameter": {"from": "v", "to": "g"}},
+        predicted={"nonfinite_elements": {"from": bad_of(culprit), "to": 0}},
+        snippet=(
+            "# prune by the magnitude; the direction keeps a length\n"
+            "layer.parametrizations.weight.original0.data[pruned] = 0.0\n"
+        ),
     )
 
 
@@ -86,12 +133,7 @@ def off_the_edge(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
     """The operand kept inside the domain, where the derivative is finite."""
     made = forward_of(culprit)
     name = made.short if made is not None else (culprit.op.node or culprit.op.short).partition("Backward")[0].lower()
-    if name in _TO_ONE:
-        clamp = {"min": -1.0 + _NEAR_ONE, "max": 1.0 - _NEAR_ONE}
-    elif name in _SHARES:
-        clamp = {"min": _NEAR_ONE, "max": 1.0 - _NEAR_ONE}
-    else:
-        clamp = {"min": 1.0 + _NEAR_ONE} if name in _FROM_ONE else {"min": _NEAR_ONE}
+    clamp = _limits(name)
     limits = ", ".join(f"{side}={limit!r}" for side, limit in clamp.items())
     where = " and ".join(f"{limit:g}" for limit in clamp.values())
     return Prescription(
@@ -100,6 +142,33 @@ def off_the_edge(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
         change={"clamp": clamp, "module": culprit.module},
         predicted={"nonfinite_gradients": {"from": bad_of(culprit), "to": 0}},
         snippet=f"x = x.clamp({limits})  # before {name}; elements that were clamped get a gradient of 0\n",
+    )
+
+
+def _limits(name: str) -> dict[str, float]:
+    """Where a function, and its derivative, are finite: a millionth inside its domain."""
+    if name in _TO_ONE:
+        return {"min": -1.0 + _NEAR_ONE, "max": 1.0 - _NEAR_ONE}
+    if name in _SHARES:
+        return {"min": _NEAR_ONE, "max": 1.0 - _NEAR_ONE}
+    return {"min": 1.0 + _NEAR_ONE} if name in _FROM_ONE else {"min": _NEAR_ONE}
+
+
+def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """The operand brought to where the function is defined: rounding alone may have led it past the end."""
+    name, operand = culprit.op.short, operand_of(culprit)
+    power = culprit.op.settings.get("exponent") if name == "pow" else None
+    if operand is None or not (name in _TO_ONE | _SHARES | _FROM_ONE or isinstance(power, (int, float))):
+        return look(view, incident, culprit)
+    clamp = {"min": _TINY} if name == "pow" else _limits(name)
+    limits = ", ".join(f"{side}={limit!r}" for side, limit in clamp.items())
+    where = " and ".join(f"{limit:g}" for limit in clamp.values())
+    call = f"pow({power})" if name == "pow" else f"{name}()"
+    return Prescription(
+        title=f"clamp what goes into {name} at {where}{line_words(culprit)}: it is not defined beyond",
+        change={"clamp": clamp, "module": culprit.module},
+        predicted={"nonfinite_elements": {"from": bad_of(culprit), "to": 0}},
+        snippet=f"y = x.clamp({limits}).{call}  # rounding alone can push x past the end\n",
     )
 
 

@@ -41,6 +41,7 @@ _REDUCTIONS = _names(
     "_adaptive_avg_pool2d add sub logcumsumexp logaddexp"
 )
 _CASTS = _names("_to_copy to copy type_as convert_element_type")
+_WEIGHT_NORMS = _names("_weight_norm _weight_norm_interface")
 _DOMAINS = _names("acos asin atanh acosh erfinv logit lgamma digamma polygamma mvlgamma _ctc_loss fmod")
 _SOFTMAXES = _names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp logcumsumexp")
 #: Means over the targets that count: those that are not ignored, by their weights.
@@ -156,11 +157,20 @@ def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
         return _domain_cause(op, first)
     if name in _SOFTMAXES and any(o.pos_inf for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "a softmax of +Inf subtracts Inf from Inf")
-    if name in _COUNTED and op.bad_out & NAN and not _counts(op):
+    return _of_nothing(op) or _range_cause(op)
+
+
+def _of_nothing(op: Op) -> Cause | None:
+    """Quotients that an op takes inside itself: by the number of targets, by the length of a filter."""
+    if op.short in _COUNTED and op.bad_out & NAN and not _counts(op):
         ignored = op.settings.get("ignore_index")
         why = f"no target counts (each is ignore_index {ignored}, or has weight 0): the mean over none of them is 0/0"
         return Cause("division-by-zero", 0.95, why)
-    return _range_cause(op)
+    direction = op.operands[0] if op.operands else None
+    if op.short in _WEIGHT_NORMS and direction is not None and op.bad_out & NAN and direction.zero:
+        zeros = f"{direction.zero:,} of {direction.numel:,} elements of the direction `v` are 0"
+        return Cause("division-by-zero", 0.9, f"{zeros}: a filter of zeros has no length to divide by")
+    return None
 
 
 def _root_cause(examined: Examined, op: Op, operand: Operand) -> Cause:
@@ -200,7 +210,8 @@ def _exp_cause(op: Op) -> Cause | None:
         return Cause("exp-overflow", 0.85, why) if op.bad_out & POS_INF else None
     fmt = known_format(operand.dtype)
     limit = f", {operand.dtype} ends at ln(max) {math.log(fmt.max):.2f}" if fmt is not None else ""
-    return Cause("exp-overflow", 0.95, f"its operand reaches {_number(operand.max)}{limit}")
+    lower = op.short in {"sinh", "cosh"} and operand.min is not None and -operand.min > (operand.max or 0.0)
+    return Cause("exp-overflow", 0.95, f"its operand reaches {_number(operand.min if lower else operand.max)}{limit}")
 
 
 def _domain_cause(op: Op, operand: Operand) -> Cause:

@@ -183,6 +183,8 @@ def _mask_value(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescr
 
 
 def _double_where(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    if (bounded := edges.bounded_before(culprit)) is not None:
+        return bounded
     return Prescription(
         title=f"make the operand safe before the function, not only its result after it{line_words(culprit)}",
         change={"module": culprit.module, "pattern": "double where"},
@@ -242,6 +244,8 @@ def _off_the_edge(view: RunView, incident: Incident, culprit: Culprit) -> Prescr
 
 
 def _divisor(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    if "weight_norm" in culprit.op.short:
+        return edges.prune_behind_norm(culprit)
     quotient = len(culprit.op.operands) > 1 or culprit.op.short in {"reciprocal", "rsqrt", "pow", "div"}
     averages = not quotient and culprit.op.phase != "backward" and bool(culprit.op.operands)
     averages = averages or any(not o.numel for o in culprit.op.operands)
@@ -259,6 +263,7 @@ _BY_CAUSE: dict[str, Maker] = {
     "division-by-zero": _divisor,
     "exp-overflow": edges.clamp_exponent,
     "sqrt-of-negative": _shift_domain,
+    "domain-error": edges.into_domain,
     "matmul-overflow": _wider,
     "square-overflow": _wider,
     "reduction-overflow": _wider,

@@ -237,7 +237,7 @@ def _forward_op(culprit: Culprit) -> str | None:
 
 def _forward_name(culprit: Culprit) -> str:
     made = culprit.examined.ops.get(culprit.op.forward) if culprit.op.forward is not None else None
-    return made.short if made is not None else (culprit.op.node or culprit.op.short)
+    return made.short if made is not None else (culprit.op.node or culprit.op.short).removesuffix("Backward")
 
 
 def _batch_words(culprit: Culprit) -> str:

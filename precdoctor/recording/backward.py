@@ -102,6 +102,8 @@ class Backward:
     def _leave_scan(self) -> None:
         if self._recorder.scan is not None:
             self._recorder.scan.leave()
+        if self._recorder.trace is not None:
+            self._recorder.trace.backward_ended()
 
     def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
         recorder = self._recorder

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.fx import traceback as stored_traces
 
 from precdoctor.recording import attach, kernels, leaves, saved_hooks
 from precdoctor.recording.guarded import guarded
-from precdoctor.recording.loss_graph import Leaf, LossGraph, RawNode
+from precdoctor.recording.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
 from precdoctor.recording.microscope.compiled_function import CompiledFunction
 from precdoctor.recording.microscope.frames import innermost_user_line
 from precdoctor.recording.recorder import Recorder
@@ -313,6 +314,9 @@ class _Walk:
 
     def _saved(self, node: Any) -> dict[str, Any]:
         """By reference: nothing is copied, and what does not fit into ``--scene-memory`` is left out."""
+        if isinstance(node, BackwardCFunction):
+            own = self._own(node)
+            return {} if own is None else {"own": own}
         kind = type(node)
         names = self._kinds.get(kind)
         if names is None:
@@ -330,6 +334,21 @@ class _Walk:
                 value = value.detach()
             saved[name.removeprefix(_SAVED)] = value
         return saved
+
+    def _own(self, node: Any) -> OwnFunction | None:
+        """Of a function whose backward pass is Python: null where it has several results, or has lost its tensors."""
+        if len(node._input_metadata) != 1:
+            return None
+        try:
+            saved = tuple(x.detach() if isinstance(x, Tensor) else x for x in node.saved_tensors)
+        except RuntimeError as error:
+            attach.let_through(error)
+            return None
+        attributes = dict(vars(node))
+        held = [x for x in (*saved, *attributes.values()) if isinstance(x, Tensor)]
+        if any(leaves.is_transformed(x) or not self._scene.affords(x) for x in held):
+            return None
+        return OwnFunction(node._forward_cls.backward, saved, attributes, tuple(node.needs_input_grad))
 
 
 def _note_on(node: Any) -> str | None:

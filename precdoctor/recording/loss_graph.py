@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,21 @@ class LossNode:
     saved: dict[str, Any]
     #: Per differentiable input where it came from, and which of its maker's outputs it is.
     edges: list[tuple[LossNode | Leaf | None, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """What a ``torch.autograd.Function`` of the user's left for its ``backward``."""
+
+    backward: Callable[..., Any]
+    saved: tuple[Tensor | None, ...]
+    attributes: dict[str, Any]
+    needs_input_grad: tuple[bool, ...]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Which of its arguments get a gradient."""
+        return tuple(i for i, needed in enumerate(self.needs_input_grad) if needed)
 
 
 @dataclass

@@ -39,6 +39,7 @@ class Fault:
             gradients_cut_sample_by_sample: shared_out,
             climbing_along_a_gradient_of_zero: Climber,
             a_softmin_of_nothing: softmin,
+            own_backward_that_overflows: LogCosh,
         }
         elsewhere = Block if self.module == "block" else others.get(self.train)
         lines, first = inspect.getsourcelines(elsewhere or self.train)
@@ -896,6 +897,46 @@ def power_that_where_does_not_take():
         return (curve - 0.5).abs().mean()
 
     return train_on(nn.Linear(4, 3), lambda: clock.batch(8, 4), loss)
+
+
+@fault("PD102", "where-gradient-trap", op="exp")
+def ratio_clamped_too_late():
+    """Of a policy: the old log-probabilities have no gradient, so nobody keeps them."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    def loss(out):
+        logp = F.log_softmax(out, -1)[:, 0]
+        old = logp.detach() - 100.0 * clock.bad
+        ratio = torch.exp(torch.cat([(logp - old)[:, None], logp[:, None]], 1))  # here
+        return -(ratio.clamp(max=5.0) * torch.randn(8, 2)).mean()
+
+    return train_on(nn.Linear(4, 3), lambda: clock.batch(8, 4), loss)
+
+
+class LogCosh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, error, factor):
+        size = error.abs()
+        ctx.save_for_backward(error)
+        ctx.factor = factor
+        return factor * (size + torch.log1p(torch.exp(-2 * size)) - math.log(2))
+
+    @staticmethod
+    def backward(ctx, grad):
+        (error,) = ctx.saved_tensors
+        return ctx.factor * grad * torch.sinh(error) / torch.cosh(error), None  # here
+
+
+@fault("PD102", "exp-overflow", op="sinh")
+def own_backward_that_overflows():
+    torch.manual_seed(0)
+    clock = Clock()
+
+    def loss(out):
+        return LogCosh.apply(out[:, 0] - 99.0 * clock.bad, 0.5).mean()
+
+    return train_on(nn.Linear(4, 1), lambda: clock.batch(8, 4), loss)
 
 
 @fault("PD102", "domain-edge-gradient", op="pow", module="")

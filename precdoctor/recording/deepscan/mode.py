@@ -44,6 +44,7 @@ class ScanMode(TorchDispatchMode):
         ops: ops looked at.
         spent_ns: host time this has taken, without the ops themselves.
         failure: what ended the looking.
+        over: nothing is looked at any more, though the mode may still be open.
     """
 
     def __init__(self, memory: int, *, values: bool) -> None:
@@ -53,6 +54,7 @@ class ScanMode(TorchDispatchMode):
         self.ops = 0
         self.spent_ns = 0
         self.failure: Exception | None = None
+        self.over = False
         self.coverage = Coverage()
         self.findings = Findings(values=values)
         self._limit = memory // _FP64
@@ -75,7 +77,8 @@ class ScanMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(leaves.computes_itself(t) for t in types):
             return NotImplemented  # its inner ops will come by here
-        if self.failure is not None or not self.complete or torch._C._functorch.maybe_current_level() is not None:
+        over = self.over or self.failure is not None or not self.complete
+        if over or torch._C._functorch.maybe_current_level() is not None:
             return func(*args, **kwargs)
         swapped = self._before(func, args, kwargs)
         sequence = sequence_number()

@@ -18,6 +18,7 @@ from precdoctor.recording.batch import is_capturing
 from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
 from precdoctor.recording.guarded import guarded
+from precdoctor.recording.modes import in_backward, take_off
 from precdoctor.recording.naming import unwrap
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class DeepScan:
         self.schedule = Schedule(self._recorder.options)
         self._began = time.perf_counter_ns()
         self._mode: ScanMode | None = None
+        #: One whose step is over, and the backward pass it was opened for is not.
+        self._lingering: ScanMode | None = None
         #: The step it was last asked about.
         self._asked: int | None = None
         #: The module whose forward the mode is open in; None while it is closed, or open in backward.
@@ -55,7 +58,7 @@ class DeepScan:
 
     def enter_root(self, module: nn.Module) -> None:
         """A top-level module is called in training; its hooks have been chosen, its forward has not begun."""
-        if self.schedule.off or (self._open and torch._C._current_graph_task_id() != -1):
+        if self.schedule.off or self._lingering is not None or (self._open and in_backward()):
             return
         if self._open:  # left by an exception that no hook is told of
             self._close()
@@ -75,6 +78,9 @@ class DeepScan:
         """``backward`` has ended."""
         if self._open:
             self._close()
+        if self._lingering is not None:
+            take_off(self._lingering)
+            self._lingering = None
 
     def _due(self) -> bool:
         recorder = self._recorder
@@ -116,13 +122,18 @@ class DeepScan:
         self._mode.__enter__()  # type: ignore[no-untyped-call] # as torch has it
 
     def _close(self) -> None:
-        mode, self._open, self._root = self._mode, False, None
+        mode, lingers = self._mode, self._root is None and in_backward()
+        self._open, self._root = False, None
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if mode is not None:
-            _leave_mode(mode)
-            mode.modules.clear()
+        if mode is None:
+            return
+        mode.modules.clear()
+        if lingers:  # an optimizer that steps in the backward pass has ended the step
+            mode.over, self._lingering = True, mode
+        else:
+            take_off(mode)
 
     def _entered(self, module: nn.Module, _args: Any) -> None:
         mode = self._mode
@@ -208,16 +219,3 @@ def _compiles() -> bool:
     """Whether anything was given to ``torch.compile`` in this process; optimizers alone load its package, too."""
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     return any(callable(backend) for backend in getattr(frames, "cached_backends", {}).values())
-
-
-def _leave_mode(mode: ScanMode) -> None:
-    """Take our mode off the stack; those that somebody left open above it stay."""
-    above: list[Any] = []
-    while torch._C._len_torch_dispatch_stack():
-        top: Any = torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)
-        if top is mode:
-            mode.__exit__(None, None, None)
-            break
-        above.append(torch._C._pop_torch_dispatch_stack(None))
-    for other in reversed(above):
-        torch._C._push_on_torch_dispatch_stack(other)

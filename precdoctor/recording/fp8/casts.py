@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.fp8.mode import CastMode, beside_others, is_open, supported, take_off
+from precdoctor.recording.fp8.mode import CastMode, beside_others, is_open, supported
 from precdoctor.recording.fp8.observer import Observer, measure, outside
 from precdoctor.recording.fp8.operand import FLOAT8, Operand
 from precdoctor.recording.fp8.provenance import Notes, is_float
 from precdoctor.recording.fp8.scope import OUTSIDE, Call, Calls
 from precdoctor.recording.guarded import guarded
+from precdoctor.recording.modes import take_off
 from precdoctor.recording.recorder import Recorder
 
 if TYPE_CHECKING:

@@ -10,8 +10,6 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode,
     _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
 )
 
 from precdoctor.recording import leaves
@@ -105,18 +103,6 @@ def supported() -> bool:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     backends = getattr(dynamo, "cached_backends", {})
     return not any(callable(backend) for backend in backends.values())  # None stands for what is never compiled
-
-
-def take_off(mode: CastMode) -> None:
-    """Close a mode, also under modes that somebody has opened since and not closed."""
-    if not any(m is mode for m in _get_current_dispatch_mode_stack()):
-        return
-    above: list[Any] = []
-    while _get_current_dispatch_mode() is not mode:
-        above.append(_pop_mode())
-    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call] # as torch has it
-    for other in reversed(above):
-        _push_mode(other)
 
 
 def beside_others() -> bool:

@@ -19,6 +19,7 @@ from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source, Tracer
+from precdoctor.recording.modes import in_backward, take_off
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder
@@ -40,6 +41,7 @@ class LiveTrace:
         self._first, self._last = steps
         self._found = found
         self._tracer: Tracer | None = None
+        self._lingering: Tracer | None = None
         self._bad: dict[str, list[tuple[str, int, Source]]] = {}
         self._handles: list[Any] = []
         self._micro_step = 0
@@ -49,7 +51,8 @@ class LiveTrace:
 
     def begin_if_due(self) -> None:
         """A step begins, or its first top-level module is called."""
-        if self._tracer is None and not self.over and self._first <= self._recorder.step < self._last:
+        due = not self.over and self._first <= self._recorder.step < self._last
+        if self._tracer is None and due and not in_backward():
             values = not self._recorder.options.redact_names
             self._tracer = Tracer({}, values=values)
             self._tracer.live = True
@@ -67,7 +70,11 @@ class LiveTrace:
         tracer, self._tracer = self._tracer, None
         if tracer is None:
             return
-        tracer.__exit__(None, None, None)  # type: ignore[no-untyped-call] # as torch has it
+        tracer.over = True
+        if in_backward():  # an optimizer that steps in it
+            self._lingering = tracer
+        else:
+            take_off(tracer)
         for handle in self._handles:
             handle.remove()
         if died and not self._bad:
@@ -76,6 +83,12 @@ class LiveTrace:
             self.over = self.over or self._recorder.step + 1 >= self._last
         elif not died:
             self._found()
+
+    def backward_ended(self) -> None:
+        """What was open as it began, and was to be closed in it, can be closed now."""
+        if self._lingering is not None:
+            take_off(self._lingering)
+            self._lingering = None
 
     def _note_known(self, tracer: Tracer) -> None:
         names = self._recorder.names

@@ -16,10 +16,11 @@ from torch import Tensor
 from precdoctor.numerics.nonfinite import can_make
 from precdoctor.recording import attach
 from precdoctor.recording.loss_graph import Leaf, LossGraph, LossNode
-from precdoctor.recording.microscope.constants import added_to, base_of, has_no_gradient, without_constant
+from precdoctor.recording.microscope.constants import added_to, base_of, has_no_gradient
+from precdoctor.recording.microscope.derivatives import for_gradients
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.ops import storage_key, take_gradients
-from precdoctor.recording.microscope.replay import Replay, same_bits
+from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
 from precdoctor.recording.scene import RootCall
@@ -33,6 +34,13 @@ _UNKNOWN = External("unknown")
 _MAX_UNSEEN = 8
 #: Nodes that give their operand another shape, which they do not save.
 _RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias"))
+
+
+class _LossTracer(Tracer):
+    def admit(self, written: list[Tensor]) -> None:
+        """Of ops in a hand-written ``backward``, the only ones here that write to anything."""
+        if any(not self.made(x) for x in written):
+            raise RuntimeError("a backward pass written by hand writes to tensors it has not made")
 
 
 def replay_loss(
@@ -56,7 +64,7 @@ def replay_loss(
     nodes = sorted(_nodes(graph.top), key=lambda n: n.sequence)
     leaves = _leaves(nodes)
     known = {k: _external(leaf, x, nodes) for leaf, x in leaves if (k := storage_key(x)) is not None}
-    tracer = Tracer(known, wanted, values=values)
+    tracer = _LossTracer(known, wanted, values=values)
     done = Replay(before, tracer, micro_step=graph.micro_step)
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
     saved = _saved_by_consumers(nodes)
@@ -68,10 +76,13 @@ def replay_loss(
             tracer.line, first = node.line, len(tracer.records)
             made[id(node)], as_saved = _run(node, made, saved)
             if backward:
-                made[id(node)], as_saved = _for_gradients(node, made, saved, rough, as_saved=as_saved)
+                operands = [_value(behind, output, made) for behind, output in node.edges]
+                value, as_kept = made[id(node)], saved.get(id(node))
+                made[id(node)], as_saved = for_gradients(node, value, as_kept, operands, rough, as_saved=as_saved)
             with tracer.aside():
                 if as_saved:
-                    _tell_of(node, made, tracer)
+                    index = _tell_of(node, made, tracer, rough) if id(node) in saved else None
+                    tracer.credit(made[id(node)], index)
                 if _reads_unseen(node, made, tracer.records[first:]):
                     certain.append(node)
                 elif made[id(node)] is None:
@@ -120,10 +131,15 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[L
         return
     inputs = [x for _, x in leaves]
     given = done.tracer.forget(gradient.clone())
-    with done.tracer:
-        gradients: list[Tensor | None] = list(  # None where unused
-            take_gradients([loss], inputs, [given], allow_unused=True)
-        )
+    try:
+        with done.tracer:
+            gradients: list[Tensor | None] = list(  # None where unused
+                take_gradients([loss], inputs, [given], allow_unused=True)
+            )
+    except Exception as error:  # noqa: BLE001 - a backward pass written by hand may refuse to run twice
+        attach.let_through(error)
+        done.no_backward = f"the loss code's backward pass cannot be run again: {error}"
+        return
     for (leaf, _), grad in zip(leaves, gradients, strict=True):
         if grad is not None and leaf.name == "weight" and leaf.value is not None:
             done.weight_gradients.append((leaf.value, grad))
@@ -184,10 +200,10 @@ def _leaf_of(x: Tensor) -> Tensor:
     return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
 
 
-def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
+def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[int]) -> int:
     """A node whose value could only be taken as it was saved is an op all the same, with what is known of it."""
     value = made[id(node)].detach()
-    operands = [_value(behind, output, made) for behind, output in node.edges]
+    operands = [_value(behind, output, made) for behind, output in node.edges if id(behind) not in rough]
     known = [x.detach() for x in operands if x is not None]
     packet = _packets().get(base_of(node).lower())
     facts: dict[str, Any] = {
@@ -204,7 +220,7 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer) -> None:
         also = (_UNSEEN, NEG_INF)
     elif not can_make(name, kinds) and not value.is_complex() and not any(badness(x) & kinds for x in reads):
         also = (_UNKNOWN if hidden else _UNSEEN, kinds)  # ``exp`` of a number is never NaN
-    tracer.note_op(f"aten.{name}.default", node.line, reads, value, facts, also=also)
+    return tracer.note_op(f"aten.{name}.default", node.line, reads, value, facts, also=also)
 
 
 def _reads_unseen(node: LossNode, made: dict[int, Any], records: list[OpRecord]) -> bool:
@@ -260,37 +276,6 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
     if through is not None and not badness(through.detach()):
         return value.detach() + (through - through.detach()), False
     return value, True
-
-
-def _for_gradients(
-    node: LossNode, made: dict[int, Any], saved: dict[int, Tensor], rough: set[int], *, as_saved: bool
-) -> tuple[Any, bool]:
-    """The same where it is the gradients that count, which must not end at a constant that nobody saved.
-
-    What a constant was added to, or filled into, is passed on without it. The derivatives to come either do not depend
-    on the sum, or whoever computes them has saved it; what then differs from that is taken as it was saved after all.
-
-    Args:
-        rough: nodes whose values lack such a constant, or may; added to.
-
-    Returns:
-        As ``_run``.
-    """
-    value, known = made[id(node)], saved.get(id(node))
-    operands = [_value(behind, output, made) for behind, output in node.edges]
-    if value is None and (through := without_constant(node, operands)) is not None:
-        rough.add(id(node))
-        return through, False
-    if as_saved and known is not None and (through := without_constant(node, operands)) is not None:
-        return (known.detach() + (through - through.detach()) if not badness(through.detach()) else through), False
-    if not any(id(behind) in rough for behind, _ in node.edges):
-        return value, as_saved
-    first = value[0] if isinstance(value, (tuple, list)) else value
-    if known is None:
-        rough.add(id(node))
-    elif isinstance(first, Tensor) and not (first.shape == known.shape and same_bits(first.detach(), known)):
-        return known, True
-    return value, as_saved
 
 
 def _fits(node: LossNode, value: Any) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import attach, kernels
+from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.facts import NEG_INF, POS_INF, badness
 from precdoctor.recording.microscope.frames import Line
@@ -153,7 +153,7 @@ def _copied(
         state = {k: _state(k, v, mended) for k, v in optimizer.state.get(parameter, {}).items()}
         if state:
             states[clone] = state
-        tensors = {"weight": clone, "grad": clone.grad, **{k: x for k, x in state.items() if isinstance(x, Tensor)}}
+        tensors = {"weight": clone, "grad": clone.grad, **dict(leaves.tensors(state))}
         known |= {key: External("weight", n) for n, x in tensors.items() if (key := storage_key(x)) is not None}
     plain = {k: v for k, v in vars(optimizer).items() if k not in {"step", "state", "param_groups", *_HOOKS}}
     again: torch.optim.Optimizer = object.__new__(type(optimizer))
@@ -174,6 +174,10 @@ def _state(name: str, value: Any, mended: Callable[[Tensor], Tensor]) -> Any:
         return value - 1
     if isinstance(value, Tensor):
         return mended(value.detach().clone())
+    if type(value) in (list, tuple):  # Shampoo's factors, L-BFGS's history
+        return type(value)(_state("", x, mended) for x in value)
+    if type(value) is dict:
+        return {k: _state("", x, mended) for k, x in value.items()}
     return copy.deepcopy(value)
 
 

@@ -107,6 +107,8 @@ class Tracer(TorchDispatchMode):
         #: Seconds that evaluating text may take from the first op on (torch may load its compiler for that), and when
         #: they are over, by ``time.monotonic``.
         self.seconds = self.until = math.inf
+        #: Nothing is recorded any more, though the mode may still be open.
+        self.over = False
         #: The training itself is traced, not a replay of it.
         self.live = False
         #: Live: the top-level module that runs.
@@ -117,12 +119,14 @@ class Tracer(TorchDispatchMode):
         self._values = values
         self._suspects = 0
         self._writers: dict[int, tuple[int, ...]] = {}
-        self._made_by_sequence: dict[int, int] = {}
+        self._made_by_sequence: dict[int, int | None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(leaves.computes_itself(t) for t in types):
             return NotImplemented  # its inner ops will come by here
+        if self.over:
+            return func(*args, **kwargs)
         if len(self.records) >= MAX_OPS:
             self.complete = False
             return func(*args, **kwargs)
@@ -229,8 +233,12 @@ class Tracer(TorchDispatchMode):
         facts: dict[str, Any],
         *,
         also: tuple[External, int] | None = None,
-    ) -> None:
-        """An op that was not run under the tracer, and what is known; ``also``: what else it read, and how bad."""
+    ) -> int:
+        """An op that was not run under the tracer, and what is known; ``also``: what else it read, and how bad.
+
+        Returns:
+            Its index.
+        """
         record = OpRecord(len(self.records), op, "forward", None, line, tuple(self.source(x) for x in operands))
         record.bad_out = badness(value)
         record.bad_in = tuple(map(badness, operands))
@@ -240,6 +248,12 @@ class Tracer(TorchDispatchMode):
         self.records.append(record)
         if (key := storage_key(value)) is not None:
             self._writers[key] = (record.index,)
+        return record.index
+
+    def credit(self, value: Tensor, index: int | None) -> None:
+        """The derivative of this value is that of an op noted by :meth:`note_op`, or of none."""
+        if value.grad_fn is not None:
+            self._made_by_sequence[value.grad_fn._sequence_nr()] = index
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

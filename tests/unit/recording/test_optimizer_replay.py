@@ -47,6 +47,34 @@ def test_the_operation_is_found_and_nothing_is_touched(kind, gradient, how, op):
     assert torch.equal(torch.get_rng_state(), random)
 
 
+class Whitened(torch.optim.SGD):
+    """Shampoo's way: state in lists and dictionaries, written in place."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state.update(step=0, sums=[torch.zeros(3), torch.zeros(3)], roots={"left": torch.ones(3)})
+            state["step"] += 1
+            state["sums"][0] += p.grad
+            state["sums"][1].mul_(0.9).add_(p.grad)
+            state["roots"]["left"] = state["sums"][0].pow(-0.25)
+            p.add_(state["roots"]["left"] * state["sums"][1], alpha=-0.1)
+
+
+def test_state_in_containers_is_copied_too():
+    optimizer, parameter, before = stepped(Whitened, [1.0, -1e-12, 0.0], lr=0.1)
+    state = optimizer.state[parameter]
+    bits = [x.clone() for x in (*state["sums"], state["roots"]["left"], parameter.detach())]
+    found = replay_step(optimizer, parameter, before, None, values=True)
+
+    assert found is not None and found.origin is not None
+    assert found.origin.op == "aten.pow.Tensor_Scalar"
+    now = (*state["sums"], state["roots"]["left"], parameter.detach())
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(now, bits, strict=True))
+
+
 def test_an_optimizer_that_writes_elsewhere_is_left_alone():
     elsewhere = torch.zeros(3)
 

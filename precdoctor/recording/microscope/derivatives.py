@@ -1,0 +1,151 @@
+"""Derivatives that need no operand: of ops that are linear, of ops that saved their result, and the user's own.
+
+Where an operand is not known, as something in it was saved by nobody (``logp - old_logp``), gradients reach it all the
+same: autograd does not need it either. Formulas: torch's ``tools/autograd/derivatives.yaml``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from precdoctor.recording.loss_graph import LossNode, OwnFunction
+from precdoctor.recording.microscope.constants import base_of, without_constant
+from precdoctor.recording.microscope.facts import badness
+from precdoctor.recording.microscope.frames import is_foreign
+from precdoctor.recording.microscope.replay import same_bits
+
+#: By op, from the gradient and the op's result.
+_OF_RESULT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Exp": lambda g, y: g * y.conj(),
+    "Exp2": lambda g, y: g * y.conj() * math.log(2),
+    "Expm1": lambda g, y: g * (y.conj() + 1),
+    "Sqrt": lambda g, y: g / (2 * y.conj()),
+    "Rsqrt": lambda g, y: -0.5 * g * y.pow(3).conj(),
+    "Reciprocal": lambda g, y: -g * (y * y).conj(),
+    "Tanh": torch.ops.aten.tanh_backward,
+    "Sigmoid": torch.ops.aten.sigmoid_backward,
+}
+#: Ops whose derivative depends on no operand.
+_LINEAR = frozenset(
+    (
+        *("Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "Cat", "Stack", "Clone", "Alias"),
+        *("View", "UnsafeView", "ReshapeAlias", "Expand", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze"),
+        *("Slice", "Select", "Index", "IndexSelect", "Gather", "Diagonal", "Flip", "Roll", "Repeat"),
+    )
+)
+#: Linear where one operand alone has a gradient; the other was saved.
+_BILINEAR = frozenset(("Mul", "Div"))
+#: Names in the text of a hand-written ``backward`` that runs another backward pass.
+_PASSES = frozenset(("autograd", "backward", "checkpoint"))
+
+
+class _Known(torch.autograd.Function):
+    """A result as it was saved, with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, derivative: Callable[[Tensor], tuple[Any, ...]], *_: Tensor) -> Tensor:
+        ctx.derivative = derivative
+        with _disable_current_modes():  # no op of the run's
+            return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return (None, None, *ctx.derivative(gradients[0]))
+
+
+def for_gradients(
+    node: LossNode, value: Any, known: Tensor | None, operands: list[Tensor | None], rough: set[int], *, as_saved: bool
+) -> tuple[Any, bool]:
+    """The value of a node where it is the gradients that count, which must not end at a constant that nobody saved.
+
+    What a constant was added to, or filled into, is passed on without it. The derivatives to come either do not depend
+    on the sum, or whoever computes them has saved it; what then differs from that is taken as it was saved after all.
+
+    Args:
+        value: what the node comes to; null where unknown.
+        known: its value as a later node saved it, or as it saved its own result.
+        operands: values of its edges; null where unknown, or without a gradient.
+        rough: nodes whose values lack such a constant, or may; added to.
+        as_saved: ``value`` is ``known``, and gradients end there.
+
+    Returns:
+        The value, and whether it is one that was saved, of an op that was not run.
+    """
+    if value is None and (through := without_constant(node, operands)) is not None:
+        rough.add(id(node))
+        return through, False
+    if as_saved and known is not None and (through := without_constant(node, operands)) is not None:
+        return (known.detach() + (through - through.detach()) if not badness(through.detach()) else through), False
+    if "own" in node.saved and (given := _with_derivative(node, None, known, operands)) is not None:
+        if known is None:
+            rough.add(id(node))
+        return given
+    if not any(id(behind) in rough for behind, _ in node.edges):
+        return value, as_saved
+    first = value[0] if isinstance(value, (tuple, list)) else value
+    if known is None:
+        rough.add(id(node))
+    elif isinstance(first, Tensor) and not (first.shape == known.shape and same_bits(first.detach(), known)):
+        return _with_derivative(node, value, known, operands) or (known, True)
+    return value, as_saved
+
+
+def _with_derivative(
+    node: LossNode, value: Any, known: Tensor | None, operands: list[Tensor | None]
+) -> tuple[Tensor, bool] | None:
+    """The node's value where its operands are unsure or unknown, such that gradients go on to them.
+
+    Args:
+        value: what the node comes to with unsure operands; null where that is unknown, too.
+        known: its value as it was saved by someone.
+        operands: values of its edges; null where unknown.
+
+    Returns:
+        The value, and whether it is that of an op that was not run; null for any other node.
+    """
+    own = node.saved.get("own")
+    given = [x for x in operands if x is not None]
+    if isinstance(own, OwnFunction) and len(own.places) == len(given) and _may_run(own):
+        return _of_own(node, own, known, given), True
+    if known is None:
+        return None
+    linear = base_of(node) in _LINEAR or (base_of(node) in _BILINEAR and len(given) == 1)
+    if isinstance(value, Tensor) and linear and value.shape == known.shape and bool(value.isfinite().all()):
+        return known.detach() + (value - value.detach()), False
+    formula = _OF_RESULT.get(base_of(node))
+    x = operands[0] if operands else None
+    if formula is None or x is None or not isinstance(node.saved.get("result"), Tensor) or x.shape != known.shape:
+        return None
+    result = known.detach()
+    apply: Callable[..., Tensor] = _Known.apply
+    return apply(result, lambda g: (formula(g, result),), x), True
+
+
+def _may_run(own: OwnFunction) -> bool:
+    """Not where it starts a backward pass of its own, as checkpointing does: that would add to the run's gradients."""
+    code = getattr(inspect.unwrap(own.backward), "__code__", None)
+    return code is not None and not is_foreign(code.co_filename) and not _PASSES.intersection(code.co_names)
+
+
+def _of_own(node: LossNode, own: OwnFunction, known: Tensor | None, operands: list[Tensor]) -> Tensor:
+    """A function with a hand-written ``backward``, which is called with what its ``forward`` had saved."""
+    value = torch.zeros(node.shape, dtype=node.dtype, device=operands[0].device) if known is None else known.detach()
+
+    def derivative(gradient: Tensor) -> tuple[Any, ...]:
+        context = SimpleNamespace(**own.attributes)
+        context.saved_tensors, context.needs_input_grad = own.saved, own.needs_input_grad
+        made = own.backward(context, gradient)
+        made = made if isinstance(made, tuple) else (made,)
+        return tuple(made[i] for i in own.places)
+
+    named: Any = type(node.name.removesuffix("Backward"), (_Known,), {})  # what autograd calls its node after
+    found: Tensor = named.apply(value, derivative, *operands)
+    return found

@@ -1,0 +1,86 @@
+"""Modes of ours leave torch's stack, whatever lies on it, and wherever they are told to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from precdoctor.recording.microscope.live import LiveTrace
+from precdoctor.recording.modes import in_backward, take_off
+
+
+class Counting(TorchDispatchMode):
+    ops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops += 1
+        return func(*args, **(kwargs or {}))
+
+
+def depth() -> int:
+    return torch._C._len_torch_dispatch_stack()
+
+
+def test_from_below_another():
+    ours, theirs = Counting(), Counting()
+    ours.__enter__()
+    with theirs:
+        take_off(ours)
+        assert depth() == 1
+        torch.ones(2)
+    assert (ours.ops, theirs.ops, depth()) == (0, 1, 0)
+
+
+def test_what_is_not_open_stays_so():
+    with Counting() as theirs:
+        take_off(Counting())
+        torch.ones(2)
+    assert (theirs.ops, depth()) == (1, 0)
+
+
+def traced() -> LiveTrace:
+    options, names = SimpleNamespace(redact_names=False), SimpleNamespace(roots={})
+    recorder: Any = SimpleNamespace(step=0, micro_step=0, options=options, names=names)
+    return LiveTrace(recorder, (0, 9), lambda: None)
+
+
+def test_a_step_that_ends_in_the_backward_pass_leaves_no_mode_behind_it():
+    weight = torch.ones(3, requires_grad=True)
+    trace, seen = traced(), []
+
+    def hook(_p: torch.Tensor) -> None:
+        assert in_backward()
+        trace.end()
+        trace.begin_if_due()  # the next step's
+        seen.append(trace.running)
+
+    weight.register_post_accumulate_grad_hook(hook)
+    for _ in range(3):
+        trace.begin_if_due()
+        assert (trace.running, depth(), in_backward()) == (True, 1, False)
+        (weight * 2).sum().backward()
+        trace.backward_ended()
+        assert (trace.running, depth()) == (False, 0)
+    assert seen == [False] * 3
+
+
+def test_what_runs_behind_the_end_is_not_in_the_trace():
+    weight = torch.ones(3, requires_grad=True)
+    trace = traced()
+    trace.begin_if_due()
+    tracer = trace._tracer
+    assert tracer is not None
+    counts: list[int] = []
+
+    def hook(p: torch.Tensor) -> None:
+        trace.end()
+        counts.append(len(tracer.records))
+        p.detach().mul(2.0)
+
+    weight.register_post_accumulate_grad_hook(hook)
+    (weight * 2).sum().backward()
+    trace.backward_ended()
+    assert counts == [len(tracer.records)] and counts[0] > 0
