@@ -7,7 +7,7 @@ import pytest
 from tests.support.faulty import BAD_STEP, FAULTS
 
 #: Something that the loss code added or subtracted is in no graph: it is not computed to its end.
-IN_KIND = {"late_in_a_long_loss", "target_written_to_before_backward"}
+IN_KIND = {"late_in_a_long_loss", "target_written_to_before_backward", "own_backward_that_overflows"}
 
 
 @pytest.fixture(params=FAULTS)
