@@ -1,6 +1,7 @@
-"""Sines and cosines of angles that half precision holds too coarsely: seen op by op, in deep scans.
+"""Sines and cosines of angles that their format holds too coarsely: seen op by op, in deep scans.
 
-An angle of 980 in BF16 stands for all from 978 to 982. It does not help to widen it before the sine is taken.
+An angle of 980 in BF16 stands for all from 978 to 982. It does not help to widen it before the sine is taken. In FP32
+it takes angles of millions: those of Unix times.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _WIDE = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Angles:
-    """The operand of a sine or cosine in the forward pass, and the half-precision format it is or was in."""
+    """The operand of a sine or cosine in the forward pass, and the format it is in, or was before it was widened."""
 
     root: str
     module: str
@@ -49,7 +50,7 @@ class Angles:
         return self.spacing / 2.0
 
 
-def half_angles(view: RunView) -> list[Angles]:
+def angles_of(view: RunView) -> list[Angles]:
     """All that scans saw, the coarsest first."""
     found: dict[tuple[str, str], Angles] = {}
     for event in scan_events(view):
@@ -62,14 +63,17 @@ def half_angles(view: RunView) -> list[Angles]:
             fmt, line = known_format(dtype), integer(entry.get("line"))
             source = Source(text(entry.get("file")), line, None) if line is not None else None
             known = found.get(place)
-            if fmt is not None and (known is None or amax > known.amax):
-                widened = text(entry.get("inputs")) != dtype
-                found[place] = Angles(*place, step, rank, text(entry["op"]), source, dtype, fmt, amax, widened)
+            if fmt is None:
+                continue
+            widened = text(entry.get("inputs")) != dtype
+            seen = Angles(*place, step, rank, text(entry["op"]), source, dtype, fmt, amax, widened)
+            if known is None or (seen.spacing, amax) > (known.spacing, known.amax):
+                found[place] = seen
     return sorted(found.values(), key=lambda a: -a.spacing)
 
 
 def _angles(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, float]]:
-    """Each sine or cosine of one module with the half-precision dtype and the amax of its operand.
+    """Each sine or cosine of one module with the dtype and the amax of its operand.
 
     The operand is the last result before it of the same dtype and number of elements. One in a wide dtype came from
     half precision if a tensor that was widened before it holds the same largest number: the first frequency is 1.
@@ -88,7 +92,7 @@ def _angles(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any
             yield entry, dtype, amax
         elif dtype in _WIDE:
             widened = [o for o in before[: before.index(made[-1]) + 1] if _widens(o) and real(o.get("amax")) == amax]
-            yield from ((entry, text(o["inputs"]), amax) for o in widened[-1:])
+            yield entry, text(widened[-1]["inputs"]) if widened else dtype, amax
 
 
 def _elements(entry: Mapping[str, Any]) -> int:
@@ -115,7 +119,7 @@ def finding(view: RunView, angles: Angles, limit: float) -> Finding:
         if angles.widened
         else f"The {what} is taken of angles in {angles.dtype}"
     )
-    fine = angles.error * 2.0 ** (angles.fmt.mantissa_bits - FP32.mantissa_bits)
+    wide = angles.fmt.mantissa_bits >= FP32.mantissa_bits
     return Finding(
         code="PD703",
         name="half-precision-positions",
@@ -149,17 +153,35 @@ def finding(view: RunView, angles: Angles, limit: float) -> Finding:
             "confidence_reason": "dtype and largest angle are recorded"
             + ("; that they are those that were widened is told by their size" if angles.widened else ""),
         },
-        prescriptions=(
-            Prescription(
-                title=f"positions and angles in FP32{line}: off by {angles.error:.2g} -> {fine:.1g} radians",
-                change={"angles": {"from": angles.dtype, "to": "float32"}},
-                predicted={"radians_off": {"from": angles.error, "to": fine}},
-                snippet=(
-                    "import torch\n\n"
-                    "# pass the positions as they are: no .to(half) before the sines are taken\n"
-                    "angles = positions.float()[:, None] * frequencies.float()\n"
-                    f"table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(torch.{angles.dtype})\n"
-                ),
-            ),
+        prescriptions=((_reduced if wide else _in_fp32)(angles, line),),
+    )
+
+
+def _in_fp32(angles: Angles, line: str) -> Prescription:
+    fine = angles.error * 2.0 ** (angles.fmt.mantissa_bits - FP32.mantissa_bits)
+    return Prescription(
+        title=f"positions and angles in FP32{line}: off by {angles.error:.2g} -> {fine:.1g} radians",
+        change={"angles": {"from": angles.dtype, "to": "float32"}},
+        predicted={"radians_off": {"from": angles.error, "to": fine}},
+        snippet=(
+            "import torch\n\n"
+            "# pass the positions as they are: no .to(half) before the sines are taken\n"
+            "angles = positions.float()[:, None] * frequencies.float()\n"
+            f"table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(torch.{angles.dtype})\n"
+        ),
+    )
+
+
+def _reduced(angles: Angles, line: str) -> Prescription:
+    """A whole number of turns makes no difference, and takes all the digits."""
+    fine = math.pi * 2.0 ** -(angles.fmt.mantissa_bits + 1)
+    return Prescription(
+        title=f"take whole turns out first{line}, in integers or FP64: off by {angles.error:.2g} -> {fine:.1g} radians",
+        change={"angles": {"from": angles.amax, "to": 2.0 * math.pi}},
+        predicted={"radians_off": {"from": angles.error, "to": fine}},
+        snippet=(
+            "import torch\n\n"
+            "turns = (t % period).double() / period  # t as the integers they are, or in FP64\n"
+            "angles = (2 * torch.pi * turns).float()\n"
         ),
     )

@@ -111,6 +111,7 @@ class Backward:
         self._thrown.backward_begins()
         self._kept.backward_begins()
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
+        self._kept.losses.backward_begins(roots)
         facts = recorder.current
         if facts.loss_scale is None:
             facts.loss_scale = engines.loss_scale(root.module() for root in recorder.names.roots.values())

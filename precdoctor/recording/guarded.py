@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from precdoctor.recording.modes import sweep
+
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder
 
@@ -25,6 +27,7 @@ def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | No
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
             threads = recorder.threads
             if threads.others and threads.is_other():
+                sweep()
                 return None
             began = time.perf_counter_ns()
             try:

@@ -24,6 +24,7 @@ from precdoctor.recording.attempt import parameters_of
 from precdoctor.recording.batch import Deferred, defer, is_capturing, read
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scaled_losses import ScaledLosses
 
 #: Steps in a row that apply what the step before had applied already, before anything is said.
 ENOUGH: Final = 8
@@ -104,6 +105,8 @@ class KeptGradients:
         self._watches: dict[int, _Watch] = {}
         recorder.when_forked.append(self._watches.clear)
         recorder.when_closing.append(guarded(recorder)(self._run_ends))
+        #: What a scaler was given and did not scale.
+        self.losses = ScaledLosses(recorder)
 
     # --- backward passes ---------------------------------------------------------------------------------------------
 
@@ -249,6 +252,7 @@ class KeptGradients:
         self._recorder.event("warning", data=data, **where)
 
     def _run_ends(self) -> None:
+        self.losses.run_ends()
         for watch in self._watches.values():
             self._end(watch)
             if watch.repeated > 1:

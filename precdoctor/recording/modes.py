@@ -1,4 +1,8 @@
-"""Taking dispatch modes of ours off torch's stack."""
+"""Putting dispatch modes of ours on torch's stack, and taking them off.
+
+The stack does not keep its modes alive. One that is on another thread's, or on the one that autograd will put back as a
+backward pass ends, must be kept.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,27 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+#: What is on some thread's stack, by ``id``.
+_open: dict[int, TorchDispatchMode] = {}
+
 
 def in_backward() -> bool:
     """Whether this thread runs part of a backward pass.
 
-    When that ends, autograd puts the stack back as it was when it began, without holding the modes that were on it:
-    what had been open before has to stay open until then, and alive.
+    When that ends, autograd puts the stack back as it was when it began: what had been open before has to stay open
+    until then.
     """
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def put_on(mode: TorchDispatchMode) -> None:
+    """Open a mode in this thread."""
+    _open[id(mode)] = mode
+    mode.__enter__()
+
+
 def take_off(mode: TorchDispatchMode) -> None:
-    """Close a mode, if it is open, also under modes that somebody has opened since and not closed."""
+    """Close a mode, if it is open in this thread, also under modes that somebody has opened since and not closed."""
     depth = torch._C._len_torch_dispatch_stack()
     if not any(torch._C._get_dispatch_stack_at(i) is mode for i in range(depth)):
         return
@@ -28,3 +41,12 @@ def take_off(mode: TorchDispatchMode) -> None:
     mode.__exit__(None, None, None)
     for other in reversed(above):
         torch._C._push_on_torch_dispatch_stack(other)
+    _open.pop(id(mode), None)
+
+
+def sweep() -> None:
+    """Take off this thread's stack what another thread was told to close: it is over, and only in the way."""
+    depth = torch._C._len_torch_dispatch_stack() if _open and not in_backward() else 0
+    for mode in [torch._C._get_dispatch_stack_at(i) for i in range(depth)]:
+        if id(mode) in _open and getattr(mode, "over", False):
+            take_off(mode)

@@ -94,14 +94,15 @@ class Scalers:
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @guarded(self._recorder)
-        def note(scaler: torch.amp.GradScaler) -> None:
+        def note(scaler: torch.amp.GradScaler, losses: Any) -> None:
             if self._recorder.state == "armed" and scaler.is_enabled():
                 self._meet(scaler)
                 self._in_use.add(scaler)
+                self._kept.losses.given(losses)
 
         @functools.wraps(original)
         def scale(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-            note(scaler)
+            note(scaler, args[0] if args else kwargs.get("outputs"))
             return original(scaler, *args, **kwargs)
 
         return scale
@@ -168,6 +169,7 @@ class Scalers:
         if self._recorder.state != "armed":
             return
         self._note_found(scaler, optimizer)
+        self._kept.losses.stepped()
         self._end(optimizer)
 
     def _note_found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:

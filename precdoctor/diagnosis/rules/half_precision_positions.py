@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from precdoctor.diagnosis.coarse_angles import angles_of
 from precdoctor.diagnosis.coarse_angles import finding as angles_finding
-from precdoctor.diagnosis.coarse_angles import half_angles
 from precdoctor.diagnosis.coarse_values import rounded_to
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.parameters import HALF
@@ -33,7 +33,8 @@ computed in half precision, or converted and widened again, is as coarse.
 
 Or, in a deep scan, sines and cosines of angles that are in half precision, or were before they were widened, and so
 large that half an ulp of them is an `angle`: in BF16 above 256, in FP16 above 2048. Time steps of a diffusion model
-that are cast along with the latents are such.
+that are cast along with the latents are such. In FP32 the limit is `wide_angle`, which takes angles above 2 million:
+those of Unix times.
 """,
     matters="""
 Positions far from the start get the wrong angle, or the same angle as their neighbours. The model trains all the same,
@@ -77,15 +78,16 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
-    angles = half_angles(view)
+    angles = angles_of(view)
     if not angles:
         return tables
-    worst = angles[0]
-    words = f"sines of half-precision angles up to {worst.amax:.4g}, off by {worst.error:.2g} radians"
-    if worst.error >= options["angle"]:
-        return Checked([angles_finding(view, worst, options["angle"])], words, Status.FAILED)
+    limits = {a: options["wide_angle" if a.dtype == FP32.dtype else "angle"] for a in angles}
+    worst = max(angles, key=lambda a: a.error / limits[a])
+    words = f"sines of angles up to {worst.amax:.4g} in {worst.dtype}, off by {worst.error:.2g} radians"
+    if worst.error >= limits[worst]:
+        return Checked([angles_finding(view, worst, limits[worst])], words, Status.FAILED)
     reason = words if tables.status is Status.NOT_APPLICABLE else f"{tables.reason}; {words}"
-    return Checked((), f"{reason} (limit {options['angle']:g})")
+    return Checked((), f"{reason} (limit {limits[worst]:g})")
 
 
 def _check_tables(view: RunView, options: Options) -> Checked:
@@ -244,6 +246,13 @@ RULE = Rule(
             "radians",
             "Half an ulp of the largest angle whose sine or cosine is taken.",
             "One: neighbouring integers are one angle. Networks of sines in half precision live with a tenth of it.",
+        ),
+        RuleOption(
+            "wide_angle",
+            0.1,
+            "radians",
+            "The same of an angle in FP32.",
+            "A tenth of that of half precision: nothing that is computed in FP32 is meant to be so coarse.",
         ),
     ),
     kinds=("buffer",),

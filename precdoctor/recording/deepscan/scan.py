@@ -7,6 +7,7 @@ never open while the code between them runs.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from precdoctor.recording.batch import is_capturing
 from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
 from precdoctor.recording.guarded import guarded
-from precdoctor.recording.modes import in_backward, take_off
+from precdoctor.recording.modes import in_backward, put_on, sweep, take_off
 from precdoctor.recording.naming import unwrap
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class DeepScan:
         self._asked: int | None = None
         #: The module whose forward the mode is open in; None while it is closed, or open in backward.
         self._root: nn.Module | None = None
-        self._open = False
+        self._open, self._thread = False, 0
         self._handles: list[Any] = []
         self._refused: set[str] = set()
         self._known: frozenset[Any] = frozenset()
@@ -58,6 +59,7 @@ class DeepScan:
 
     def enter_root(self, module: nn.Module) -> None:
         """A top-level module is called in training; its hooks have been chosen, its forward has not begun."""
+        sweep()
         if self.schedule.off or self._lingering is not None or (self._open and in_backward()):
             return
         if self._open:  # left by an exception that no hook is told of
@@ -118,11 +120,13 @@ class DeepScan:
             place.register_module_forward_pre_hook(self._enter_module),
             place.register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        self._open = True
-        self._mode.__enter__()  # type: ignore[no-untyped-call] # as torch has it
+        self._open, self._thread = True, threading.get_ident()
+        put_on(self._mode)
 
     def _close(self) -> None:
         mode, lingers = self._mode, self._root is None and in_backward()
+        if mode is not None and self._thread != threading.get_ident():
+            mode.over, self._mode = True, None  # that thread takes it off, and nobody goes on with it
         self._open, self._root = False, None
         for handle in self._handles:
             handle.remove()

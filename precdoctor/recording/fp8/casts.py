@@ -19,7 +19,7 @@ from precdoctor.recording.fp8.operand import FLOAT8, Operand
 from precdoctor.recording.fp8.provenance import Notes, is_float
 from precdoctor.recording.fp8.scope import OUTSIDE, Call, Calls
 from precdoctor.recording.guarded import guarded
-from precdoctor.recording.modes import take_off
+from precdoctor.recording.modes import put_on, take_off
 from precdoctor.recording.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _call_of(frame: Frame) -> Call:
 def _put_on(mode: CastMode | None) -> None:
     """Open a mode, unless there is one of somebody else's: those may end in another order than they began."""
     if mode is not None and not is_open() and not beside_others():
-        mode.__enter__()  # type: ignore[no-untyped-call] # as torch has it
+        put_on(mode)
 
 
 def _is_running(module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source, Tracer
-from precdoctor.recording.modes import in_backward, take_off
+from precdoctor.recording.modes import in_backward, put_on, take_off
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder
@@ -63,7 +63,7 @@ class LiveTrace:
                 place.register_module_forward_pre_hook(self._entered),
                 place.register_module_forward_hook(self._left, always_call=True),
             ]
-            self._tracer.__enter__()  # type: ignore[no-untyped-call] # as torch has it
+            put_on(self._tracer)
 
     def end(self, *, died: bool = False) -> None:
         """The attempt has ended, or (``died``) the run has, inside it."""
