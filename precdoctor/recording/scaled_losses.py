@@ -29,6 +29,8 @@ class ScaledLosses:
         #: Backward passes since the last step, and those of a loss that was given to ``scale``.
         self._passes = self._unscaled = 0
         self._attempts = self._steps = 0
+        #: Where the first such step called ``backward``.
+        self._line: tuple[str | None, int | None] = None, None
 
     def given(self, losses: Any) -> None:
         """``scale`` was called for these."""
@@ -51,6 +53,8 @@ class ScaledLosses:
         first = self._steps == 1 and self._unscaled == self._passes
         self._passes = self._unscaled = 0
         if first:
+            facts = self._recorder.current
+            self._line = facts.backward_file, facts.backward_line
             self._tell()
 
     def run_ends(self) -> None:
@@ -65,4 +69,4 @@ class ScaledLosses:
             "steps": self._steps,
             "of": self._attempts,
         }
-        self._recorder.event("warning", data=data)
+        self._recorder.event("warning", file=self._line[0], line=self._line[1], data=data)

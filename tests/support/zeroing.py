@@ -280,6 +280,45 @@ def three_of_four_thrown_away() -> None:
     accumulate(each=True, throw_away=True)
 
 
+def scaled(*, what: str) -> None:
+    """A GradScaler around a loss, or beside it."""
+    net = model()
+    optimizer, scaler = torch.optim.SGD(net.parameters(), 1e-3), torch.amp.GradScaler("cpu")
+    for i in range(STEPS):
+        x = loss(net)
+        given = scaler.scale(x)
+        if what == "both" or (what == "sometimes" and i % 2):
+            given.backward(retain_graph=True)
+        if what != "returned":
+            x.backward()
+        else:
+            given.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+@loop
+def scale_dropped() -> None:
+    scaled(what="dropped")
+
+
+@loop
+def scale_dropped_sometimes() -> None:
+    scaled(what="sometimes")
+
+
+@loop
+def scale_kept() -> None:
+    scaled(what="returned")
+
+
+@loop
+def scaled_and_as_it_was() -> None:
+    """Two backward passes a step, one of them scaled: whatever that is for, the scale is used."""
+    scaled(what="both")
+
+
 if __name__ == "__main__":
     directory = Path(sys.argv[1])
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from precdoctor.diagnosis import unscaled_again
+from precdoctor.diagnosis import scale_unused, unscaled_again
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import number
@@ -27,6 +27,9 @@ their scale are not told: dividing the learning rate instead is the same to SGD.
 So is `scaler.unscale_` that is called after every micro-batch, with `scaler.update()` in between so that it does not
 raise, on `share` of the steps and more: each call divides the sum so far once again, and only the last micro-batch
 counts. The recorder counts the calls on gradients that stayed as they were in between.
+
+And so is a loss that `scaler.scale` was given, and that went into `backward` as it was, on `share` of the steps and
+more: what `scale` returned was dropped, and `scaler.step` divides all the same.
 """,
     matters="""
 SGD takes steps S times too small, 65,536 times with a fresh `GradScaler`, and the loss stands still with nothing to be
@@ -41,7 +44,8 @@ eps; clipping never bites, and each change of the scale changes the step.
 """,
     remedy="""
 Call `scaler.unscale_(optimizer)` instead of dividing by hand: the scaler remembers it, and `scaler.step` does not
-unscale again. When gradients are accumulated, unscale, step and update behind the last micro-batch only.
+unscale again. Call `backward` on what `scaler.scale` returns. When gradients are accumulated, unscale, step and update
+behind the last micro-batch only.
 """,
     confidence="""
 0.95: both gradients were recorded. 0.8 when fewer than four steps were.
@@ -77,6 +81,10 @@ def check(view: RunView, options: Options) -> Checked:
     if again is not None:
         reason = f"{again.steps:,} of {plural(again.of, 'step')} unscaled several times"
         return Checked([unscaled_again.finding(view, again, options["share"])], reason, Status.FAILED)
+    unused = scale_unused.scale_unused(view, options["share"])
+    if unused is not None:
+        reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
+        return Checked([scale_unused.finding(view, unused, options["share"])], reason, Status.FAILED)
     steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}
     if not steps:
         return Checked.not_applicable("no weight gradient was recorded with its loss scale and without")

@@ -24,6 +24,9 @@ MISSING = {
     "missing_in_ddp": ("SGD#0", STEPS, 4, 4),
 }
 
+#: Loops that something else is said of.
+TOLD = {"unscaled_each": None, "scale_dropped": None, "scale_dropped_sometimes": None}
+
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
@@ -48,7 +51,7 @@ def test_gradients_that_are_never_zeroed_are_told(logs, name):
     assert (last["optimizer"], last["summed"], last["kept"], last["of"]) == MISSING[name]
 
 
-@pytest.mark.parametrize("name", [name for name in LOOPS if name not in MISSING and name != "unscaled_each"])
+@pytest.mark.parametrize("name", [name for name in LOOPS if name not in MISSING | TOLD])
 def test_nothing_is_said_of_others(logs, name):
     assert told(logs, name) == []
 
@@ -60,6 +63,19 @@ def test_gradients_unscaled_with_each_micro_batch_are_one_attempt(logs):
     last = told(logs, "unscaled_each")[-1]
     assert (last["what"], last["optimizer"], last["times"]) == ("unscaled-again", "SGD#0", 4)
     assert last["steps"] == last["of"] == STEPS
+
+
+@pytest.mark.parametrize(("name", "steps"), [("scale_dropped", STEPS), ("scale_dropped_sometimes", STEPS // 2)])
+def test_steps_whose_losses_went_unscaled_into_backward_are_counted(logs, name, steps):
+    last = told(logs, name)[-1]
+    assert (last["what"], last["steps"], last["of"]) == ("scale-unused", steps, STEPS)
+
+
+def test_the_diagnosis_names_the_backward_that_was_given_the_wrong_loss(logs):
+    [finding] = [f for f in diagnose(precdoctor.open_run(logs / "scale_dropped")).findings if f.code == "PD309"]
+    source = finding.location.source
+    assert source is not None
+    assert "x.backward()" in (ROOT / "tests/support/zeroing.py").read_text().splitlines()[source.line - 1]
 
 
 def test_finite_gradients_that_are_unscaled_and_thrown_away_were_an_attempt(logs):

@@ -44,6 +44,20 @@ def again(steps: int) -> Training:
     return run
 
 
+def dropped(steps: int) -> Training:
+    """What ``scaler.scale`` returned went nowhere, on so many of twelve steps."""
+    run = once()
+    data = {"what": "scale-unused", "steps": steps, "of": 12}
+    row = {"event": "warning", "id": "0-w0", "step": 11, "file": "train.py", "line": 36, "data": json.dumps(data)}
+    run.events.append(row)
+    return run
+
+
+def dropped_now_and_then() -> Training:
+    """Another loss of the same step is not under the scaler."""
+    return dropped(3)
+
+
 def now_and_then() -> Training:
     return again(3)
 
@@ -57,8 +71,18 @@ FIRING = {
         says=("unscaled 4 times", "limit 80 %"),
         evidence={"unscaled_times": 4, "given_share": 0.25},
     ),
+    "scaled_loss_dropped": Sample(
+        lambda: dropped(12),
+        0,
+        kind=None,
+        bare=True,
+        says=("8192", "train.py:36", "limit 80 %"),
+        evidence={"unscaled_loss_share": 1.0, "given_share": 1 / 8192},
+    ),
     "twice": Sample(
         lambda: given(lambda _: 1 / 8192), 0, kind=None, bare=True, says=("unscaled twice", "8192", "0.000122", "limit")
     ),
 }
-HEALTHY = {f.__name__: f for f in (once, now_and_then, clipped, divided_by_the_micro_steps, left_scaled)}
+HEALTHY = {
+    f.__name__: f for f in (once, now_and_then, dropped_now_and_then, clipped, divided_by_the_micro_steps, left_scaled)
+}

@@ -94,6 +94,10 @@ FIRING = {
     "sines_in_fp16": Sample(
         lambda: in_half(4000.0, "float16"), 0, "time", severity="warning", bare=True, says=("2 radians apart",),
     ),
+    "sines_of_unix_times": Sample(
+        lambda: in_half(1.2e7, "float32"), 0, "time", severity="warning", bare=True,
+        says=("float32", "1 radians apart", "off by up to 0.5 radians (limit 0.1)"),
+    ),
     "sines_of_what_was_widened": Sample(
         lambda: widened(980.0), 0, "time", severity="warning", bare=True, says=("had been rounded to bfloat16",),
     ),
@@ -117,6 +121,8 @@ FIRING = {
 HEALTHY = {
     f.__name__: f for f in (short_sequences, in_fp32, bands, another_buffer, features_of_coordinates, few_positions)
 } | {
+    "large_angles_in_fp32": lambda: in_half(1.5e6, "float32"),
+    "unix_times_in_fp64": lambda: in_half(1.2e7, "float64"),
     "few_time_steps": lambda: in_half(250.0),
     "time_steps_in_fp16": lambda: in_half(999.0, "float16"),
     "a_network_of_sines": lambda: in_half(90.0),

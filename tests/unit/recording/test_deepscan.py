@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from precdoctor.recording.deepscan.mode import ScanMode
-from precdoctor.recording.deepscan.scan import _leave_mode, why_not
+from precdoctor.recording.deepscan.scan import why_not
 from precdoctor.recording.deepscan.schedule import DEFAULT_SCANS, Schedule, offset
+from precdoctor.recording.modes import take_off
 from precdoctor.recording.options import RecordOptions
 
 MEMORY = 64 << 20
@@ -313,14 +314,14 @@ def train(mode: ScanMode | None, *, half: torch.dtype | None) -> str:
                 mode.__enter__()
             scores = model(tokens)
             if mode is not None:
-                _leave_mode(mode)
+                take_off(mode)
                 mode.modules.clear()
             loss = F.cross_entropy(scores.float(), labels)
         if mode is not None:
             mode.__enter__()
         scaler.scale(loss).backward()
         if mode is not None:
-            _leave_mode(mode)
+            take_off(mode)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -375,10 +376,10 @@ def test_a_mode_left_open_above_ours_stays():
     ours, theirs = ScanMode(MEMORY, values=True), ScanMode(MEMORY, values=True)
     ours.__enter__()
     theirs.__enter__()
-    _leave_mode(ours)
+    take_off(ours)
     assert torch._C._len_torch_dispatch_stack() == 1
     assert torch._C._get_dispatch_stack_at(0) is theirs
-    _leave_mode(theirs)
+    take_off(theirs)
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
