@@ -315,8 +315,7 @@ class _Walk:
     def _saved(self, node: Any) -> dict[str, Any]:
         """By reference: nothing is copied, and what does not fit into ``--scene-memory`` is left out."""
         if isinstance(node, BackwardCFunction):
-            own = self._own(node)
-            return {} if own is None else {"own": own}
+            return {"own": self._own(node)}
         kind = type(node)
         names = self._kinds.get(kind)
         if names is None:
@@ -336,8 +335,11 @@ class _Walk:
         return saved
 
     def _own(self, node: Any) -> OwnFunction | None:
-        """Of a function whose backward pass is Python: null where it has several results, or has lost its tensors."""
-        if len(node._input_metadata) != 1:
+        """Of a function whose backward pass is Python; null where it cannot be run by itself, or has lost its tensors.
+
+        Not torch's own: checkpoints, and compiled graphs, whose tensors would be held for nothing.
+        """
+        if len(node._input_metadata) != 1 or node._forward_cls.__module__.partition(".")[0] == "torch":
             return None
         try:
             saved = tuple(x.detach() if isinstance(x, Tensor) else x for x in node.saved_tensors)

@@ -81,7 +81,7 @@ def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
     angles = angles_of(view)
     if not angles:
         return tables
-    limits = {a: options["wide_angle" if a.dtype == FP32.dtype else "angle"] for a in angles}
+    limits = {a: options["wide_angle"] if a.dtype == FP32.dtype else options["angle"] for a in angles}
     worst = max(angles, key=lambda a: a.error / limits[a])
     words = f"sines of angles up to {worst.amax:.4g} in {worst.dtype}, off by {worst.error:.2g} radians"
     if worst.error >= limits[worst]:

@@ -42,6 +42,8 @@ class DeepScan:
         self.schedule = Schedule(self._recorder.options)
         self._began = time.perf_counter_ns()
         self._mode: ScanMode | None = None
+        #: Whose stack it is on.
+        self._thread = 0
         #: One whose step is over, and the backward pass it was opened for is not.
         self._lingering: ScanMode | None = None
         #: The step it was last asked about.
@@ -125,8 +127,7 @@ class DeepScan:
 
     def _close(self) -> None:
         mode, lingers = self._mode, self._root is None and in_backward()
-        if mode is not None and self._thread != threading.get_ident():
-            mode.over, self._mode = True, None  # that thread takes it off, and nobody goes on with it
+        elsewhere = self._thread != threading.get_ident()
         self._open, self._root = False, None
         for handle in self._handles:
             handle.remove()
@@ -136,6 +137,8 @@ class DeepScan:
         mode.modules.clear()
         if lingers:  # an optimizer that steps in the backward pass has ended the step
             mode.over, self._lingering = True, mode
+        elif elsewhere:  # that thread takes it off its stack, and nobody goes on with it
+            mode.over, self._mode = True, None
         else:
             take_off(mode)
 

@@ -213,6 +213,7 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[in
         "reference": None,
     }
     name = packet.__name__ if packet is not None else base_of(node).lower()
+    op = node.name.removesuffix("Backward") if "own" in node.saved else f"aten.{name}.default"
     hidden = any(isinstance(behind, LossNode) and made.get(id(behind)) is None for behind, _ in node.edges)
     reads, kinds = _read_by(node, made), badness(value)
     also = None
@@ -220,7 +221,7 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[in
         also = (_UNSEEN, NEG_INF)
     elif not can_make(name, kinds) and not value.is_complex() and not any(badness(x) & kinds for x in reads):
         also = (_UNKNOWN if hidden else _UNSEEN, kinds)  # ``exp`` of a number is never NaN
-    return tracer.note_op(f"aten.{name}.default", node.line, reads, value, facts, also=also)
+    return tracer.note_op(op, node.line, reads, value, facts, also=also)
 
 
 def _reads_unseen(node: LossNode, made: dict[int, Any], records: list[OpRecord]) -> bool:

@@ -129,3 +129,12 @@ def test_one_that_raises_is_told_of():
     done = replay_loss(LossGraph(0, top, torch.tensor(1.0), None), backward=True)
 
     assert done.no_backward is not None and "once only" in done.no_backward
+
+
+def test_a_function_of_the_users_own_is_not_torchs_of_the_same_name():
+    leaf = Leaf("weight", OUT)
+    top = node("SumBackward0", 2, [node("ExpBackward", 1, [leaf], own=None)], ())
+    done = replay_loss(LossGraph(0, top, torch.tensor(1.0), None), backward=False)
+
+    assert done.no_backward == "the loss code cannot be run again to its end"
+    assert done.tracer.records == []

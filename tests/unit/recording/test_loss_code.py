@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from precdoctor.recording.loss_code import LossCode, _Walk, is_bad
 from precdoctor.recording.loss_graph import LossGraph, LossNode
@@ -62,6 +63,47 @@ def test_whether_a_loss_of_a_transform_is_bad_is_not_known():
     torch.func.grad(loss)(torch.zeros(1))
 
     assert seen == [False]
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad, *_):
+        return grad * ctx.factor, None
+
+
+class Halved(Scaled):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2.0, x / 2.0
+
+
+def noted(x):
+    x.grad_fn.metadata["traceback_"] = [NOTE]
+    return _Walk(SCENE, {}, 50).node(x.grad_fn)
+
+
+def test_of_a_function_of_the_users_own_what_its_backward_needs_is_kept():
+    x = torch.ones(2, requires_grad=True)
+    own = noted(Scaled.apply(x * 1.0, 3.0)).saved["own"]
+
+    assert own.backward is Scaled.backward
+    assert torch.equal(own.saved[0], x) and own.saved[0].grad_fn is None
+    assert own.attributes == {"factor": 3.0}
+    assert (own.needs_input_grad, own.places) == ((True, False), (0,))
+
+
+def test_not_of_one_with_several_results_nor_of_torchs_own():
+    x = torch.ones(2, requires_grad=True)
+    halves, _ = Halved.apply(x * 1.0)
+    again = checkpoint(lambda y: y * 2.0, x * 1.0, use_reentrant=True)
+
+    assert noted(halves).saved == noted(again).saved == {"own": None}
 
 
 def test_a_graph_is_bare_where_no_module_has_a_part_in_it():
