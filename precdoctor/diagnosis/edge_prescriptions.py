@@ -9,6 +9,7 @@ from precdoctor.diagnosis.examination import Culprit
 from precdoctor.diagnosis.examined import Operand, real
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.op_causes import TWO_SIDED
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.words import there_are
@@ -17,8 +18,6 @@ from precdoctor.diagnosis.words import there_are
 _TO_ONE = frozenset(("acos", "asin", "atanh", "erfinv"))
 _SHARES = frozenset(("logit",))
 _FROM_ONE = frozenset(("acosh",))
-#: Functions that overflow at either end.
-_TWO_SIDED = frozenset(("sinh", "cosh"))
 #: Stands in for what rounding has made zero or negative: eigenvalues, sums of squares.
 _TINY = 1e-12
 #: FP32 numbers nearer to 1 than this may be equal to it after one rounding.
@@ -34,7 +33,7 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
     if operand is None or fmt is None or operand.max is None:
         return look(view, incident, culprit)
     largest = math.floor(math.log(fmt.max))
-    if culprit.op.short in _TWO_SIDED:
+    if culprit.op.short in TWO_SIDED:
         return _clamp_both(culprit, largest, operand)
     return Prescription(
         title=f"clamp what goes into exp at {largest}{line_words(culprit)}, or subtract the maximum first (logsumexp)",
@@ -134,8 +133,7 @@ def off_the_edge(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
     made = forward_of(culprit)
     name = made.short if made is not None else (culprit.op.node or culprit.op.short).partition("Backward")[0].lower()
     clamp = _limits(name)
-    limits = ", ".join(f"{side}={limit!r}" for side, limit in clamp.items())
-    where = " and ".join(f"{limit:g}" for limit in clamp.values())
+    limits, where = _limit_words(clamp)
     return Prescription(
         title=f"clamp what goes into {name} at {where}{line_words(culprit)}: at the edge its derivative is infinite"
         + _zeros_words(culprit),
@@ -154,6 +152,12 @@ def _limits(name: str) -> dict[str, float]:
     return {"min": 1.0 + _NEAR_ONE} if name in _FROM_ONE else {"min": _NEAR_ONE}
 
 
+def _limit_words(clamp: dict[str, float]) -> tuple[str, str]:
+    """As arguments of ``clamp``, and to be read."""
+    arguments = ", ".join(f"{side}={limit!r}" for side, limit in clamp.items())
+    return arguments, " and ".join(f"{limit:g}" for limit in clamp.values())
+
+
 def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """The operand brought to where the function is defined: rounding alone may have led it past the end."""
     name, operand = culprit.op.short, operand_of(culprit)
@@ -161,8 +165,7 @@ def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
     if operand is None or not (name in _TO_ONE | _SHARES | _FROM_ONE or isinstance(power, (int, float))):
         return look(view, incident, culprit)
     clamp = {"min": _TINY} if name == "pow" else _limits(name)
-    limits = ", ".join(f"{side}={limit!r}" for side, limit in clamp.items())
-    where = " and ".join(f"{limit:g}" for limit in clamp.values())
+    limits, where = _limit_words(clamp)
     call = f"pow({power})" if name == "pow" else f"{name}()"
     return Prescription(
         title=f"clamp what goes into {name} at {where}{line_words(culprit)}: it is not defined beyond",

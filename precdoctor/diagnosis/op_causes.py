@@ -28,6 +28,8 @@ def _names(spaced: str) -> frozenset[str]:
 
 
 _EXPS = _names("exp exp2 expm1 sinh cosh special_expm1 special_exp2")
+#: Of those, what overflows at either end.
+TWO_SIDED = _names("sinh cosh")
 _PRODUCTS = _names(
     "mm addmm bmm baddbmm addbmm addmv mv dot vdot matmul linear convolution _convolution mkldnn_linear einsum "
     "_scaled_mm cudnn_convolution mkldnn_convolution convolution_backward mkldnn_rnn_layer _cudnn_rnn addcmul "
@@ -210,7 +212,7 @@ def _exp_cause(op: Op) -> Cause | None:
         return Cause("exp-overflow", 0.85, why) if op.bad_out & POS_INF else None
     fmt = known_format(operand.dtype)
     limit = f", {operand.dtype} ends at ln(max) {math.log(fmt.max):.2f}" if fmt is not None else ""
-    lower = op.short in {"sinh", "cosh"} and operand.min is not None and -operand.min > (operand.max or 0.0)
+    lower = op.short in TWO_SIDED and operand.min is not None and -operand.min > (operand.max or 0.0)
     return Cause("exp-overflow", 0.95, f"its operand reaches {_number(operand.min if lower else operand.max)}{limit}")
 
 

@@ -19,6 +19,7 @@ from precdoctor.recording.guarded import guarded
 from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.loss_code import LossCode, is_bad
 from precdoctor.recording.manual import ManualSteps
+from precdoctor.recording.modes import sweep
 from precdoctor.recording.naming import Place, Root, parts
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.thrown_away import ThrownAway
@@ -102,8 +103,7 @@ class Backward:
     def _leave_scan(self) -> None:
         if self._recorder.scan is not None:
             self._recorder.scan.leave()
-        if self._recorder.trace is not None:
-            self._recorder.trace.backward_ended()
+        sweep()
 
     def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
         recorder = self._recorder

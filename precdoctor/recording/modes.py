@@ -11,6 +11,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+
+class Retiring(TorchDispatchMode):
+    """A mode that may be over while it is still open; then it must do nothing but run the op."""
+
+    over = False
+
+
 #: What is on some thread's stack, by ``id``.
 _open: dict[int, TorchDispatchMode] = {}
 
@@ -44,9 +51,22 @@ def take_off(mode: TorchDispatchMode) -> None:
     _open.pop(id(mode), None)
 
 
+def retire(mode: Retiring) -> None:
+    """Close a mode for good, from wherever: what cannot be taken off now is over, and :func:`sweep` takes it off."""
+    mode.over = True
+    if not in_backward():
+        take_off(mode)
+
+
+def retired() -> list[TorchDispatchMode]:
+    """Those on this thread's stack that are over."""
+    depth = torch._C._len_torch_dispatch_stack() if _open else 0
+    modes = [_open.get(id(torch._C._get_dispatch_stack_at(i))) for i in range(depth)]
+    return [m for m in modes if m is not None and getattr(m, "over", False)]
+
+
 def sweep() -> None:
-    """Take off this thread's stack what another thread was told to close: it is over, and only in the way."""
-    depth = torch._C._len_torch_dispatch_stack() if _open and not in_backward() else 0
-    for mode in [torch._C._get_dispatch_stack_at(i) for i in range(depth)]:
-        if id(mode) in _open and getattr(mode, "over", False):
+    """Take off this thread's stack what is over, and only in the way."""
+    if _open and not in_backward():
+        for mode in retired():
             take_off(mode)

@@ -47,12 +47,12 @@ class ScaledLosses:
         """A scaler's ``step`` has ended, whatever it found."""
         if not self._passes:
             return  # of another optimizer, with the gradients of the same passes
+        unscaled = self._unscaled == self._passes
         self._attempts += 1
-        self._steps += self._unscaled == self._passes
+        self._steps += unscaled
         self._given.clear()
-        first = self._steps == 1 and self._unscaled == self._passes
         self._passes = self._unscaled = 0
-        if first:
+        if unscaled and self._steps == 1:
             facts = self._recorder.current
             self._line = facts.backward_file, facts.backward_line
             self._tell()

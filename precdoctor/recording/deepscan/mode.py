@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.deepscan.call import Call, Where
@@ -25,6 +24,7 @@ from precdoctor.recording.microscope.ops import (
     tensors_in,
     written_by,
 )
+from precdoctor.recording.modes import Retiring
 
 #: Ops looked at per scan: rollouts and long recurrences make millions.
 MAX_OPS = 20_000
@@ -32,7 +32,7 @@ MAX_OPS = 20_000
 _FP64 = 8
 
 
-class ScanMode(TorchDispatchMode):
+class ScanMode(Retiring):
     """Looks at ops while it is entered; whatever goes wrong in here ends the looking, never the op.
 
     Args:
@@ -44,7 +44,6 @@ class ScanMode(TorchDispatchMode):
         ops: ops looked at.
         spent_ns: host time this has taken, without the ops themselves.
         failure: what ended the looking.
-        over: nothing is looked at any more, though the mode may still be open.
     """
 
     def __init__(self, memory: int, *, values: bool) -> None:
@@ -54,7 +53,6 @@ class ScanMode(TorchDispatchMode):
         self.ops = 0
         self.spent_ns = 0
         self.failure: Exception | None = None
-        self.over = False
         self.coverage = Coverage()
         self.findings = Findings(values=values)
         self._limit = memory // _FP64

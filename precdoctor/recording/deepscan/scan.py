@@ -19,7 +19,7 @@ from precdoctor.recording.batch import is_capturing
 from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
 from precdoctor.recording.guarded import guarded
-from precdoctor.recording.modes import in_backward, put_on, sweep, take_off
+from precdoctor.recording.modes import in_backward, put_on, retire, retired, sweep, take_off
 from precdoctor.recording.naming import unwrap
 
 if TYPE_CHECKING:
@@ -42,14 +42,11 @@ class DeepScan:
         self.schedule = Schedule(self._recorder.options)
         self._began = time.perf_counter_ns()
         self._mode: ScanMode | None = None
-        #: Whose stack it is on.
-        self._thread = 0
-        #: One whose step is over, and the backward pass it was opened for is not.
-        self._lingering: ScanMode | None = None
         #: The step it was last asked about.
         self._asked: int | None = None
         #: The module whose forward the mode is open in; None while it is closed, or open in backward.
         self._root: nn.Module | None = None
+        #: Whether it is open, and on which thread's stack.
         self._open, self._thread = False, 0
         self._handles: list[Any] = []
         self._refused: set[str] = set()
@@ -62,7 +59,7 @@ class DeepScan:
     def enter_root(self, module: nn.Module) -> None:
         """A top-level module is called in training; its hooks have been chosen, its forward has not begun."""
         sweep()
-        if self.schedule.off or self._lingering is not None or (self._open and in_backward()):
+        if self.schedule.off or (in_backward() and (self._open or retired())):
             return
         if self._open:  # left by an exception that no hook is told of
             self._close()
@@ -82,9 +79,6 @@ class DeepScan:
         """``backward`` has ended."""
         if self._open:
             self._close()
-        if self._lingering is not None:
-            take_off(self._lingering)
-            self._lingering = None
 
     def _due(self) -> bool:
         recorder = self._recorder
@@ -126,8 +120,7 @@ class DeepScan:
         put_on(self._mode)
 
     def _close(self) -> None:
-        mode, lingers = self._mode, self._root is None and in_backward()
-        elsewhere = self._thread != threading.get_ident()
+        mode, ended = self._mode, self._root is None and in_backward()
         self._open, self._root = False, None
         for handle in self._handles:
             handle.remove()
@@ -135,10 +128,11 @@ class DeepScan:
         if mode is None:
             return
         mode.modules.clear()
-        if lingers:  # an optimizer that steps in the backward pass has ended the step
-            mode.over, self._lingering = True, mode
-        elif elsewhere:  # that thread takes it off its stack, and nobody goes on with it
-            mode.over, self._mode = True, None
+        if ended:  # by an optimizer that steps in the backward pass
+            retire(mode)
+        elif self._thread != threading.get_ident():  # nobody goes on with it
+            retire(mode)
+            self._mode = None
         else:
             take_off(mode)
 

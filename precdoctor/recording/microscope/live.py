@@ -19,7 +19,7 @@ from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source, Tracer
-from precdoctor.recording.modes import in_backward, put_on, take_off
+from precdoctor.recording.modes import in_backward, put_on, retire
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder
@@ -41,7 +41,6 @@ class LiveTrace:
         self._first, self._last = steps
         self._found = found
         self._tracer: Tracer | None = None
-        self._lingering: Tracer | None = None
         self._bad: dict[str, list[tuple[str, int, Source]]] = {}
         self._handles: list[Any] = []
         self._micro_step = 0
@@ -70,11 +69,7 @@ class LiveTrace:
         tracer, self._tracer = self._tracer, None
         if tracer is None:
             return
-        tracer.over = True
-        if in_backward():  # an optimizer that steps in it
-            self._lingering = tracer
-        else:
-            take_off(tracer)
+        retire(tracer)
         for handle in self._handles:
             handle.remove()
         if died and not self._bad:
@@ -83,12 +78,6 @@ class LiveTrace:
             self.over = self.over or self._recorder.step + 1 >= self._last
         elif not died:
             self._found()
-
-    def backward_ended(self) -> None:
-        """What was open as it began, and was to be closed in it, can be closed now."""
-        if self._lingering is not None:
-            take_off(self._lingering)
-            self._lingering = None
 
     def _note_known(self, tracer: Tracer) -> None:
         names = self._recorder.names

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from precdoctor.recording import leaves
 from precdoctor.recording.microscope.facts import badness
@@ -31,6 +31,7 @@ from precdoctor.recording.microscope.ops import (
     written_by,
 )
 from precdoctor.recording.microscope.suspects import Wanted, closer_look
+from precdoctor.recording.modes import Retiring
 
 #: Suspects looked at closely while tracing; a mask filled in each layer is one each.
 _MAX_SUSPECTS = 256
@@ -81,7 +82,7 @@ class OpRecord:
         return bool(self.bad_out) and not any(self.bad_in)
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(Retiring):
     """Records every op run while it is entered; see the module's text.
 
     Args:
@@ -107,8 +108,6 @@ class Tracer(TorchDispatchMode):
         #: Seconds that evaluating text may take from the first op on (torch may load its compiler for that), and when
         #: they are over, by ``time.monotonic``.
         self.seconds = self.until = math.inf
-        #: Nothing is recorded any more, though the mode may still be open.
-        self.over = False
         #: The training itself is traced, not a replay of it.
         self.live = False
         #: Live: the top-level module that runs.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.microscope.live import LiveTrace
-from precdoctor.recording.modes import in_backward, take_off
+from precdoctor.recording.modes import Retiring, in_backward, put_on, retire, retired, sweep, take_off
 
 
 class Counting(TorchDispatchMode):
@@ -41,6 +44,38 @@ def test_what_is_not_open_stays_so():
     assert (theirs.ops, depth()) == (1, 0)
 
 
+class Retired(Retiring):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_one_that_another_thread_closes_stays_alive_until_its_own_takes_it_off():
+    opened, closed = threading.Event(), threading.Event()
+    seen: list[Any] = []
+
+    def train() -> None:
+        mode = Retired()
+        alive = weakref.ref(mode)
+        modes.append(mode)
+        put_on(mode)
+        del mode
+        opened.set()
+        closed.wait()
+        seen.extend((alive() is not None, len(retired()), depth()))
+        sweep()
+        gc.collect()
+        seen.extend((alive() is not None, len(retired()), depth()))
+
+    modes: list[Retired] = []
+    other = threading.Thread(target=train)
+    other.start()
+    opened.wait()
+    retire(modes.pop())
+    closed.set()
+    other.join()
+    assert seen == [True, 1, 1, False, 0, 0]
+
+
 def traced() -> LiveTrace:
     options, names = SimpleNamespace(redact_names=False), SimpleNamespace(roots={})
     recorder: Any = SimpleNamespace(step=0, micro_step=0, options=options, names=names)
@@ -62,7 +97,7 @@ def test_a_step_that_ends_in_the_backward_pass_leaves_no_mode_behind_it():
         trace.begin_if_due()
         assert (trace.running, depth(), in_backward()) == (True, 1, False)
         (weight * 2).sum().backward()
-        trace.backward_ended()
+        sweep()
         assert (trace.running, depth()) == (False, 0)
     assert seen == [False] * 3
 
@@ -82,5 +117,5 @@ def test_what_runs_behind_the_end_is_not_in_the_trace():
 
     weight.register_post_accumulate_grad_hook(hook)
     (weight * 2).sum().backward()
-    trace.backward_ended()
+    sweep()
     assert counts == [len(tracer.records)] and counts[0] > 0
