@@ -31,9 +31,10 @@ $(VENV)/.installed: pyproject.toml precdoctor-boot.pth requirements/torch.txt | 
 	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml precdoctor-boot.pth requirements/torch.txt requirements/dev.txt | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml precdoctor-boot.pth requirements/torch.txt requirements/dev.txt tests/support/quick/quick_torch.pth | $(BIN)/python
 	@echo "installing precdoctor, torch and the development tools into $(VENV) ..."
 	$(INSTALL) --editable . --requirement requirements/dev.txt
+	@cp tests/support/quick/quick_torch.pth $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 	@$(COMPILE)
 	@touch $(VENV)/.installed $@
 

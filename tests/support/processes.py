@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
 #: Beside the interpreter lie torchrun and accelerate.
 SCRIPTS = Path(PYTHON).parent
+#: For :func:`environment`: torch imports all that it imports anywhere else, see ``tests/support/quick``.
+AS_ANYWHERE = {"QUICK_TORCH": ""}
 #: A child that hangs should fail its test, not the whole suite's patience. Nothing is measured with it.
 PATIENCE = 240
 

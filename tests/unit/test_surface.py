@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import typer
 
 import precdoctor
 from precdoctor.cli.app import app
+from tests.support.processes import AS_ANYWHERE
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -116,7 +118,8 @@ def test_every_command_has_a_page_that_names_every_flag(name):
 def modules_after(code: str) -> set[str]:
     """The modules a fresh interpreter holds after ``code``."""
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.__stdout__)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    env = {**os.environ, **AS_ANYWHERE}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
     return set(done.stdout.split())
 
 

@@ -158,7 +158,7 @@ def as_first_called(call: RootCall, modules: list[nn.Module]) -> Iterator[None]:
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
     """Inside, compiled modules run as they are written; a process that compiles nothing need not load the compiler."""
-    if "torch._dynamo" not in sys.modules:
+    if "torch._dynamo.eval_frame" not in sys.modules:
         yield
         return
     with torch.compiler.set_stance("force_eager"):

@@ -6,7 +6,7 @@ import pytest
 
 import precdoctor
 from precdoctor.runlog.verify import verify
-from tests.support.processes import environment, finish, record, record_command, script, start
+from tests.support.processes import AS_ANYWHERE, environment, finish, record, record_command, script, start
 
 LOADERS = """
 import torch
@@ -203,7 +203,8 @@ def test_a_script_may_leave_its_directory_and_remove_it_and_that_of_the_launch(t
     (work / "outputs").mkdir(parents=True)
     script(work, "elsewhere.py", ELSEWHERE)
     command = record_command(tmp_path / "elsewhere", "elsewhere.py", str(work))
-    run = finish(start(work, command), tmp_path / "elsewhere")
+    env = environment(**AS_ANYWHERE)  # torch is to be all there before the directory goes
+    run = finish(start(work, command, env), tmp_path / "elsewhere")
     assert run.status == 5, run.err
     assert not [line for line in run.said if "error" in line]
     assert run.end()["errors"] == 0 and run.steps() == list(range(6))

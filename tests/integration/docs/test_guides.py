@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.support.blocks import blocks
-from tests.support.processes import PATIENCE, ROOT, environment
+from tests.support.processes import AS_ANYWHERE, PATIENCE, ROOT, environment
 from tests.support.runs import write_run
 
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
@@ -29,7 +29,7 @@ def type_it(tmp_path):
     for name, command in (("python", ""), ("precdoctor", "-m precdoctor")):
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n')
         (programs / name).chmod(0o755)
-    env = environment(PYTHONPATH=str(ROOT))
+    env = environment(PYTHONPATH=str(ROOT), **AS_ANYWHERE)
     env["PATH"] = f"{programs}{os.pathsep}{env['PATH']}"
 
     def run(commands):

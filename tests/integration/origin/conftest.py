@@ -15,7 +15,7 @@ import pytest
 
 import precdoctor
 from precdoctor.diagnosis.finding import Finding
-from tests.support.processes import PATIENCE, ROOT, environment
+from tests.support.processes import AS_ANYWHERE, PATIENCE, ROOT, environment
 
 BOOT = ROOT / "precdoctor" / "recording" / "boot_path"
 
@@ -60,8 +60,8 @@ def train(directory: Path) -> list[dict[str, dict[str, Any]]]:
     }
     command = [sys.executable, "-m", "tests.support.faulty"]
     environments = (
-        environment(PYTHONPATH=str(ROOT)),
-        environment(PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}", **recording),
+        environment(PYTHONPATH=str(ROOT), **AS_ANYWHERE),
+        environment(PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}", **AS_ANYWHERE, **recording),
     )
     children = [
         subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
