@@ -159,6 +159,7 @@ def interpreter(folder: Path, *, paths: Sequence[Path | str] = (), boot: bool = 
     venv.create(folder, with_pip=False, symlinks=True)
     packages = next(folder.glob("lib/python*/site-packages"))
     (packages / "paths.pth").write_text("".join(f"{path}\n" for path in paths))
+    (packages / "quick_torch.pth").write_bytes((ROOT / "tests/support/quick/quick_torch.pth").read_bytes())
     if boot:
         (packages / "precdoctor-boot.pth").write_bytes((ROOT / "precdoctor-boot.pth").read_bytes())
     return folder / "bin" / "python"

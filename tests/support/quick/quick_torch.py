@@ -8,9 +8,7 @@ A line of a ``.pth`` file (``Makefile``) imports this where ``QUICK_TORCH`` name
 ``tests/conftest.py`` sees to. Without either, tests pass as well, but slower.
 """
 
-import importlib
-import importlib.abc
-import importlib.machinery
+import importlib.machinery  # importlib.abc would take every interpreter 50 ms
 import sys
 import types
 
@@ -47,12 +45,12 @@ class StandIn(types.ModuleType):
         return importlib.import_module(NAME)
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Finder:
     """Puts the stand-in in its place, and takes it away before any module within ``torch._dynamo`` is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name == NAME:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)  # it is the loader, too
         if not name.startswith(NAME + "."):
             return None
         package = sys.modules[NAME].give_way()
@@ -67,7 +65,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-class Imported(importlib.abc.Loader):
+class Imported:
     """A module that the true ``torch._dynamo`` has imported meanwhile."""
 
     def __init__(self, module):
