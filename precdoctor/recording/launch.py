@@ -1,7 +1,7 @@
 """The parent of a recorded run: starts the command, stays out of its way, and closes the log when it is gone.
 
-It never imports torch. The terminal, stdin, stdout and every other inherited file are the child's; signals a terminal
-sends reach the child by themselves (they go to the whole foreground group), those sent to this process alone are
+It never imports torch. The terminal, stdin, stdout and every other inherited file are the child's; signals sent to the
+whole process group, as a terminal sends them, reach the child by themselves, those sent to this process alone are
 passed on.
 """
 
@@ -24,6 +24,7 @@ from typing import Any
 from precdoctor._boot import ATTACH_FILE
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.recording.attach import STOPPED_BY_US, say
+from precdoctor.recording.bystander import Bystander, bystander
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.supervise import Online, Supervisor
 from precdoctor.runlog.files import END_FILE
@@ -178,6 +179,7 @@ def _run_child(
     watched = {*_WATCHED, signal.SIGCHLD}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: then no exit status is kept
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    beside = bystander(_WATCHED)
     try:
         child = os.posix_spawnp(
             command[0], list(command), environment, setsigmask=previous, setsigdef=_DEFAULT_IN_CHILD
@@ -186,15 +188,22 @@ def _run_child(
             started()
         while (status := _exit_status(child)) is None:
             info = signal.sigwaitinfo(watched)
-            if info.si_signo == signal.SIGCHLD:
-                continue
-            if info.si_signo not in _FROM_TERMINAL or info.si_code in _SI_USER_CODES:
+            if info.si_signo != signal.SIGCHLD and _for_us_alone(info, beside):
                 _send(child, info.si_signo)
         while signal.sigtimedwait(watched, 0) is not None:
             pass  # meant for the child that has just gone; unblocked they would end us before the log is closed
     finally:
+        if beside is not None:
+            beside.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     return status
+
+
+def _for_us_alone(info: signal.struct_siginfo, beside: Bystander | None) -> bool:
+    """Whether a signal has not reached the child by itself."""
+    if beside is not None and beside.heard(info.si_signo):
+        return False
+    return info.si_signo not in _FROM_TERMINAL or info.si_code in _SI_USER_CODES
 
 
 def _exit_status(child: int) -> int | None:

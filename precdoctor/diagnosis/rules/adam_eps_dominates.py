@@ -24,8 +24,10 @@ Weight matrices under Adam or AdamW of whose gradient, as the optimizer is given
 is about the size of the gradient g, so the step is g / (g + eps) of the learning rate: a ninth of it or less where g
 is eps / 8 or less. Where the optimizer's state was recorded, sqrt(v) itself must be that small, too: one large
 gradient in a thousand steps keeps it up. Gradients that fall that low only as the loss approaches zero are convergence
-and do not count; nor do zeros. Biases and gains are not judged: a bias before a normalisation, or of attention keys,
-has a gradient of zero by mathematics, and what is recorded of it is rounding.
+and do not count; nor do those that have doubled and more in the course of the run, as they do behind a gate that starts
+at zero (ReZero, adaLN-zero, a zero-initialised gain) while it opens; nor do zeros. Biases and gains are not judged: a
+bias before a normalisation, or of attention keys, has a gradient of zero by mathematics, and what is recorded of it is
+rounding.
 """,
     matters="""
 Adam's promise is a step of about the learning rate for every element, whatever the size of its gradient. Where eps
@@ -54,19 +56,28 @@ an approximation. 0.7 below eight steps.
     ),
 )
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "shape", "exp_lo", "exp_hist",
-            "nan", "scale")  # fmt: skip
+            "nan", "scale", "sum_sq")  # fmt: skip
 
 
 @dataclass
 class _Gradient:
     module_class: str
     shares: dict[int, float] = field(default_factory=dict)
+    sizes: dict[int, float] = field(default_factory=dict)
     last: tuple[Process, int] = (Process(0, 0), 0)
     histogram: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
 
     @property
     def share(self) -> float:
         return median(self.shares.values())
+
+    @property
+    def growth(self) -> float:
+        """How many times its size is in the last quarter of the steps what it was in the first."""
+        ordered = [self.sizes[s] for s in sorted(self.sizes)]
+        quarter = max(1, len(ordered) // 4)
+        before = median(ordered[:quarter])
+        return median(ordered[-quarter:]) / before if before > 0.0 else math.inf
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -105,6 +116,7 @@ def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]
         gradient = found.setdefault(key, _Gradient(text(r["module_class"])))
         small = histogram.at_most(eps / options["damping"] * (number(r["scale"]) or 1.0)).low
         gradient.shares[int(r["step"])] = small / histogram.total
+        gradient.sizes[int(r["step"])] = math.sqrt(number(r["sum_sq"]) or 0.0) / (number(r["scale"]) or 1.0)
         gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
         gradient.histogram = gradient.histogram.merge(histogram)
     return found
@@ -139,9 +151,9 @@ def _measured(view: RunView, eps: float, options: Options) -> dict[Owner, _Root]
 
 
 def _damped(gradient: _Gradient, options: Options) -> bool:
-    """Below eps from the start: what falls below it later has converged."""
+    """Below eps from the start: what falls below it later has converged. And not on its way out of it."""
     ordered = [gradient.shares[s] for s in sorted(gradient.shares)]
-    if len(ordered) < options["min_steps"]:
+    if len(ordered) < options["min_steps"] or gradient.growth >= options["opening"]:
         return False
     early = ordered[: max(2, len(ordered) // 4)]
     return min(median(early), gradient.share) >= options["below_share"]
@@ -252,6 +264,14 @@ RULE = Rule(
             "times",
             "How far below eps an element counts: its step is 1 / (damping + 1) of the learning rate.",
             "Precdoctor's own: a step of a ninth is worth a change, one of a half is not; PPO runs well at eps 1e-5.",
+            1.0,
+        ),
+        RuleOption(
+            "opening",
+            2.0,
+            "times",
+            "A gradient that is that much larger in the last quarter of the steps than in the first is not judged.",
+            "Precdoctor's own: a gradient's size varies by less from batch to batch unless something makes it grow.",
             1.0,
         ),
         RuleOption("min_steps", 4.0, "steps", "Recorded steps, at least.", "A median needs a few.", 2.0),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, environment, finish, record, record_command, script, start
+from tests.support.processes import PATIENCE, PYTHON, environment, finish, record, record_command, script, start
 
 #: Writes down the signals it gets until it is told to go on through a file, and shows what it finds.
 LISTENER = """
@@ -25,7 +27,7 @@ print("blocked", sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=Tru
 print("ready", os.getpid(), flush=True)
 while not pathlib.Path("go").exists():
     time.sleep(0.01)
-time.sleep(0.2)  # a second delivery of the same signal would come now
+time.sleep(0.5)  # a second delivery of the same signal would come now
 print("got", got, flush=True)
 sys.exit(7)
 """
@@ -96,6 +98,48 @@ def test_a_signal_sent_to_the_parent_reaches_the_command_once(folder, name):
     run = finish(process, folder / "run")
     assert run.out == f"got ['{name}']\n".encode()
     assert run.status == 7
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT"])
+@pytest.mark.parametrize("first", [True, False], ids=["parent first, as timeout does", "the group"])
+def test_a_signal_sent_to_the_process_group_reaches_the_command_once(folder, name, first):
+    other = "SIGUSR2" if name == "SIGUSR1" else "SIGUSR1"
+    process = start(folder, record_command(folder / "run", "listener.py", name, other), start_new_session=True)
+    wait_for(process, b"ready")
+    if first:
+        process.send_signal(getattr(signal, name))
+    os.killpg(process.pid, getattr(signal, name))
+    time.sleep(0.3)
+    process.send_signal(getattr(signal, other))  # for the parent alone
+    (folder / "go").touch()
+    run = finish(process, folder / "run")
+    assert run.out == f"got ['{name}', '{other}']\n".encode()
+    assert run.status == 7
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_nobody_stays_behind_a_parent_that_is_killed(folder):
+    process = start(folder, record_command(folder / "run", "listener.py"), start_new_session=True)
+    command = int(wait_for(process, b"ready").split()[-1])
+    process.kill()
+    os.kill(command, signal.SIGKILL)
+    run = finish(process, folder / "run")  # whoever else held its files would keep this waiting
+    assert run.status == -signal.SIGKILL
+    deadline = time.monotonic() + PATIENCE
+    while alive_in(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert alive_in(process.pid) == []
+
+
+def alive_in(group: int) -> list[str]:
+    """The processes of a group, less those that are dead and wait for somebody to ask how they ended."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, rest = file.parent.name, file.read_text().rpartition(")")[2].split()
+            if rest[0] != "Z" and int(rest[2]) == group:
+                found.append(pid)
+    return found
 
 
 def test_sigterm_ends_command_and_parent_with_143(folder):

@@ -20,6 +20,16 @@ def converges() -> Training:
     return given(1e-10, first=4)
 
 
+def a_gate_opens() -> Training:
+    """Behind a gain that starts at zero; every step of Adam's opens it further."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        for row in rows:
+            if row["kind"] == "weight_grad_step" and row["module"] == "head":
+                row.update(normal(step * 3e-11 or 1e-13))
+    return run
+
+
 def above() -> Training:
     return given(1e-6)
 
@@ -52,4 +62,7 @@ FIRING = {
                              severity="warning", says=("the RMS of sqrt(v), as recorded, 9.9e-11",)),
     "a_tenth_of_eps": Sample(lambda: given(1e-9), module="head", severity="warning"),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (converges, above, about_eps, a_bias_before_a_norm, under_sgd, one_large_gradient)}
+HEALTHY = {
+    f.__name__: f
+    for f in (converges, a_gate_opens, above, about_eps, a_bias_before_a_norm, under_sgd, one_large_gradient)
+}
