@@ -49,9 +49,9 @@ class Bystander:
         """Whether a signal that this process was just sent was sent to everybody; what else came of it is taken."""
         deadline = time.monotonic() + _PATIENCE
         while (left := deadline - time.monotonic()) > 0:
-            if not self._reported(left):
-                return False
-            if number in os.read(self._reports, 4096):
+            if not self._reported(left) or not (reports := os.read(self._reports, 4096)):
+                return False  # only this process got it, or the bystander is gone
+            if number in reports:
                 time.sleep(_SETTLING)
                 while self._reported(0) and os.read(self._reports, 4096):
                     pass
