@@ -44,24 +44,31 @@ class Bystander:
             _stand_by(watched, reports, lifeline)
         os.close(reports)
         os.close(lifeline)
+        #: Reported and not asked for yet.
+        self._heard: set[int] = set()
 
     def heard(self, number: int) -> bool:
         """Whether a signal that this process was just sent was sent to everybody; what else came of it is taken."""
         deadline = time.monotonic() + _PATIENCE
-        while (left := deadline - time.monotonic()) > 0:
-            if not self._reported(left) or not (reports := os.read(self._reports, 4096)):
-                return False  # only this process got it, or the bystander is gone
-            if number in reports:
-                time.sleep(_SETTLING)
-                while self._reported(0) and os.read(self._reports, 4096):
-                    pass
-                while signal.sigtimedwait({number}, 0) is not None:
-                    pass  # `timeout` signals us first, then us and everybody else
-                return True
-        return False
+        while number not in self._heard and self._listen(deadline - time.monotonic()):
+            pass
+        if number not in self._heard:
+            return False
+        time.sleep(_SETTLING)
+        while signal.sigtimedwait({number}, 0) is not None:
+            pass  # `timeout` signals us first, then us and everybody else
+        while self._listen(0):
+            pass
+        self._heard.discard(number)
+        return True
 
-    def _reported(self, seconds: float) -> bool:
-        return bool(select.select([self._reports], [], [], seconds)[0])
+    def _listen(self, seconds: float) -> bool:
+        """Whether anything was reported; false when the bystander is gone."""
+        if not select.select([self._reports], [], [], max(0.0, seconds))[0]:
+            return False
+        reports = os.read(self._reports, 4096)
+        self._heard.update(reports)
+        return bool(reports)
 
     def close(self) -> None:
         """Nobody need stand by any more."""

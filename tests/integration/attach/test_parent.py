@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import signal
@@ -115,6 +116,17 @@ def test_a_signal_sent_to_the_process_group_reaches_the_command_once(folder, nam
     run = finish(process, folder / "run")
     assert run.out == f"got ['{name}', '{other}']\n".encode()
     assert run.status == 7
+
+
+def test_signals_for_everybody_do_not_hide_each_other(folder):
+    names = ["SIGUSR1", "SIGUSR2", "SIGHUP"]
+    process = start(folder, record_command(folder / "run", "listener.py", *names), start_new_session=True)
+    wait_for(process, b"ready")
+    for name in names:
+        os.killpg(process.pid, getattr(signal, name))
+    (folder / "go").touch()
+    run = finish(process, folder / "run")
+    assert sorted(ast.literal_eval(run.out.decode().removeprefix("got "))) == sorted(names)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
