@@ -39,12 +39,14 @@ BLIND = {
     "fourth": (14, 13),
     "fifth": (17, 14),
     "sixth": (17, 17),
+    "seventh": (17, 16),
     "quiet": (29, 25),
     "quiet2": (10, 10),
     "quiet3": (10, 8),
     "quiet4": (7, 5),
     "quiet5": (13, 12),
     "quiet6": (10, 9),
+    "quiet7": (5, 5),
 }
 #: Findings of one rule from which on its confidence may be called wrong.
 ENOUGH = 5

@@ -157,7 +157,7 @@ class Guard:
         """A backward pass of a script that updates its weights by hand: nothing will announce that.
 
         Args:
-            weights: plain tensors with gradients now; none where modules have them, whose gradients are not looked at.
+            weights: plain tensors with gradients now; none where modules have them.
             loss_bad: it is known not to be finite.
 
         Raises:
@@ -166,7 +166,7 @@ class Guard:
         recorder = self._recorder
         if self._policy == "observe" or (recorder.trace is not None and recorder.trace.running):
             return
-        weights = weights or trained_in(c.module for c in self._scene.calls)
+        weights = weights or trained_in(c.module for c in self._scene.calls) or recorder.names.trained_weights()
         found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
         if found is not None:
             recorder.current.grad_norm, recorder.current.grad_amax = found

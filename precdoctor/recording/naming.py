@@ -146,6 +146,11 @@ class Names:
         found = self._parameters.get(id(parameter))
         return found[1:] if found is not None and found[0]() is parameter else None
 
+    def trained_weights(self) -> list[torch.Tensor]:
+        """The parameters of every root that a backward pass went through."""
+        live = [module for root in self.roots.values() if root.trained and (module := root.module()) is not None]
+        return list({id(p): p for module in live for p in module.parameters()}.values())
+
     def search_parameter(self, parameter: torch.Tensor) -> tuple[Place, str] | None:
         """Like :meth:`parameter`; reads the trees again for one put there since (``.to()``, weight tying, adapters)."""
         found = self.parameter(parameter)

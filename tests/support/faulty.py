@@ -572,6 +572,24 @@ def weights_updated_by_hand():
     return Trained(losses, kept(weights))
 
 
+@fault("PD102", "sqrt-gradient-at-zero", op="sqrt")
+def model_updated_by_hand():
+    """A module, but no optimizer that would look at its gradients; they are gone when the next step begins."""
+    torch.manual_seed(0)
+    clock, losses = Clock(), []
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4, bias=False))
+    for _ in range(5):
+        out = net(clock.batch(4, 6))
+        loss = (out * (not clock.bad)).square().sum(-1).sqrt().mean()  # here
+        loss.backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.1 * p.grad
+                p.grad = None
+        losses.append(loss.item())
+    return Trained(losses, [net])
+
+
 @fault("PD103", "exp-overflow", op="exp")
 def between_model_and_criterion():
     torch.manual_seed(0)
