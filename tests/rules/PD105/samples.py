@@ -40,6 +40,18 @@ def loaded_bad() -> Training:
     return run
 
 
+def never_initialised() -> Training:
+    """After `to_empty`: bits of anything."""
+    run = loaded_bad()
+    for rows in run.tensors.values():
+        row = find(rows, "weight", "norm")
+        left = row["numel"] - row["nan"]
+        counts = [left // 100] * 100
+        counts[0] += left - sum(counts)
+        row.update(exp_lo=-60, exp_hist=counts, amax=2.0**39, zero=0)
+    return run
+
+
 def minus_infinity_parameter() -> Training:
     """A mask kept as a (frozen) parameter."""
     return Training().change(lambda r: spoil(r, neg_inf=100), kind="weight", module="norm")
@@ -70,4 +82,8 @@ FIRING = {
         loaded_bad, 0, "norm", "weight", "nonfinite-weights", last_finite=None, says=("first recorded",)
     ),
 }
+FIRING["never_initialised"] = Sample(
+    never_initialised, 0, "norm", "weight", "nonfinite-weights", last_finite=None,
+    says=("spread over 100 binades", "first recorded"),
+)  # fmt: skip
 HEALTHY = {f.__name__: f for f in (minus_infinity_parameter, skipped_steps_keep_weights, no_facts)}
