@@ -22,8 +22,10 @@ class StandIn(types.ModuleType):
         super().__init__(name)
         self._undecided = []
 
-    def disable(self, fn, recursive=True, *, wrapping=True):
+    def disable(self, fn=None, recursive=True, *, wrapping=True, **more):
         """What optimizers call at the first call of a method; they keep the answer in ``fn.__dynamo_disable``."""
+        if wrapping:  # a decorator of somebody's
+            return self.give_way().disable(fn, recursive, wrapping=wrapping, **more)
         self._undecided.append(fn)
         return fn
 
