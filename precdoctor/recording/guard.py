@@ -166,13 +166,13 @@ class Guard:
         recorder = self._recorder
         if self._policy == "observe" or (recorder.trace is not None and recorder.trace.running):
             return
+        step, early = recorder.step, not weights and recorder.step == recorder.options.first_step
         weights = weights or trained_in(c.module for c in self._scene.calls) or recorder.names.trained_weights()
         found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
-        if found is not None:
+        if found is not None and not early:  # else an optimizer may come yet, which looks for itself
             recorder.current.grad_norm, recorder.current.grad_amax = found
         gradients_bad = found is not None and not math.isfinite(_value(found[1]))
         scaled = any(map(looks_like_a_scale, recorder.current.root_factors))
-        step = recorder.step
         if not (loss_bad or (gradients_bad and not scaled)):
             return
         if step == recorder.options.first_step and _there_are_optimizers():
