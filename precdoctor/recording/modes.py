@@ -62,7 +62,7 @@ def retired() -> list[TorchDispatchMode]:
     """Those on this thread's stack that are over."""
     depth = torch._C._len_torch_dispatch_stack() if _open else 0
     modes = [_open.get(id(torch._C._get_dispatch_stack_at(i))) for i in range(depth)]
-    return [m for m in modes if m is not None and getattr(m, "over", False)]
+    return [m for m in modes if isinstance(m, Retiring) and m.over]
 
 
 def sweep() -> None:

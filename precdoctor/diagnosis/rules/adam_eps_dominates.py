@@ -285,6 +285,6 @@ RULE = Rule(
         ),
     ),
     kinds=("weight_grad_step",),
-    columns=("exp_lo", "exp_hist", "numel"),
+    columns=("exp_lo", "exp_hist", "numel", "sum_sq"),
     check=check,
 )

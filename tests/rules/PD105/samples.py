@@ -81,9 +81,8 @@ FIRING = {
     "loaded_bad": Sample(
         loaded_bad, 0, "norm", "weight", "nonfinite-weights", last_finite=None, says=("first recorded",)
     ),
+    "never_initialised": Sample(
+        never_initialised, 0, "norm", "weight", "nonfinite-weights", says=("spread over 100 binades",)
+    ),
 }
-FIRING["never_initialised"] = Sample(
-    never_initialised, 0, "norm", "weight", "nonfinite-weights", last_finite=None,
-    says=("spread over 100 binades", "first recorded"),
-)  # fmt: skip
 HEALTHY = {f.__name__: f for f in (minus_infinity_parameter, skipped_steps_keep_weights, no_facts)}
