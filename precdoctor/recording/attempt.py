@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
 
 
 class GradientsAside:
@@ -47,9 +48,27 @@ class Attempt:
         self.driven: list[torch.optim.Optimizer] = []
 
 
+def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Its parameter groups; none where only its own code could give them (a property of a wrapper)."""
+    groups = static.elements(static.attribute(optimizer, "param_groups"))
+    return [group for group in groups if issubclass(type(group), dict)]
+
+
+def parameters_in(group: dict[str, Any]) -> list[Tensor]:
+    """The parameters of one group."""
+    return static.tensors(dict.get(group, "params"))
+
+
+def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
+    """What it keeps for a parameter, by name: an optimizer of the user's own may keep anything, or nothing, there."""
+    state: Any = static.attribute(optimizer, "state")
+    own: Any = dict.get(state, parameter) if issubclass(type(state), dict) else None
+    return {static.text(k): x for k, x in dict.items(own)} if issubclass(type(own), dict) else {}
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """All of its parameters, group by group."""
-    return (p for group in optimizer.param_groups for p in group["params"])
+    return (p for group in groups_of(optimizer) for p in parameters_in(group))
 
 
 def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Tensor, Tensor, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording import attach
+from precdoctor.recording import attach, static
 from precdoctor.recording.batch import defer
 from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
@@ -20,7 +20,7 @@ from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.loss_code import LossCode, is_bad
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.modes import sweep
-from precdoctor.recording.naming import Place, Root, parts
+from precdoctor.recording.naming import Place, Root
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.thrown_away import ThrownAway
 from precdoctor.recording.together import Gradients
@@ -110,18 +110,16 @@ class Backward:
         recorder.in_backward = True
         self._thrown.backward_begins()
         self._kept.backward_begins()
-        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
+        roots = static.tensors(tensors)
         self._kept.losses.backward_begins(roots)
         facts = recorder.current
         if facts.loss_scale is None:
             facts.loss_scale = engines.loss_scale(root.module() for root in recorder.names.roots.values())
         if recorder.trace is not None:
-            recorder.trace.look_at("loss", [("loss", x) for x in roots if isinstance(x, Tensor)])
+            recorder.trace.look_at("loss", [("loss", x) for x in roots])
         if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
             facts.backward_file, facts.backward_line = where
         for index, root in enumerate(roots):
-            if not isinstance(root, Tensor):
-                continue
             if root.numel() == 1 and root.is_floating_point():
                 facts.losses.append(defer(root))
                 facts.narrow_loss = facts.narrow_loss or root.dtype is torch.float16
@@ -142,7 +140,7 @@ class Backward:
         self._kept.backward_ended()
         self._manual.backward_ended()
         if not self._manual.has_optimizer:
-            self._judge(weights, loss_bad=isinstance(tensors, Tensor) and is_bad(tensors))
+            self._judge(weights, loss_bad=issubclass(type(tensors), Tensor) and is_bad(tensors))
 
     def hook_parameters(self) -> None:
         """Put a post-accumulate hook on every parameter of every root that has none yet.
@@ -154,7 +152,7 @@ class Backward:
             module = root.module()
             if module is None:
                 continue
-            for parameter in (p for part in parts(module) for p in part._parameters.values() if p is not None):
+            for parameter in static.parameters(module):
                 if parameter.requires_grad and parameter.is_leaf:
                     self._hook(parameter)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from precdoctor.recording import static
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.slots import Entry
 
@@ -26,10 +27,10 @@ def is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def defer(value: torch.Tensor | float | None) -> Deferred:
-    """A scalar to be read later without a synchronisation now."""
-    if not isinstance(value, torch.Tensor):
-        return None if value is None else float(value)
+def defer(value: Any) -> Deferred:
+    """A tensor's scalar, or a number, to be read later without a synchronisation now; null for anything else."""
+    if not issubclass(type(value), torch.Tensor):
+        return static.number(value)
     if value.is_cpu:
         return float(value.detach())
     host = torch.empty((), dtype=value.dtype, pin_memory=value.is_cuda)

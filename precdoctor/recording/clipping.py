@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from precdoctor.recording import static
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.recorder import Recorder
 
 _FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
+#: What is used up by looking at it, so that a list is clipped in its place, as ``clip_grad_norm_`` would make one.
+_ITERATORS = (types.GeneratorType, map, filter, itertools.chain)
 
 
 def install(
@@ -39,17 +44,19 @@ def _noting(
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
         if limit is not None:
-            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            note(limit, parameters)
-        known = covered(parameters)
+            parameters = list(parameters) if issubclass(type(parameters), _ITERATORS) else parameters
+            note(limit, static.tensors(parameters))
+        known = covered(static.tensors(parameters))
         result = original(parameters, *args, **kwargs)
         if known:
-            stays(parameters)
+            stays(static.tensors(parameters))
         return result
 
     return clip
 
 
-def on_device(value: object) -> bool:
-    """Whether reading this setting would wait for a device."""
-    return isinstance(value, Tensor) and not value.is_cpu
+def number(limit: Any) -> float | None:
+    """A limit as a number; null where reading it would wait for a device, or run code of the user's."""
+    if issubclass(type(limit), Tensor):
+        return float(limit) if limit.is_cpu and limit.numel() == 1 else None
+    return static.number(limit)

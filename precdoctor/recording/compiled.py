@@ -17,9 +17,10 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from precdoctor.recording import attach, leaves
+from precdoctor.recording import attach, leaves, static
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.ops import take_gradients
+from precdoctor.recording.naming import unwrap
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
 
 CHANGES_ROUNDING = (
@@ -86,11 +87,15 @@ class Probes:
             self._meet(root)
 
     def _number_all(self, root: nn.Module, *, in_place: bool = False) -> None:
-        wrapped = {id(m._orig_mod) for m in root.modules() if type(m).__name__ == "OptimizedModule"}
-        compiled = in_place or bool(wrapped) or any(m._compiled_call_impl is not None for m in root.modules())
+        modules = static.modules(root)
+        wrapped = {
+            id(static.held(m, "_modules")["_orig_mod"]) for m in modules if type(m).__name__ == "OptimizedModule"
+        }
+        in_its_place = any(static.module_dict(m).get("_compiled_call_impl") is not None for m in modules)
+        compiled = in_place or in_its_place or bool(wrapped)
         if not compiled or not _supported():
             return
-        for module in root.modules():
+        for module in modules:
             if id(module) not in wrapped:  # else the wrapper's call has the row
                 self._numbers[id(module)] = len(self._modules)
                 self._modules.append(weakref.ref(module))
@@ -168,7 +173,7 @@ class Probes:
 def _place_probe(module: nn.Module, x: Tensor, number: int, name: str) -> None:
     if not x.is_floating_point():
         return
-    what = (TRAINS if x.requires_grad else 0) | (0 if module.training else EVALUATES)
+    what = (TRAINS if x.requires_grad else 0) | (0 if static.is_training(module) else EVALUATES)
     torch.ops.precdoctor.probe(x, number, name, what)
     if x.requires_grad:
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from precdoctor.recording import static
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again, trains
@@ -119,10 +120,10 @@ class CompiledCalls:
         frame = _wrapper()
         own: Mapping[str, Any] = frame.f_locals if frame is not None else {}
         function, args, kwargs = own.get("fn"), own.get("args"), own.get("kwargs")
-        if not callable(function) or type(args) is not tuple or type(kwargs) is not dict:
+        if type(args) is not tuple or type(kwargs) is not dict:
             return None
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, nn.Module) and getattr(function, "__name__", "") == _IN_PLACE:
+        owner, name = _method(function)
+        if issubclass(type(owner), nn.Module) and name == _IN_PLACE:
             return self._of_module(owner, args)
         if self._inside() or not (self._scene.enabled and torch.is_grad_enabled()):
             return None
@@ -169,7 +170,7 @@ class CompiledCalls:
             return None
         reads = reads_of(function)
         known.take(function, {**reads, **{str(i): x for i, x in enumerate(args)}, **kwargs})
-        trained = [m for m in known.children() if next(m.parameters(), None) is not None]
+        trained = [m for m in known.children() if next(static.parameters(m), None) is not None]
         if recorder.state != "armed" and not (trained and recorder.arm()):
             return None
         places = [recorder.names.place(m, None) for m in trained]
@@ -190,7 +191,7 @@ class CompiledCalls:
 
     def _function(self, function: Any) -> CompiledFunction | None:
         """One stand-in per function, so that what is known of it is found again."""
-        plain = getattr(function, "__func__", function)
+        plain = function.__func__ if type(function) is types.MethodType else function
         if type(plain) is not types.FunctionType:
             return None
         if plain not in self._known:
@@ -207,10 +208,13 @@ class CompiledCalls:
 
 def _has_hooks(function: Any) -> bool:
     """Whether it is a module, or what a compiled module calls; its context may be pickled with it, besides."""
-    owner = getattr(function, "__self__", None)
-    return isinstance(function, nn.Module) or (
-        isinstance(owner, nn.Module) and getattr(function, "__name__", "") in _BY_HOOKS
-    )
+    owner, name = _method(function)
+    return issubclass(type(function), nn.Module) or (issubclass(type(owner), nn.Module) and name in _BY_HOOKS)
+
+
+def _method(function: Any) -> tuple[Any, str]:
+    """The object a method belongs to, and the method's name; null and nothing for what is no method."""
+    return (function.__self__, function.__func__.__name__) if type(function) is types.MethodType else (None, "")
 
 
 def _compiles() -> bool:

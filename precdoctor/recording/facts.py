@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 import precdoctor
+from precdoctor.recording import static
+from precdoctor.recording.attempt import groups_of, parameters_in
 from precdoctor.recording.flags import flags
 from precdoctor.recording.naming import Names, Root
 from precdoctor.recording.reduction import reduction
@@ -38,9 +40,9 @@ class Facts:
         if name in self._optimizers:
             return
         groups = []
-        for group in optimizer.param_groups:
-            plain = {k: _plain(v) for k, v in group.items() if k != "params"}
-            groups.append({**plain, "parameters": len(group["params"])})
+        for group in groups_of(optimizer):
+            plain = {k: static.plain(v) for k, v in static.items(group) if k != "params"}
+            groups.append({**plain, "parameters": len(parameters_in(group))})
         kind = type(optimizer).__name__
         self._optimizers[name] = {"name": name, "class": kind, "intended_update": intended_update, "groups": groups}
 
@@ -49,11 +51,11 @@ class Facts:
         if id(scaler) not in self._scalers:
             self._scalers[id(scaler)] = {
                 "class": type(scaler).__name__,
-                "enabled": scaler.is_enabled(),
-                "init_scale": _plain(getattr(scaler, "_init_scale", None)),
-                "growth_factor": _plain(getattr(scaler, "_growth_factor", None)),
-                "backoff_factor": _plain(getattr(scaler, "_backoff_factor", None)),
-                "growth_interval": _plain(getattr(scaler, "_growth_interval", None)),
+                "enabled": bool(static.plain(static.attribute(scaler, "_enabled"))),
+                "init_scale": static.plain(static.attribute(scaler, "_init_scale")),
+                "growth_factor": static.plain(static.attribute(scaler, "_growth_factor")),
+                "backoff_factor": static.plain(static.attribute(scaler, "_backoff_factor")),
+                "growth_interval": static.plain(static.attribute(scaler, "_growth_interval")),
             }
 
     def autocast(self, device: str, dtype: str) -> None:
@@ -107,7 +109,7 @@ def _root(root: Root, names: Names) -> dict[str, Any]:
     module = root.module()
     parameters = []
     tied = _tied(module, names) if module is not None else {}
-    for parameter in module.parameters() if module is not None else ():
+    for parameter in static.parameters(module) if module is not None else ():
         found = names.parameter(parameter)
         if found is None:
             continue
@@ -132,23 +134,14 @@ def _root(root: Root, names: Names) -> dict[str, Any]:
 def _tied(module: torch.nn.Module, names: Names) -> dict[int, list[str]]:
     """The other names of parameters that several modules own, by id: ``lm_head.weight`` of ``wte.weight``."""
     others: dict[int, list[str]] = {}
-    for owner in module.modules():
+    for owner in static.modules(module):
         place = names.find(owner)
-        for name, parameter in owner._parameters.items():
+        for name, parameter in static.held(owner, "_parameters").items():
             first = names.parameter(parameter) if parameter is not None else None
             if place is None or first is None or (first[0].module, first[1]) == (place.module, name):
                 continue
             others.setdefault(id(parameter), []).append(f"{place.module}.{name}" if place.module else name)
     return others
-
-
-def _plain(value: Any) -> Any:
-    """A setting as JSON can hold it; tensors on a device are not waited for."""
-    if isinstance(value, torch.Tensor):
-        return float(value.detach()) if value.numel() == 1 and value.is_cpu else "tensor"
-    if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
 
 
 def _device() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import weakref
 
 from torch import Tensor, nn
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
 from precdoctor.recording.microscope.restore import Attributes
 from precdoctor.recording.naming import unwrap
 
@@ -22,8 +22,8 @@ class FirstCall:
     def __init__(self, module: nn.Module) -> None:
         own = unwrap(module)
         #: Plain attributes of every module as they were.
-        self.attributes = Attributes(list(own.modules()))
-        self._versions = [(name, weakref.ref(p), leaves.version(p)) for name, p in own.named_parameters()]
+        self.attributes = Attributes(static.modules(own))
+        self._versions = [(name, weakref.ref(p), leaves.version(p)) for name, p in static.named_parameters(own)]
 
     def ends(self) -> frozenset[str]:
         """Names of the parameters that have been written to since."""

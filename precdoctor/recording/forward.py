@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.fp8.scope import Call, node_number
 from precdoctor.recording.guarded import guarded
@@ -220,7 +220,7 @@ class Forward:
         delegated = not torch.is_grad_enabled() and _inside_function()
         grad = torch.is_grad_enabled() or delegated
         # A loss module has no parameters and nobody calls its eval(): without gradients it serves an evaluation.
-        evaluating = not module.training or not (grad or root.parametric)
+        evaluating = not static.is_training(module) or not (grad or root.parametric)
         if evaluating and not grad and root.trained:
             return _NOT_RECORDED
         return _Mode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
@@ -240,7 +240,7 @@ class Forward:
     def _record_inputs(self, frame: Frame, given: dict[Any, Any]) -> None:
         recorder = self._recorder
         for name, x in leaves.floating(given):
-            if self._seen.storage_of(x) or isinstance(x, nn.Parameter) or recorder.names.parameter(x) is not None:
+            if self._seen.storage_of(x) or issubclass(type(x), nn.Parameter) or recorder.names.parameter(x) is not None:
                 continue  # weights and buffers have rows of their own
             dense = leaves.plain(x)
             if dense is not None:
@@ -348,7 +348,8 @@ def _inside_function() -> bool:
 def _has_no_identity(module: nn.Module) -> bool:
     """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
     # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
-    return issubclass(type(module), (torch.fx.GraphModule, torch.jit.ScriptModule)) or "_is_replica" in module.__dict__
+    stands_in = issubclass(type(module), (torch.fx.GraphModule, torch.jit.ScriptModule))
+    return stands_in or "_is_replica" in static.module_dict(module)
 
 
 def _keyword_arguments() -> dict[str, Any]:
@@ -361,7 +362,7 @@ def _keyword_arguments() -> dict[str, Any]:
     for _ in range(8):
         if frame.f_code.co_name in ("inner", "_call_impl", "compile_wrapper", "_fn"):
             found = frame.f_locals.get("kwargs")
-            return found if isinstance(found, dict) else {}
+            return found if type(found) is dict else {}
         if frame.f_back is None:
             break
         frame = frame.f_back

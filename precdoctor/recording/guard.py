@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import gc
 import math
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from precdoctor.recording import attach, kernels
+from precdoctor.recording import attach, kernels, static
 from precdoctor.recording.attach import STOPPED_BY_US
+from precdoctor.recording.attempt import parameters_of
 from precdoctor.recording.batch import Deferred, looks_like_a_scale, read
 from precdoctor.recording.microscope import event_rows, examination, optimizer_facts
 from precdoctor.recording.microscope.compiled_function import trained_in
@@ -53,7 +53,7 @@ class Guard:
         self._incidents = 0
         self._last_bad: int | None = None
         #: By optimizer, for several may share a scaler, whose backoff is then one skip of each.
-        self._streaks: weakref.WeakKeyDictionary[torch.optim.Optimizer, Streak] = weakref.WeakKeyDictionary()
+        self._streaks: static.ByIdentity[torch.optim.Optimizer, Streak] = static.ByIdentity()
         self._buffers = BufferWatch(self._recorder)
         self._state = OptimizerStateWatch(self._recorder)
         #: The largest gradient of the step in progress, where it was read.
@@ -90,7 +90,7 @@ class Guard:
         """
         if self._policy == "observe":
             return False
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = list(parameters_of(optimizer))
         if self._recorder.trace is not None and self._recorder.trace.running:
             return self._skips_traced_step(parameters, scaled=scaler is not None)
         if self._policy == "skip" and any(map(_is_sharded, parameters)):
@@ -100,7 +100,7 @@ class Guard:
         poisoned = self._buffers.judge(*launched)
         loss_bad = self._loss_is_bad(scaled=scaler is not None)
         step = self._recorder.step
-        streak = self._streaks.setdefault(optimizer, Streak())
+        streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
         streak.add(bad=gradients_bad or loss_bad)
         if not gradients_bad and not loss_bad:
             self._examine_buffers(poisoned, streak)
@@ -131,7 +131,7 @@ class Guard:
         poisoned = self._buffers.judge(*self._buffers.launch())
         scaled = scaler is not None or any(map(looks_like_a_scale, recorder.current.root_factors))
         loss_bad = self._loss_is_bad(scaled=scaled)
-        streak = self._streaks.setdefault(optimizer, Streak())
+        streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
         streak.add(bad=gradients_bad or loss_bad)
         if not gradients_bad and not loss_bad:
             self._examine_buffers(poisoned, streak)
@@ -141,7 +141,7 @@ class Guard:
             return
         follows, self._last_bad = self._last_bad == recorder.step - 1, recorder.step
         if not follows:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            parameters = list(parameters_of(optimizer))
             more = {"finite_before": self._finite_before(optimizer, parameters)}
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
 
@@ -216,7 +216,7 @@ class Guard:
         if self._policy == "observe" or self._last_bad == recorder.step or self._examined >= MAX_EXAMINED:
             return
         gradient, self._gradient = self._gradient, None
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = list(parameters_of(optimizer))
         if not all(p.is_cpu for p in parameters):
             return
         if not recorder.live or math.isfinite(_value(amax(parameters))):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from precdoctor.recording import static
 
 _LAZY = (UninitializedParameter, UninitializedBuffer)
 #: Types without behaviour of their own. Asked for by identity: ``isinstance`` with a parameter's runs Python code.
@@ -38,7 +39,7 @@ def floating(value: Any) -> Iterator[tuple[str, Tensor]]:
     if type(value) is dict and len(value) == 1:  # of arguments, most often
         ((name, x),) = value.items()
         if type(x) is Tensor:
-            return iter(((str(name), x),) if counts(x) else ())
+            return iter(((static.text(name), x),) if counts(x) else ())
     return ((name, x) for name, x in tensors(value) if counts(x))
 
 
@@ -48,24 +49,12 @@ def counts(x: Tensor) -> bool:
 
 
 def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
+    kind = type(value)
+    if issubclass(kind, Tensor):
         yield name, value
-        return
-    if depth == _MAX_DEPTH or value is None or isinstance(value, (str, bytes, int, float)):
-        return
-    items: Iterator[tuple[Any, Any]]
-    if isinstance(value, Mapping):
-        items = iter(value.items())
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        items = zip(value._fields, value, strict=False)
-    elif isinstance(value, (tuple, list)):
-        items = iter(enumerate(value))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        items = ((f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value))
-    else:
-        return
-    for key, item in items:
-        yield from _walk(item, f"{name}.{key}" if name else str(key), depth + 1)
+    elif depth < _MAX_DEPTH and kind not in static.KEYS:
+        for key, item in static.items(value):
+            yield from _walk(item, f"{name}.{key}" if name else key, depth + 1)
 
 
 def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
@@ -74,7 +63,7 @@ def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
     Batch norm's kernels write to running statistics without telling the version counter: in training those always
     count as written to.
     """
-    if owner.training and name in ("running_mean", "running_var"):
+    if name in ("running_mean", "running_var") and static.is_training(owner):
         return object()
     return buffer._cdata, buffer._version
 
@@ -123,8 +112,8 @@ def plain(x: Tensor) -> Tensor | None:
     """
     exact = type(x) in EXACT
     if not exact and is_wrapped(x):
-        local = getattr(x, "_local_tensor", None)
-        if type(x).__name__ != "DTensor" or not isinstance(local, Tensor):
+        local: Any = static.attribute(x, "_local_tensor")
+        if type(x).__name__ != "DTensor" or not issubclass(type(local), Tensor):
             return None
         x = local
     if torch._C._functorch.maybe_current_level() is not None or (not exact and isinstance(x, _LAZY)):

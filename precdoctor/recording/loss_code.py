@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.fx import traceback as stored_traces
 
-from precdoctor.recording import attach, kernels, leaves, saved_hooks
+from precdoctor.recording import attach, kernels, leaves, saved_hooks, static
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
 from precdoctor.recording.microscope.compiled_function import CompiledFunction
@@ -139,7 +139,7 @@ class LossCode:
         if torch._C._functorch.maybe_current_level() is not None:
             if self.supported and self._scene.enabled and torch.is_grad_enabled():
                 self.open()
-        elif not self.bare or next(module.parameters(), None) is not None:
+        elif not self.bare or next(static.parameters(module), None) is not None:
             self.close()
         return running
 
@@ -196,14 +196,13 @@ class LossCode:
             self._scene.losses.append(graph)
             self.bare = bool(graph.weights)
             step = self._scene.calls[-1] if self._scene.calls else None
-            if step is not None and isinstance(step.module, CompiledFunction) and step.module.trains:
+            if step is not None and type(step.module) is CompiledFunction and step.module.trains:
                 step.outputs.append(("", graph.value, leaves.version(graph.value)))  # what a replay of it comes to
 
     def graph_of(self, tensors: Any, gradients: Any) -> LossGraph | None:
         """The code that made one tensor, from the graph it left; null for several tensors, or without a graph."""
-        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors or ())
-        given = [gradients] if isinstance(gradients, Tensor) else list(gradients or ())
-        if len(roots) != 1 or not isinstance(roots[0], Tensor) or roots[0].grad_fn is None:
+        roots, given = static.tensors(tensors), static.tensors(gradients)
+        if len(roots) != 1 or roots[0].grad_fn is None:
             return None
         limit = _MAX_WHOLE if is_bad(roots[0]) else _MAX_MEASURED if self._recorder.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
@@ -211,7 +210,7 @@ class LossCode:
         self._room -= walk.count
         if not isinstance(top, RawNode):
             return None
-        gradient = given[0] if given and isinstance(given[0], Tensor) else None
+        gradient = given[0] if given else None
         value = roots[0].detach()
         graph = LossGraph(self._recorder.micro_step, top, value, gradient, walk.cut, self._scene.places)
         graph.weights = walk.weights if walk.is_bare else []
@@ -342,12 +341,12 @@ class _Walk:
         if len(node._input_metadata) != 1 or node._forward_cls.__module__.partition(".")[0] == "torch":
             return None
         try:
-            saved = tuple(x.detach() if isinstance(x, Tensor) else x for x in node.saved_tensors)
+            saved = tuple(x.detach() if issubclass(type(x), Tensor) else x for x in node.saved_tensors)
         except RuntimeError as error:
             attach.let_through(error)
             return None
-        attributes = dict(vars(node))
-        held = [x for x in (*saved, *attributes.values()) if isinstance(x, Tensor)]
+        attributes = dict(static.own(node))
+        held = [x for x in (*saved, *attributes.values()) if issubclass(type(x), Tensor)]
         if any(leaves.is_transformed(x) or not self._scene.affords(x) for x in held):
             return None
         return OwnFunction(node._forward_cls.backward, saved, attributes, tuple(node.needs_input_grad))

@@ -12,7 +12,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from precdoctor.recording import kernels, leaves
+from precdoctor.recording import kernels, leaves, static
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.thrown_away import ThrownAway
 from precdoctor.recording.together import Together
@@ -72,7 +72,7 @@ class ManualSteps:
         with self._weights as together:
             for root in recorder.names.roots.values():
                 module = root.module()
-                for parameter in module.parameters() if module is not None and root.trained else ():
+                for parameter in static.parameters(module) if module is not None and root.trained else ():
                     found = recorder.names.parameter(parameter)
                     if found is not None and parameter.requires_grad and recorder.wants(found[0]):
                         site = recorder.site(found[0], "weight", found[1], parameter)

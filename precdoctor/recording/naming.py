@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from precdoctor.recording import static
+
 #: Wrappers whose child is the model: the attribute it lives under, by class name.
 _WRAPPERS = {
     "DistributedDataParallel": "module",
@@ -54,25 +56,11 @@ class Root:
     outer: weakref.ref[nn.Module] | None = None
 
 
-def parts(module: nn.Module) -> list[nn.Module]:
-    """What ``module.modules()`` gives, in its order, several times as fast."""
-    if type(module).modules is not nn.Module.modules:
-        return list(module.modules())
-    found: dict[int, nn.Module] = {}
-    waiting = [module]
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in found:
-            found[id(part)] = part
-            waiting += [child for child in reversed(part._modules.values()) if child is not None]
-    return list(found.values())
-
-
 def unwrap(module: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, FSDP, ``torch.compile`` and their like."""
     while (attribute := _WRAPPERS.get(type(module).__name__)) is not None:
-        inner = getattr(module, attribute, None)
-        if not isinstance(inner, nn.Module):
+        inner: nn.Module | None = static.held(module, "_modules").get(attribute)
+        if inner is None:
             break
         module = inner
     return module
@@ -134,9 +122,9 @@ class Names:
 
     def _added_since(self, module: nn.Module, parent: Place, caller: nn.Module | None) -> Place | None:
         """The place of a module put into a known tree after that was read: adapters, replaced heads."""
-        is_child = caller is not None and any(child is module for child in caller._modules.values())
+        is_child = caller is not None and any(child is module for child in static.held(caller, "_modules").values())
         root = self.roots.get(parent.root)
-        if root is None or not (is_child or module._modules or module._parameters) or self._searched_enough():
+        if root is None or not (is_child or _holds_any(module)) or self._searched_enough():
             return None
         self._read(root)
         return self.find(module)
@@ -149,7 +137,7 @@ class Names:
     def trained_weights(self) -> list[torch.Tensor]:
         """The parameters of every root that a backward pass went through."""
         live = [module for root in self.roots.values() if root.trained and (module := root.module()) is not None]
-        return list({id(p): p for module in live for p in module.parameters()}.values())
+        return list({id(p): p for module in live for p in static.parameters(module)}.values())
 
     def search_parameter(self, parameter: torch.Tensor) -> tuple[Place, str] | None:
         """Like :meth:`parameter`; reads the trees again for one put there since (``.to()``, weight tying, adapters)."""
@@ -166,13 +154,13 @@ class Names:
 
     def _top(self, module: nn.Module) -> nn.Module:
         """The outermost module that contains ``module``: scripts call ``model.encoder(x)`` directly, too."""
-        if (not module._modules and not module._parameters) or self._searched_enough():
+        if not _holds_any(module) or self._searched_enough():
             return module
         # issubclass on the type, because isinstance asks lazy modules' __class__ and that can import or warn.
         live = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and type(o).__name__ != _STAND_IN]
         parents: dict[int, nn.Module] = {}
         for candidate in live:
-            for child in candidate.__dict__.get("_modules", {}).values():
+            for child in static.held(candidate, "_modules").values():
                 if child is not None:
                     parents.setdefault(id(child), candidate)
         top, seen = module, {id(module)}
@@ -188,7 +176,7 @@ class Names:
             root = self.roots[known.root]
         else:
             name = self._free_name(class_name(inner))
-            root = Root(name, weakref.ref(inner), parametric=any(True for _ in inner.parameters()))
+            root = Root(name, weakref.ref(inner), parametric=any(True for _ in static.parameters(inner)))
             if (gone := self.roots.get(name)) is not None:  # a loss module made anew each step
                 root.trained, root.modules = gone.trained, gone.modules
             self.roots[name] = root
@@ -204,7 +192,7 @@ class Names:
         if outer is None:
             return
         modules = []
-        for raw, module in outer.named_modules():
+        for raw, module in static.named_modules(outer):
             self._let_go_of_root_at(module, root)
             name = ".".join(_without_wrappers(raw, outer))
             is_wrapper = type(module).__name__ in _WRAPPERS
@@ -212,7 +200,7 @@ class Names:
             self._places[id(module)] = (weakref.ref(module), place)
             if not is_wrapper:
                 modules.append((name, place.module_class))
-            for own, tensor in (*module._parameters.items(), *module._buffers.items()):
+            for own, tensor in (*static.held(module, "_parameters").items(), *static.held(module, "_buffers").items()):
                 if tensor is not None and self.parameter(tensor) is None:  # of several owners the first names it
                     self._parameters[id(tensor)] = (weakref.ref(tensor), place, own)
         if modules != root.modules:
@@ -242,4 +230,8 @@ def _without_wrappers(raw: str, outer: nn.Module) -> Iterator[str]:
         wrapped = module is not None and _WRAPPERS.get(type(module).__name__) == part
         if not wrapped and part not in _PREFIXES:
             yield part
-        module = module._modules.get(part) if module is not None else None
+        module = static.held(module, "_modules").get(part) if module is not None else None
+
+
+def _holds_any(module: nn.Module) -> bool:
+    return bool(static.held(module, "_modules") or static.held(module, "_parameters"))

@@ -7,13 +7,13 @@ ten steps. Master weights are taken with the weights, just before the step.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from precdoctor.recording import kernels, leaves
+from precdoctor.recording import kernels, leaves, static
+from precdoctor.recording.attempt import parameters_of, state_of
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.together import Together
@@ -89,7 +89,7 @@ class Masters:
         Shapes must agree, and the master rounded must be the weight, as it is between two steps. Comparing them waits
         for the device once, and is not done with ``--on-nonfinite observe``, which never waits.
         """
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = list(parameters_of(optimizer))
         known = self._looked.get(id(optimizer))
         if known is not None and known[0]() is optimizer and known[1] == len(parameters):
             return
@@ -112,7 +112,7 @@ class Masters:
         for root in names.roots.values():
             module = root.module()
             if module is not None:
-                yield from (p for p in module.parameters() if p.dtype in _HALF and names.parameter(p) is not None)
+                yield from (p for p in static.parameters(module) if p.dtype in _HALF and names.parameter(p) is not None)
 
 
 def masters_in_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Iterator[Tensor]:
@@ -125,11 +125,8 @@ def masters_in_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Ite
 def _kept_for(optimizers: Iterable[torch.optim.Optimizer], parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Name and tensor of what they keep for a parameter, beside step counters and quantised state."""
     for optimizer in optimizers:
-        kept: Any = getattr(optimizer, "state", None)
-        state = kept.get(parameter) if isinstance(kept, Mapping) else None
-        if not isinstance(state, Mapping):  # an optimizer of the user's own may keep anything there
-            continue
-        tensors = {str(key): x for key, x in state.items() if isinstance(x, Tensor) and x.ndim and key != "step"}
+        kept = state_of(optimizer, parameter)
+        tensors = {key: x for key, x in kept.items() if issubclass(type(x), Tensor) and x.ndim and key != "step"}
         if any(not leaves.counts(x) for x in tensors.values()):
             continue  # 8-bit state: what else there is are its scales and code books
         yield from tensors.items()

@@ -15,8 +15,15 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from precdoctor.recording import clipping, kernels, leaves
-from precdoctor.recording.attempt import Attempt, GradientsAside, gradients_of, parameters_of
+from precdoctor.recording import clipping, kernels, leaves, static
+from precdoctor.recording.attempt import (
+    Attempt,
+    GradientsAside,
+    gradients_of,
+    groups_of,
+    parameters_in,
+    parameters_of,
+)
 from precdoctor.recording.batch import defer
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
@@ -129,7 +136,7 @@ class Optimizers:
         self._thrown.meet(optimizer)
         facts = self._recorder.current
         facts.optimizer = attempt.name
-        facts.lrs = [defer(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        facts.lrs = [defer(group["lr"]) for group in groups_of(optimizer) if "lr" in group]
         if self._recorder.live:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
@@ -220,7 +227,7 @@ class Optimizers:
             attempt.given = gradients_of(optimizer, self._recorder.options.scene_memory)
         self._trace("gradients", optimizer)
         if attempt.skipped:
-            attempt.aside = GradientsAside(p for group in optimizer.param_groups for p in group["params"])
+            attempt.aside = GradientsAside(parameters_of(optimizer))
             return
         if self._recorder.live:
             if not attempt.closure:
@@ -268,8 +275,8 @@ class Optimizers:
         master copies are called as their weights.
         """
         recorder = self._recorder
-        for g, group in enumerate(optimizer.param_groups):
-            for i, parameter in enumerate(group["params"]):
+        for g, group in enumerate(groups_of(optimizer)):
+            for i, parameter in enumerate(parameters_in(group)):
                 if not (parameter.is_floating_point() or parameter.is_complex()):  # leaves.counts, without the call
                     continue
                 weight = self._masters.weight_of(parameter)
@@ -284,7 +291,7 @@ class Optimizers:
         options = recorder.options
         if options.include or options.exclude or not options.takes("weight_grad"):
             return None
-        found = [recorder.names.parameter(p) for group in optimizer.param_groups for p in group["params"]]
+        found = [recorder.names.parameter(p) for p in parameters_of(optimizer)]
         return None if None in found else frozenset((f[0].root, f[0].module, f[1]) for f in found if f is not None)
 
     def _record_weights(self, optimizer: torch.optim.Optimizer) -> None:
@@ -311,7 +318,7 @@ class Optimizers:
         recorder = self._recorder
         if not recorder.options.takes("weight_grad_step"):
             return
-        scaled = attempt.by_scaler and getattr(attempt.optimizer, "grad_scale", None) is not None
+        scaled = attempt.by_scaler and static.attribute(attempt.optimizer, "grad_scale") is not None
         with self._given as together:
             for parameter, place, name, _ in self._parameters(attempt.optimizer):
                 if parameter.grad is not None:
@@ -373,8 +380,8 @@ class Optimizers:
         in_closure = self._attempt is not None and self._attempt.closure
         if in_closure or not recorder.live or recorder.options.include or recorder.options.exclude:
             self._look_at_gradients(parameters)
-        if not clipping.on_device(limit):
-            recorder.current.clip_norm = float(limit)
+        if (number := clipping.number(limit)) is not None:
+            recorder.current.clip_norm = number
             recorder.current.clipped_before_unscale = self.scalers.still_scaled(parameters)
 
     def _covered(self, parameters: list[Tensor]) -> bool:

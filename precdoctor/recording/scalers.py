@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precdoctor.recording import static
+from precdoctor.recording.attempt import parameters_of
 from precdoctor.recording.batch import defer, read
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.kept import KeptGradients
@@ -53,9 +55,9 @@ class Scalers:
         #: Those of them whose scaler has been updated since: their gradients were finite.
         self._updated: set[int] = set()
         recorder.when_forked.append(self._updated.clear)
-        self._known: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
+        self._known: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
-        self._in_use: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
+        self._in_use: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
         self._sharded_patched = False
 
     def install(self) -> None:
@@ -70,12 +72,12 @@ class Scalers:
 
         With several optimizers every one whose parameters these are has to be unscaled.
         """
-        if not len(self._in_use):
+        if not (in_use := self._in_use.keys()):
             return None
         stages = {
             key: state["stage"].value
-            for scaler in self._in_use
-            for key, state in scaler._per_optimizer_states.items()
+            for scaler in in_use
+            for key, state in static.attribute(scaler, "_per_optimizer_states", {}).items()
             if state["stage"].value  # OptState: 0 is READY, 1 UNSCALED, 2 STEPPED
         }
         if 1 not in stages.values():
@@ -83,21 +85,21 @@ class Scalers:
         optimizers = [self._optimizer_of(key) for key in stages]
         if any(o is None for o in optimizers):  # before its first step nobody has met it
             return False
-        unscaled = {id(p) for o in optimizers if o is not None for group in o.param_groups for p in group["params"]}
+        unscaled = {id(p) for o in optimizers if o is not None for p in parameters_of(o)}
         return any(p.requires_grad and p.grad is not None and id(p) not in unscaled for p in parameters)
 
     def _meet(self, scaler: torch.amp.GradScaler) -> None:
-        if scaler not in self._known:
-            self._known.add(scaler)
+        if not self._known.get(scaler):
+            self._known.put(scaler, True)
             if self._recorder.facts is not None:
                 self._recorder.facts.scaler(scaler)
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @guarded(self._recorder)
         def note(scaler: torch.amp.GradScaler, losses: Any) -> None:
-            if self._recorder.state == "armed" and scaler.is_enabled():
+            if self._recorder.state == "armed" and _is_enabled(scaler):
                 self._meet(scaler)
-                self._in_use.add(scaler)
+                self._in_use.put(scaler, True)
                 self._kept.losses.given(losses)
 
         @functools.wraps(original)
@@ -112,7 +114,7 @@ class Scalers:
 
         @functools.wraps(original)
         def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if self._recorder.state not in ("armed", "idle") or not scaler.is_enabled():
+            if self._recorder.state not in ("armed", "idle") or not _is_enabled(scaler):
                 return original(scaler, optimizer, *args, **kwargs)
             begin(scaler, optimizer)
             try:
@@ -125,7 +127,7 @@ class Scalers:
     def _unscaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @guarded(self._recorder)
         def note(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-            if self._recorder.state == "armed" and scaler.is_enabled():
+            if self._recorder.state == "armed" and _is_enabled(scaler):
                 self._unscaled[id(optimizer)] = (weakref.ref(scaler), weakref.ref(optimizer))
                 self._updated.discard(id(optimizer))
                 self._kept.unscaled(optimizer)
@@ -143,7 +145,7 @@ class Scalers:
         def note(scaler: torch.amp.GradScaler) -> None:
             if self._unscaled and self._recorder.state == "armed":
                 self._end_left_out(scaler)
-            self._in_use.discard(scaler)
+            self._in_use.drop(scaler)
 
         @functools.wraps(original)
         def update(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
@@ -162,8 +164,8 @@ class Scalers:
 
     def _note_scale(self, scaler: torch.amp.GradScaler) -> None:
         facts = self._recorder.current
-        facts.loss_scale = defer(scaler._scale)
-        facts.growth_tracker = defer(scaler._growth_tracker)
+        facts.loss_scale = defer(static.attribute(scaler, "_scale"))
+        facts.growth_tracker = defer(static.attribute(scaler, "_growth_tracker"))
 
     def _step_ended(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         if self._recorder.state != "armed":
@@ -174,7 +176,7 @@ class Scalers:
 
     def _note_found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the scaler has looked at gradients at all; what it found is read later."""
-        state = scaler._per_optimizer_states.get(id(optimizer), {})
+        state = dict.get(static.attribute(scaler, "_per_optimizer_states", {}), id(optimizer), {})
         found = list(state.get("found_inf_per_device", {}).values())
         if found:
             total = found[0] if len(found) == 1 else torch.stack([f.to(found[0].device) for f in found]).sum()
@@ -266,4 +268,8 @@ class Scalers:
 
 
 def _first_parameter(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-    return next((p for group in optimizer.param_groups for p in group["params"]), None)
+    return next(parameters_of(optimizer), None)
+
+
+def _is_enabled(scaler: torch.amp.GradScaler) -> bool:
+    return static.attribute(scaler, "_enabled") is True

@@ -6,7 +6,6 @@ the random number generators, and copies of the buffers that forward passes writ
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 import weakref
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import attach, kernels, leaves
+from precdoctor.recording import kernels, leaves, static
 from precdoctor.recording.first_call import FirstCall, FirstCalls
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
@@ -156,7 +155,7 @@ class Scene:
             return None
         keep = _copied if self._copying else _without_graph
         stand_in = _stand_in(module)
-        first: Tensor | None = next(module.parameters(), None)
+        first: Tensor | None = next(static.parameters(module), None)
         call = RootCall(
             module if stand_in is None else stand_in,
             root,
@@ -170,8 +169,8 @@ class Scene:
             innermost_user_line(),
             stand_in=stand_in is not None,
         )
-        if first is not None and not isinstance(first, nn.Parameter):
-            call.bound = {name: keep(x) for name, x in module.named_parameters()}
+        if first is not None and not issubclass(type(first), nn.Parameter):
+            call.bound = {name: keep(x) for name, x in static.named_parameters(module)}
         call.versions = [
             (n, x, leaves.version(x)) for n, x in leaves.tensors({**dict(enumerate(call.args)), **call.kwargs})
         ]
@@ -184,7 +183,7 @@ class Scene:
             call.writes = self._first_calls.written(module)
             call.before = {
                 name: p.detach().clone()
-                for name, p in (unwrap(module).named_parameters() if call.writes else ())
+                for name, p in (static.named_parameters(unwrap(module)) if call.writes else ())
                 if name in call.writes and self.affords_aside(p)
             }
         if not call.stand_in and not call.bound:
@@ -301,8 +300,8 @@ class _Buffers:
         self.module = weakref.ref(module)
         self._all = [
             (weakref.ref(owner), name, weakref.ref(b))
-            for owner in module.modules()
-            for name, b in owner._buffers.items()
+            for owner in static.modules(module)
+            for name, b in static.held(owner, "_buffers").items()
             if b is not None and not b.is_inference()
         ]
         self._stamps: list[object] | None = None
@@ -342,18 +341,18 @@ def _stand_in(module: nn.Module) -> nn.Module | None:
 
     Loss modules made anew at each step share one root name once they are gone (``naming``), so they are not to be kept.
     """
-    if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
+    if any(True for _ in static.parameters(module)) or any(True for _ in static.buffers(module)):
         return None
     try:
-        return copy.copy(module)
-    except Exception as error:  # noqa: BLE001 - a class that does not let itself be copied
-        attach.let_through(error)
+        twin: nn.Module = static.shallow_copy(module)
+    except static.UnreadableError:
         return None
+    return twin
 
 
 def why_not_replayable(module: nn.Module) -> str | None:
     """The reason that running this module again by itself would be wrong; None when nothing speaks against it."""
-    for part in module.modules():
+    for part in static.modules(module):
         names = {c.__name__ for c in type(part).__mro__}
         if names & {"FSDPModule", "FullyShardedDataParallel"}:
             return "its parameters are sharded (FSDP)"
@@ -361,24 +360,26 @@ def why_not_replayable(module: nn.Module) -> str | None:
             return "SyncBatchNorm talks to the other ranks"
         if names & {"DeepSpeedEngine", "PipelineStage"}:
             return f"{type(part).__name__} schedules its own passes"
-        if any(isinstance(v, torch.Generator) for v in part.__dict__.values()):
+        if any(issubclass(type(v), torch.Generator) for v in static.module_dict(part).values()):
             return f"{type(part).__name__} has a random number generator of its own"
     dtensor = sys.modules.get("torch.distributed.tensor")
-    if dtensor is not None and any(isinstance(p, dtensor.DTensor) for p in module.parameters()):
+    if dtensor is not None and any(issubclass(type(p), dtensor.DTensor) for p in static.parameters(module)):
         return "its parameters are sharded (DTensor)"
     return None
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same nest of plain tuples, lists and dicts with every tensor replaced; anything else as it is."""
-    if isinstance(value, Tensor):
+    kind = type(value)
+    if issubclass(kind, Tensor):
         return change(value)
-    if type(value) in (tuple, list):
-        return type(value)(mapped(v, change) for v in value)
-    if type(value) is dict:
-        return {k: mapped(v, change) for k, v in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(v, change) for v in value))
+    if kind is list:
+        return [mapped(v, change) for v in value]
+    if kind is dict:
+        plain = all(type(k) in static.KEYS for k in value)
+        return {k: mapped(v, change) for k, v in value.items()} if plain else value
+    if kind is tuple or (issubclass(kind, tuple) and static.of_class(value, "_fields") is not None):
+        return static.again(value, [mapped(v, change) for v in static.elements(value)])
     return value
 
 

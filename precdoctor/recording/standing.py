@@ -7,11 +7,10 @@ import weakref
 import torch
 from torch import Tensor
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
 from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.fp8.operand import FLOAT8
-from precdoctor.recording.naming import parts
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.together import Together
 
@@ -33,15 +32,15 @@ class Standing:
 
     def record(self, module: torch.nn.Module, together: Together) -> None:
         """The rows of one root; what they are of is kept in ``together`` where it may be."""
-        modules = parts(module)
-        self._frozen(modules, together)
+        modules = static.modules(module)
+        self._frozen(module, together)
         self._buffers(modules, together)
         self._delayed_scaling(modules, together)
 
-    def _frozen(self, modules: list[torch.nn.Module], together: Together) -> None:
+    def _frozen(self, module: torch.nn.Module, together: Together) -> None:
         """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again."""
         recorder = self._recorder
-        for parameter in (p for m in modules for p in m._parameters.values() if p is not None):
+        for parameter in static.parameters(module):
             if parameter.requires_grad or parameter.is_inference():
                 continue
             known = self._weights.get(id(parameter))
@@ -56,7 +55,7 @@ class Standing:
     def _buffers(self, modules: list[torch.nn.Module], together: Together) -> None:
         """Floating-point and complex buffers, whenever they were written to."""
         recorder = self._recorder
-        owned = ((m, name, b) for m in modules for name, b in m._buffers.items())
+        owned = ((m, name, b) for m in modules for name, b in static.held(m, "_buffers").items())
         for owner, name, buffer in owned:
             if buffer is None or not leaves.counts(buffer) or buffer.is_inference():
                 continue
@@ -74,7 +73,7 @@ class Standing:
         """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers."""
         recorder = self._recorder
         for owner in modules:
-            place = recorder.names.find(owner) if "fp8_meta" in owner.__dict__ else None
+            place = recorder.names.find(owner) if "fp8_meta" in static.module_dict(owner) else None
             if place is not None and recorder.wants(place):
                 for name, x in engines.delayed_scaling(owner):
                     recorder.measure(recorder.site(place, "buffer", name, x), x, together=together)

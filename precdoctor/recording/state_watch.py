@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
+from precdoctor.recording.attempt import parameters_of, state_of
 from precdoctor.recording.batch import Deferred, read
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.naming import Root
@@ -95,7 +96,7 @@ class BufferWatch:
     def _changed(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
         for root in list(self._recorder.names.roots.values()):
             for owner in self._owners_of(root):
-                for name, buffer in owner._buffers.items():
+                for name, buffer in static.held(owner, "_buffers").items():
                     if buffer is None or not leaves.counts(buffer) or buffer.is_inference():
                         continue
                     seen = self._seen.get((id(owner), name))
@@ -110,8 +111,8 @@ class BufferWatch:
         known = self._owners.get(root.name)
         if known is None or known[0] != version:
             module = root.module()
-            parts = module.modules() if module is not None else ()
-            known = self._owners[root.name] = (version, [weakref.ref(m) for m in parts if m._buffers])
+            parts = static.modules(module) if module is not None else ()
+            known = self._owners[root.name] = (version, [weakref.ref(m) for m in parts if static.held(m, "_buffers")])
         return (m for ref in known[1] if (m := ref()) is not None)
 
 
@@ -165,12 +166,10 @@ class OptimizerStateWatch:
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str, Tensor]]:
     """Parameter, name and tensor of all state an optimizer keeps beside step counters."""
-    for parameter, state in optimizer.state.items():
-        if not isinstance(state, dict):  # an optimizer of the user's own may keep anything there
-            continue
-        for name, x in state.items():
-            if isinstance(x, Tensor) and leaves.counts(x) and name != "step":
-                yield parameter, str(name), x
+    for parameter in parameters_of(optimizer):
+        for name, x in state_of(optimizer, parameter).items():
+            if issubclass(type(x), Tensor) and leaves.counts(x) and name != "step":
+                yield parameter, name, x
 
 
 def _root_of_range(tensors: Iterable[tuple[Tensor, str, Tensor]]) -> float:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from precdoctor.recording import static
+
 #: In a row: half the scale did not help, so that it is worth a look whether the scale is to blame at all.
 SUSPICIOUS_SKIPS = 2
 #: Steps a loss scaler may skip in a row, after it has let one through, before that is an incident.
@@ -39,5 +41,5 @@ class Streak:
         """Whether the scaler goes on skipping to no avail. Reads the scale, which waits for the device."""
         if self.let_through and self.skips >= MAX_SKIPS:
             return True
-        scale = scaler._scale
+        scale = static.attribute(scaler, "_scale")
         return scale is not None and float(scale) <= SCALE_FLOOR

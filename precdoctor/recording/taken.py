@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from precdoctor.recording import static
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.recorder import Recorder
@@ -114,5 +115,4 @@ class TakenGradients:
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:
-    several = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else (value,)
-    return [x for x in several if isinstance(x, Tensor)]
+    return static.tensors(value)

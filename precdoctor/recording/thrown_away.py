@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import attach
+from precdoctor.recording import attach, static
 from precdoctor.recording.attempt import parameters_of
 from precdoctor.recording.batch import Deferred, is_capturing, read
 from precdoctor.recording.guarded import guarded
@@ -176,7 +176,7 @@ class ThrownAway:
     def _module_throws(self, module: nn.Module) -> None:
         optimizer = self._known()
         if optimizer is None:  # it has yet to make itself known
-            if self._recorder.micro_step and (found := self._look(list(module.parameters()))) is not None:
+            if self._recorder.micro_step and (found := self._look(list(static.parameters(module)))) is not None:
                 self._unclear = self._unclear or _is_finite(found)
         elif not self._unclear and self._covers(module, optimizer):
             self._optimizer_throws(optimizer)
@@ -184,7 +184,7 @@ class ThrownAway:
     def _covers(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Whether all that the optimizer trains is in the module; asked again only of another module."""
         if self._module is None or self._module() is not module:
-            own = {id(p) for p in module.parameters()}
+            own = {id(p) for p in static.parameters(module)}
             if not all(id(p) in own for p in parameters_of(optimizer)):
                 return False
             self._module = weakref.ref(module)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import leaves
+from precdoctor.recording.attempt import state_of
 from precdoctor.recording.kernels.adam import Adam, wide
 
 Group = Mapping[str, Any]
@@ -96,11 +97,11 @@ def intended_update(
     formula = _KNOWN.get(type(optimizer))
     if formula is None or local is None:
         return local
-    state = {key: _local(value) for key, value in optimizer.state.get(parameter, {}).items()}
+    state = {key: _local(value) for key, value in state_of(optimizer, parameter).items()}
     exact = formula(before, local, state, group)
     return local if exact is None else exact
 
 
 def _local(value: Any) -> Any:
     """Of a sharded tensor this rank's part."""
-    return leaves.plain(value) if isinstance(value, Tensor) else value
+    return leaves.plain(value) if issubclass(type(value), Tensor) else value

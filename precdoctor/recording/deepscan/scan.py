@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from precdoctor.recording import attach
+from precdoctor.recording import attach, static
 from precdoctor.recording.batch import is_capturing
 from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
@@ -207,9 +207,9 @@ def why_not(module: nn.Module) -> str | None:
         return "it runs inside a transform or is being traced"
     if is_capturing():
         return "a CUDA graph is being captured"
-    for part in module.modules():
+    for part in static.modules(module):
         names = {c.__name__ for c in type(part).__mro__}
-        if isinstance(part, (torch.jit.ScriptModule, torch.fx.GraphModule)):
+        if issubclass(type(part), (torch.jit.ScriptModule, torch.fx.GraphModule)):
             return f"{type(part).__name__} is compiled"
         if names & {"FSDPModule", "FullyShardedDataParallel", "DeepSpeedEngine", "PipelineStage", "DataParallel"}:
             return f"{type(part).__name__} schedules its own passes"

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from precdoctor.recording import static
 from precdoctor.recording.batch import Deferred, defer
 
 #: ``fp8_meta`` keys of Transformer Engine, and the operands of each matrix product in the order it keeps them
@@ -26,13 +27,13 @@ def delayed_scaling(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         ``input.scale`` (scalar), ``input.amax_history`` (length of the history) and so on; of a module with several
         products ``gemm1.input.scale`` ... Nothing for other modules, and for recipes that keep no history.
     """
-    meta: Any = module.__dict__.get("fp8_meta")
-    if not isinstance(meta, dict):
+    meta: Any = static.module_dict(module).get("fp8_meta")
+    if not issubclass(type(meta), dict):
         return
     for key, roles in _STATES.items():
         for held in _HELD:
-            values = getattr(meta.get(key), held, None)
-            if not isinstance(values, Tensor) or not values.dim() or not values.is_floating_point():
+            values = static.attribute(dict.get(meta, key), held)
+            if not issubclass(type(values), Tensor) or not values.dim() or not values.is_floating_point():
                 continue
             operands = values.shape[-1]
             for i in range(operands):
@@ -49,12 +50,12 @@ def loss_scale(modules: Iterable[nn.Module | None]) -> Deferred:
     for module in modules:
         if module is None or type(module).__name__ != "DeepSpeedEngine":
             continue
-        optimizer = getattr(module, "optimizer", None)
+        optimizer = static.attribute(module, "optimizer")
         for holder in ("loss_scale_config", "loss_scaler", None):
-            owner = getattr(optimizer, holder, None) if holder is not None else optimizer
-            value = getattr(owner, "cur_scale", None)
-            if isinstance(value, Tensor) and value.numel() == 1:
+            owner = static.attribute(optimizer, holder) if holder is not None else optimizer
+            value = static.attribute(owner, "cur_scale")
+            if issubclass(type(value), Tensor) and value.numel() == 1:
                 return defer(value)
-            if isinstance(value, (int, float)):
-                return float(value) if value != 1 else None
+            if (known := static.number(value)) is not None:
+                return known if known != 1 else None
     return None

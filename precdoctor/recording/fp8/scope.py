@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
 from precdoctor.recording.fp8.provenance import Notes
 from precdoctor.recording.naming import Place
 
@@ -48,7 +48,7 @@ class Call:
         found = [(name, x) for name, x in leaves.tensors(dict(given)) if x.is_floating_point()]
         for name, x in found:
             self.names.put(x, "input" if len(found) == 1 else f"input.{name}")
-        for name, parameter in module._parameters.items():
+        for name, parameter in static.held(module, "_parameters").items():
             if parameter is not None:
                 self.names.put(parameter, name)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording import static
 from precdoctor.recording.microscope.frames import is_foreign
 
 #: Functions of the user's that one calls, looked into one after another.
@@ -39,7 +40,7 @@ class _ReachedError(Exception):
 
 def _reached(tensors: Any, grad_tensors: Any = None, *_args: Any, **_kwargs: Any) -> None:
     one = tensors if isinstance(tensors, Tensor) else tensors[0]
-    given = grad_tensors[0] if isinstance(grad_tensors, (tuple, list)) else grad_tensors
+    given = grad_tensors[0] if type(grad_tensors) in (tuple, list) else grad_tensors
     raise _ReachedError(one, given)
 
 
@@ -89,8 +90,8 @@ class CompiledFunction(nn.Module):
     def take(self, function: Any, values: Mapping[str, Any]) -> None:
         """For the rest of the step it is this function; modules and parameters among ``values`` are its own."""
         self._function = function
-        owner = getattr(function, "__self__", None)
-        attributes = vars(owner) if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module) else {}
+        owner = function.__self__ if type(function) is types.MethodType else None
+        attributes = static.own(owner) if not issubclass(type(owner), nn.Module) else {}
         for name, value in {"self": owner, **attributes, **values}.items():
             kind = type(value)
             if issubclass(kind, nn.Module) and not any(value is m for m in self._modules.values()):
@@ -100,8 +101,8 @@ class CompiledFunction(nn.Module):
 
     def owners(self, reads: Mapping[str, Any]) -> tuple[object, ...]:
         """Objects, other than modules, that the function may write to: its own, and variables outside of it."""
-        owner = getattr(self._function, "__self__", None)
-        own = () if owner is None or isinstance(owner, nn.Module) or not hasattr(owner, "__dict__") else (owner,)
+        owner = self._function.__self__ if type(self._function) is types.MethodType else None
+        own = () if owner is None or issubclass(type(owner), nn.Module) or not static.own(owner) else (owner,)
         return (*own, types.SimpleNamespace(**reads))
 
     def release(self) -> None:
@@ -113,14 +114,15 @@ class CompiledFunction(nn.Module):
 
 def trained_in(modules: Iterable[nn.Module]) -> list[Tensor]:
     """The weights of compiled train steps among them, whose optimizers announce nothing."""
-    steps = (m for m in modules if isinstance(m, CompiledFunction) and m.trains)
+    steps = (m for m in modules if type(m) is CompiledFunction and m.trains)
     return [p for step in steps for p in step.parameters() if p.requires_grad]
 
 
 def reads_of(function: Any) -> dict[str, Any]:
     """Values of the variables outside of it that a function, and those it calls, may read."""
     found: dict[str, Any] = {}
-    for each in _called_by(getattr(function, "__func__", function)):
+    plain: Any = function.__func__ if type(function) is types.MethodType else function
+    for each in _called_by(plain):
         names = {*_names_in(each.__code__)}
         found |= {n: each.__globals__[n] for n in names & each.__globals__.keys()}
         cells = zip(each.__code__.co_freevars, each.__closure__ or (), strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Size, Tensor
 
-from precdoctor.recording import attach
+from precdoctor.recording import attach, static
 from precdoctor.recording.loss_graph import LossGraph
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.frames import Line
@@ -93,7 +93,7 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: 
     if scene.refused is not None or nothing:
         inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if scene.transformed else None
         return Examination("refused", why=scene.refused or inside or "no module was called in the step")
-    modules = list({id(m): m for c in scene.calls for m in unwrap(c.module).modules()}.values())
+    modules = list({id(m): m for c in scene.calls for m in static.modules(unwrap(c.module))}.values())
     owners = list({id(o): o for c in scene.calls for o in c.owners}.values())
     random, attributes = RandomState.now(), Attributes([*modules, *owners])
     try:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording import static
 from precdoctor.recording.microscope import transforms
 from precdoctor.recording.microscope.pure import (
     OPERATORS,
@@ -225,11 +226,11 @@ class Evaluator(Values):
     def _module(self, node: ast.Call, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Those without parameters, and those in evaluation: what others came to is known from their replay."""
         kind = type(module)
-        known = kind.__module__.startswith("torch.nn.modules") and "forward" not in vars(module)
-        state = next(module.parameters(), None) is not None or (  # BatchNorm without weights has statistics
-            next(module.buffers(), None) is not None and kind.__module__ != "torch.nn.modules.loss"
+        known = kind.__module__.startswith("torch.nn.modules") and "forward" not in static.module_dict(module)
+        state = next(static.parameters(module), None) is not None or (  # BatchNorm without weights has statistics
+            next(static.buffers(module), None) is not None and kind.__module__ != "torch.nn.modules.loss"
         )
-        if state or "Dropout" in kind.__name__ or (known and next(module.children(), None) is not None):
+        if state or "Dropout" in kind.__name__ or (known and static.held(module, "_modules")):
             self.loose += [x for x in (*args, *kwargs.values()) if issubclass(type(x), Tensor)]
             if may_be_given(module, args, kwargs):
                 return called_again(self.tracer, module, args, kwargs)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
 from precdoctor.recording.microscope.event_rows import incident_event, op_events
 from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.facts import badness
@@ -83,7 +83,9 @@ class LiveTrace:
         names = self._recorder.names
         for root in list(names.roots.values()):
             module = root.module()
-            for kind, tensors in (("weight", module.parameters()), ("buffer", module.buffers())) if module else ():
+            if module is None:
+                continue
+            for kind, tensors in (("weight", static.parameters(module)), ("buffer", static.buffers(module))):
                 for x in tensors:
                     if (found := names.parameter(x)) is not None:
                         full = ".".join(filter(None, (found[0].module, found[1])))

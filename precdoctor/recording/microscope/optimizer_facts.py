@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
+from precdoctor.recording.attempt import groups_of, parameters_in, state_of
 from precdoctor.recording.microscope.facts import badness, describe, value_at
 from precdoctor.recording.state_watch import Poisoned
 
@@ -30,8 +30,8 @@ Named = Callable[[Tensor], tuple[str, str, str]]
 def bad_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
     """The optimizer's parameters that hold a NaN or an infinity, with their group."""
     found = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
+    for group in groups_of(optimizer):
+        for parameter in parameters_in(group):
             dense = leaves.plain(parameter)
             if dense is not None and badness(dense.detach()):
                 found.append((parameter, group))
@@ -46,13 +46,13 @@ def bad_settings(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor])
     """
     wanted = {id(p) for p in parameters}
     found = []
-    for number, group in enumerate(optimizer.param_groups):
-        if not any(id(p) in wanted for p in group["params"]):
+    for number, group in enumerate(groups_of(optimizer)):
+        if not any(id(p) in wanted for p in parameters_in(group)):
             continue
-        for key, value in group.items():
+        for key, value in static.items(group):
             if key == "params":
                 continue
-            parts = [(f"[{i}]", v) for i, v in enumerate(value)] if isinstance(value, tuple) else [("", value)]
+            parts = [(f"[{i}]", v) for i, v in enumerate(value)] if type(value) is tuple else [("", value)]
             for index, part in parts:
                 setting = _number(part)
                 if math.isnan(setting) or (math.isinf(setting) and key in _FACTORS):
@@ -62,9 +62,9 @@ def bad_settings(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor])
 
 def _number(value: Any) -> float:
     """A setting as a number; 0 for what is none."""
-    if issubclass(type(value), numbers.Real):  # numpy's, too
-        return float(value)
-    dense = leaves.plain(value) if isinstance(value, Tensor) and value.numel() == 1 else None
+    if (known := static.number(value)) is not None:
+        return known
+    dense = leaves.plain(value) if issubclass(type(value), Tensor) and value.numel() == 1 else None
     return float(dense.detach()) if dense is not None and dense.is_floating_point() else 0.0
 
 
@@ -91,7 +91,7 @@ def parameter_events(
             tensors["weight"] = old
         if parameter.grad is not None:
             tensors["grad"] = parameter.grad
-        tensors |= {k: v for k, v in optimizer.state.get(parameter, {}).items() if isinstance(v, Tensor)}
+        tensors |= {k: v for k, v in state_of(optimizer, parameter).items() if issubclass(type(v), Tensor)}
         operands = []
         for argument, x in tensors.items():
             plain = leaves.plain(x)
@@ -124,7 +124,7 @@ def state_events(
         poisoned: state tensors, right after the step.
         values: take single values at the first bad element.
     """
-    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    groups = {id(p): group for group in groups_of(optimizer) for p in parameters_in(group)}
     rows = []
     for index, found in enumerate(poisoned[:_MAX_PARAMETERS]):
         parameter, after = found.parameter, describe(found.tensor.detach())
@@ -158,6 +158,6 @@ def state_events(
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         return float(value) if value.numel() == 1 else None
-    return list(value) if isinstance(value, tuple) else value
+    return static.plain(value)

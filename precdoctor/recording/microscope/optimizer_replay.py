@@ -10,7 +10,6 @@ parameters. Whatever the optimizer would write to beside the copies is refused, 
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import attach, kernels, leaves
+from precdoctor.recording import attach, kernels, leaves, static
+from precdoctor.recording.attempt import groups_of, parameters_in, parameters_of, state_of
 from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.facts import NEG_INF, POS_INF, badness
 from precdoctor.recording.microscope.frames import Line
@@ -67,8 +67,8 @@ def replay_step(
         return None
     given, known = [(parameter, parameter.grad)], {} if before is None else {id(parameter): before}
     found = _replayed(optimizer, given, known, line, _mended, values=values)
-    state = optimizer.state.get(parameter, {}).values()
-    if found is None and any(isinstance(x, Tensor) and badness(x) & (POS_INF | NEG_INF) for x in state):
+    state = state_of(optimizer, parameter).values()
+    if found is None and any(issubclass(type(x), Tensor) and badness(x) & (POS_INF | NEG_INF) for x in state):
         found = _replayed(optimizer, given, known, line, _at_most, values=values)
         if found is not None:
             found.why = _STOOD_IN
@@ -141,8 +141,9 @@ def _copied(
     mended: Callable[[Tensor], Tensor],
 ) -> tuple[torch.optim.Optimizer, list[nn.Parameter], dict[int, External]]:
     """The optimizer for copies of some parameters, and the memory it may write to."""
-    memo: dict[int, Any] = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-    memo |= {id(x): x for own in optimizer.state.values() for x in own.values() if isinstance(x, Tensor)}
+    memo: dict[int, Any] = {id(p): p for p in parameters_of(optimizer)}
+    kept = (x for p in parameters_of(optimizer) for x in state_of(optimizer, p).values())
+    memo |= {id(x): x for x in kept if issubclass(type(x), Tensor)}
     known: dict[int, External] = {}
     clones: dict[int, nn.Parameter] = {}
     states: dict[Tensor, dict[str, Any]] = {}
@@ -150,35 +151,38 @@ def _copied(
         start = before.get(id(parameter), _mended(parameter.detach()))
         clone = memo[id(parameter)] = clones[id(parameter)] = nn.Parameter(start.detach().clone())
         clone.grad = grad.detach().clone()
-        state = {k: _state(k, v, mended) for k, v in optimizer.state.get(parameter, {}).items()}
+        state = {k: _state(k, v, mended) for k, v in state_of(optimizer, parameter).items()}
         if state:
             states[clone] = state
         tensors = {"weight": clone, "grad": clone.grad, **dict(leaves.tensors(state))}
         known |= {key: External("weight", n) for n, x in tensors.items() if (key := storage_key(x)) is not None}
-    plain = {k: v for k, v in vars(optimizer).items() if k not in {"step", "state", "param_groups", *_HOOKS}}
+    there = static.own(optimizer)
+    plain = {k: v for k, v in there.items() if k not in {"step", "state", "param_groups", *_HOOKS}}
     again: torch.optim.Optimizer = object.__new__(type(optimizer))
-    vars(again).update(copy.deepcopy(plain, memo))
-    vars(again).update({name: OrderedDict() for name in _HOOKS if name in vars(optimizer)})
-    again.param_groups = []
-    for group in optimizer.param_groups:
-        mine = [clones[id(p)] for p in group["params"] if id(p) in clones]
-        settings = {k: v for k, v in group.items() if k != "params"}
+    memo[id(optimizer)] = again
+    own = static.own(again)
+    own.update(static.deep_copy(plain, memo))
+    own.update({name: OrderedDict() for name in _HOOKS if name in there})
+    own["param_groups"] = groups = []
+    for group in groups_of(optimizer):
+        mine = [clones[id(p)] for p in parameters_in(group) if id(p) in clones]
+        settings = {k: v for k, v in dict.items(group) if k != "params"}
         if mine:
-            again.param_groups.append({**copy.deepcopy(settings, memo), "params": mine})
-    again.state = defaultdict(dict, states)
+            groups.append({**static.deep_copy(settings, memo), "params": mine})
+    own["state"] = defaultdict(dict, states)
     return again, list(clones.values()), known
 
 
 def _state(name: str, value: Any, mended: Callable[[Tensor], Tensor]) -> Any:
     if name == "step":
         return value - 1
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         return mended(value.detach().clone())
     if type(value) in (list, tuple):  # Shampoo's factors, L-BFGS's history
         return type(value)(_state("", x, mended) for x in value)
     if type(value) is dict:
         return {k: _state("", x, mended) for k, x in value.items()}
-    return copy.deepcopy(value)
+    return static.deep_copy(value, {})
 
 
 def _mended(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
 from precdoctor.recording.microscope.compiled_function import CompiledFunction
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.frames import Line
@@ -87,14 +87,14 @@ def replay(
         Exception: whatever the user's forward raises.
     """
     module = unwrap(call.module)
-    modules = list(module.modules())
+    modules = static.modules(module)
     call.random.restore()
     with as_first_called(call, modules), without_hooks(modules), buffers_aside(modules, call.buffers), eager():
         tracer = Tracer(_known(module, names), wanted, values=values)
         done = Replay(call, tracer, micro_step=call.micro_step)
-        before = {id(b) for b in module.buffers() if badness(b)} if buffers else set()
+        before = {id(b) for b in static.buffers(module) if badness(b)} if buffers else set()
         _run(done, call, module, names, backward=backward, taken=taken)
-        for name, buffer in module.named_buffers() if buffers else ():
+        for name, buffer in static.named_buffers(module) if buffers else ():
             if id(buffer) not in before and (bad := badness(buffer.detach())):
                 done.bad_buffers.append((name, bad, tracer.source(buffer)))
     return done
@@ -109,13 +109,13 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
     ):
         arguments = ready(call)
         _note_arguments(tracer, call, arguments)
-        own = dict(module.named_parameters())
+        own = dict(static.named_parameters(module))
         given = call.bound or {name: _before(call, name, own[name]) for name in call.writes if name in own}
         bound = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in given.items()}
         for name, x in bound.items():
             tracer.note(x, External("weight", name))
-        step = module if isinstance(module, CompiledFunction) and module.trains else None
-        with tracer, gradients_aside(list(module.parameters()) if step is not None else []):
+        step = module if type(module) is CompiledFunction and module.trains else None
+        with tracer, gradients_aside(list(static.parameters(module)) if step is not None else []):
             result = (
                 torch.func.functional_call(module, bound, *arguments)
                 if bound
@@ -290,10 +290,10 @@ def _known(module: nn.Module, names: Names) -> dict[int, External]:
         if (key := storage_key(x)) is not None:
             known.setdefault(key, external)
 
-    for name, p in module.named_parameters():
+    for name, p in static.named_parameters(module):
         found = names.parameter(p)
         note(p, External("weight", name if found is None else ".".join(filter(None, (found[0].module, found[1])))))
-    for name, b in module.named_buffers():
+    for name, b in static.named_buffers(module):
         note(b, External("buffer", name))
     return known
 
@@ -302,7 +302,9 @@ def _known(module: nn.Module, names: Names) -> dict[int, External]:
 def _module_names(tracer: Tracer, names: Names, module: nn.Module) -> Iterator[None]:
     """Inside, the tracer knows which module runs."""
     place = nn.modules.module
-    fqn = {id(m): (found.module if (found := names.find(m)) is not None else n) for n, m in module.named_modules()}
+    fqn = {
+        id(m): (found.module if (found := names.find(m)) is not None else n) for n, m in static.named_modules(module)
+    }
     stack: list[nn.Module] = []
 
     def enter(m: nn.Module, _args: Any) -> None:

@@ -8,12 +8,13 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import attach
+from precdoctor.recording import attach, static
 
 
 def _known_to_autocast(device: str) -> bool:
@@ -127,13 +128,14 @@ class Attributes:
         changed = []
         for module, values, contents in self._kept:
             now = _own(module)
+            there = static.own(module)
             for name in now.keys() - values.keys():
                 changed.append(f"{type(module).__name__}.{name}")
-                module.__dict__.pop(name, None)
+                dict.pop(there, name, None)
             for name, value in values.items():
                 if name not in now or now[name] is not value:
                     changed.append(f"{type(module).__name__}.{name}")
-                    module.__dict__[name] = value
+                    dict.__setitem__(there, name, value)
                 if (held := contents[name]) is not None and _differs(value, held):
                     changed.append(f"{type(module).__name__}.{name}")
                     _refill(value, held)
@@ -141,7 +143,7 @@ class Attributes:
 
 
 def _own(module: Any) -> dict[str, Any]:
-    return {k: v for k, v in module.__dict__.items() if k not in _MACHINERY or k == "training"}
+    return {k: v for k, v in dict.items(static.own(module)) if k not in _MACHINERY or k == "training"}
 
 
 def _contents(value: Any) -> Any:
@@ -152,10 +154,11 @@ def _differs(value: Any, held: Any) -> bool:
     """By identity: comparing elements could run code, or compare tensors."""
     if len(value) != len(held):
         return True
-    if isinstance(value, set):
+    if type(value) is set:
         return {id(v) for v in value} != {id(v) for v in held}
-    if isinstance(value, dict):
-        return any(k not in value or value[k] is not v for k, v in held.items())
+    if type(value) is dict:  # both in their order: a look-up may compare keys
+        pairs = zip(value.items(), held.items(), strict=True)
+        return any(k is not own or v is not known for (k, v), (own, known) in pairs)
     return any(a is not b for a, b in zip(value, held, strict=True))
 
 
@@ -174,7 +177,7 @@ def buffers_aside(modules: Sequence[nn.Module], earlier: Mapping[int, Tensor]) -
     Args:
         earlier: values from before the forward pass, by the ``id`` of the buffer, where those are known.
     """
-    held = [(m, dict(m._buffers)) for m in modules if m._buffers]
+    held = [(m, dict(own)) for m in modules if (own := static.held(m, "_buffers"))]
     copies: dict[int, Tensor] = {}
     for _, buffers in held:
         for buffer in buffers.values():
@@ -184,12 +187,12 @@ def buffers_aside(modules: Sequence[nn.Module], earlier: Mapping[int, Tensor]) -
         for module, buffers in held:
             for name, buffer in buffers.items():
                 if buffer is not None:
-                    module._buffers[name] = copies[id(buffer)]
+                    static.held(module, "_buffers")[name] = copies[id(buffer)]
         yield
     finally:
         for module, buffers in held:
-            module._buffers.clear()
-            module._buffers.update(buffers)
+            static.held(module, "_buffers").clear()
+            static.held(module, "_buffers").update(buffers)
 
 
 @contextlib.contextmanager
@@ -206,10 +209,11 @@ def without_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
             getattr(place, name).clear()
         for module in modules:
             for name in _HOOKS:
-                hooks = module.__dict__.get(name)
+                there = static.module_dict(module)
+                hooks = there.get(name)
                 if hooks:
-                    held.append((module.__dict__, name, hooks))
-                    module.__dict__[name] = OrderedDict((k, h) for k, h in hooks.items() if _is_torchs(h))
+                    held.append((there, name, hooks))
+                    there[name] = OrderedDict((k, h) for k, h in hooks.items() if _is_torchs(h))
         yield
     finally:
         for owner, name, hooks in held:
@@ -219,9 +223,9 @@ def without_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _is_torchs(hook: Any) -> bool:
-    function = getattr(hook, "__func__", hook)
-    module = getattr(function, "__module__", None) or type(hook).__module__
-    return str(module).split(".")[0] == "torch"
+    function = hook.__func__ if type(hook) is MethodType else hook
+    owner = function if type(function) is FunctionType else type(hook)
+    return str(owner.__module__).split(".")[0] == "torch"
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from precdoctor.recording import static
 from precdoctor.recording.microscope.pure import UnknownValueError, guarded
 from precdoctor.recording.microscope.replay import eager
 from precdoctor.recording.microscope.restore import Attributes, buffers_aside, without_hooks
@@ -27,8 +28,8 @@ def called_again(
     Raises:
         UnknownValueError: it is in training, or cannot be run by itself.
     """
-    modules = list(module.modules())
-    if (any(m.training for m in modules) and not bound) or why_not_replayable(module) is not None:
+    modules = static.modules(module)
+    if (any(map(static.is_training, modules)) and not bound) or why_not_replayable(module) is not None:
         raise UnknownValueError("a module in training")
     attributes = Attributes(modules)
     tracer.line = None

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from precdoctor.recording import static
 from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.pure import PLACEHOLDERS, UnknownValueError, guarded
@@ -110,8 +111,8 @@ def listed(function: Any, owner: Any, args: list[Any], kwargs: dict[str, Any]) -
     if any(inspect.getattr_static(kind, n, None) is not inspect.getattr_static(nn.Module, n, None) for n in _WALKS):
         return None
     if name == "parameters":
-        return [_shown(p) for p in nn.Module.parameters(owner)]
-    return [(n, _shown(p)) for n, p in nn.Module.named_parameters(owner)]
+        return [_shown(p) for p in static.parameters(owner)]
+    return [(n, _shown(p)) for n, p in static.named_parameters(owner)]
 
 
 def _shown(p: Tensor) -> Any:

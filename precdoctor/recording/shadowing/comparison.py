@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
 from precdoctor.recording.microscope.ops import take_gradients
 from precdoctor.recording.microscope.replay import eager, gradients_aside, is_dense, ready, same_bits
 from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
@@ -55,15 +55,15 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
         Exception: whatever the user's forward raises.
     """
     module = unwrap(call.module)
-    found = {m: n if (place := names.find(m)) is None else place.module for n, m in module.named_modules()}
-    found = {m: n for m, n in found.items() if m is module or getattr(m, "inplace", False) is not True}
+    named = [(n if (place := names.find(m)) is None else place.module, m) for n, m in static.named_modules(module)]
+    found = {n: m for n, m in named if m is module or static.attribute(m, "inplace", False) is not True}
     while True:
         done, watching, reduced = Compared(call), Watching(), Reduced(found)
         with _replayed(call, module, Autocast.again(call.autocast)):
             weights = _reduced(done, watching, reduced, module, names)
-        if not (in_place := {m for m, n in found.items() if n in reduced.in_place and m is not module}):
+        if not (in_place := {n for n, m in found.items() if n in reduced.in_place and m is not module}):
             break
-        found = {m: n for m, n in found.items() if m not in in_place}
+        found = {n: m for n, m in found.items() if n not in in_place}
     done.formats = {str(d).removeprefix("torch.") for d in watching.dtypes}
     if (products := setting.reduced_products()) is not None:
         done.formats.add(products)
@@ -73,7 +73,7 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
         widened = Widened(wide, watching.draws)
         with (
             _replayed(call, module, setting.full_precision(call.autocast)),
-            setting.widened_state(list(module.modules()), wide) as own,
+            setting.widened_state(static.modules(module), wide) as own,
         ):
             _widened(
                 done, walk, widened, module, {n: (own[id(p)], g, layer, w) for n, (p, g, layer, w) in weights.items()}
@@ -85,7 +85,7 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
 
 @contextlib.contextmanager
 def _replayed(call: RootCall, module: nn.Module, around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-    modules = list(module.modules())
+    modules = static.modules(module)
     call.random.restore()
     with (
         without_hooks(modules),
@@ -106,7 +106,7 @@ def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, n
     with walk.hooked(), mode:
         result = module(*args, **kwargs)
     _judge(done, call, result)
-    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    parameters = {n: p for n, p in static.named_parameters(module) if p.requires_grad}
     inputs = [*parameters.values(), *(x for _, x in leaves.tensors([args, kwargs]) if x.requires_grad and x.is_leaf)]
     pairs = _pairs(call, result)
     if not pairs or not inputs:

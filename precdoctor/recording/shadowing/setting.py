@@ -13,9 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording import static
 from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.scene import mapped
 from precdoctor.recording.shadowing.walks import wider
+
+#: What ``mapped`` goes into.
+_NESTS = frozenset((list, tuple, dict))
 
 
 @contextlib.contextmanager
@@ -25,33 +29,40 @@ def attributes_aside(modules: Sequence[nn.Module]) -> Iterator[None]:
     machinery = set(vars(nn.Module()))
     try:
         for module in modules:
-            for name, value in list(module.__dict__.items()):
+            for name, value in list(static.module_dict(module).items()):
                 if name not in machinery and (copied := mapped(value, _copy)) is not value and _holds(value):
                     held.append((module, name, value))
-                    module.__dict__[name] = copied
+                    static.module_dict(module)[name] = copied
         yield
     finally:
         for module, name, value in held:
-            module.__dict__[name] = value
+            static.module_dict(module)[name] = value
 
 
 def _copy(x: Tensor) -> Tensor:
-    return x if isinstance(x, nn.Parameter) else x.detach().clone().requires_grad_(x.requires_grad)
+    return x if issubclass(type(x), nn.Parameter) else x.detach().clone().requires_grad_(x.requires_grad)
 
 
 def _holds(value: Any) -> bool:
     """Whether a plain attribute is, or holds, a tensor that is no parameter."""
-    if isinstance(value, Tensor):
-        return not isinstance(value, nn.Parameter)
-    if isinstance(value, dict):
-        return any(map(_holds, value.values()))
-    return isinstance(value, (list, tuple)) and any(map(_holds, value))
+    kind = type(value)
+    if issubclass(kind, Tensor):
+        return not issubclass(kind, nn.Parameter)
+    return kind in _NESTS and any(map(_holds, value.values() if kind is dict else value))
 
 
 @contextlib.contextmanager
 def widened_state(modules: Sequence[nn.Module], wide: torch.dtype) -> Iterator[dict[int, nn.Parameter]]:
     """Inside, modules have widened parameters and buffers; gives those of the parameters by the original's ``id``."""
-    held = [(m, dict(m._parameters), dict(m._buffers), m.__dict__.get("_flat_weights")) for m in modules]
+    held = [
+        (
+            m,
+            dict(static.held(m, "_parameters")),
+            dict(static.held(m, "_buffers")),
+            static.module_dict(m).get("_flat_weights"),
+        )
+        for m in modules
+    ]
     made: dict[int, nn.Parameter] = {}
     buffers: dict[int, Tensor] = {}
     try:
@@ -61,19 +72,19 @@ def widened_state(modules: Sequence[nn.Module], wide: torch.dtype) -> Iterator[d
                     if id(p) not in made:
                         value = p.detach().to(wider(p.dtype, wide))
                         made[id(p)] = nn.Parameter(value, requires_grad=p.requires_grad)
-                    module._parameters[name] = made[id(p)]
+                    static.held(module, "_parameters")[name] = made[id(p)]
             for name, b in own_buffers.items():
                 if b is not None and (b.is_floating_point() or b.is_complex()):
-                    module._buffers[name] = buffers.setdefault(id(b), b.to(wider(b.dtype, wide)))
-            if isinstance(flat, list):  # recurrent networks keep a second list of their parameters
-                module.__dict__["_flat_weights"] = [made.get(id(p), p) for p in flat]
+                    static.held(module, "_buffers")[name] = buffers.setdefault(id(b), b.to(wider(b.dtype, wide)))
+            if type(flat) is list:  # recurrent networks keep a second list of their parameters
+                static.module_dict(module)["_flat_weights"] = [made.get(id(p), p) for p in flat]
         yield made
     finally:
         for module, parameters, own_buffers, flat in held:
-            module._parameters.update(parameters)
-            module._buffers.update(own_buffers)
-            if isinstance(flat, list):
-                module.__dict__["_flat_weights"] = flat
+            static.held(module, "_parameters").update(parameters)
+            static.held(module, "_buffers").update(own_buffers)
+            if type(flat) is list:
+                static.module_dict(module)["_flat_weights"] = flat
 
 
 @contextlib.contextmanager

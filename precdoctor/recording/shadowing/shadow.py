@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from precdoctor.recording import attach
+from precdoctor.recording import attach, static
 from precdoctor.recording.microscope.restore import Attributes, RandomState
 from precdoctor.recording.naming import unwrap
 from precdoctor.recording.recorder import Recorder
@@ -82,7 +82,7 @@ class Shadow:
     def _compare(self, calls: list[RootCall]) -> None:
         """The calls of the first micro-step."""
         mine = [c for c in calls if c.micro_step == calls[0].micro_step]
-        modules = list({id(m): m for c in mine for m in unwrap(c.module).modules()}.values())
+        modules = list({id(m): m for c in mine for m in static.modules(unwrap(c.module))}.values())
         random, attributes = RandomState.now(), Attributes(modules)
         left_out = max(0, len(mine) - _MAX_CALLS)
         try:

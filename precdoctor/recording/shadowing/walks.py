@@ -8,16 +8,15 @@ first one, so that what differs behind it, it has made itself.
 from __future__ import annotations
 
 import contextlib
-import copy
-import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from precdoctor.recording import leaves
+from precdoctor.recording import leaves, static
 from precdoctor.recording.microscope.ops import take_gradients
 from precdoctor.recording.shadowing.differences import Layer, ratio, relative_l2
 
@@ -31,8 +30,9 @@ _in_backward: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
 class Walk:
     """Hooks on all modules of a tree while one forward pass runs."""
 
-    def __init__(self, names: Mapping[nn.Module, str]) -> None:
-        self._names = names
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        self._names = {id(module): name for name, module in modules.items()}
         self._calls: dict[str, int] = {}
         #: The module calls in progress.
         self.stack: list[Key] = []
@@ -42,9 +42,10 @@ class Walk:
         """Inside, modules tell of their calls."""
         handles = []
         try:
-            for module in self._names:
-                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
-                handles.append(module.register_forward_hook(self._leave))
+            for module in self._modules.values():
+                own = static.module_dict(module)
+                handles.append(_hooked(self._enter, own["_forward_pre_hooks"], own["_forward_pre_hooks_with_kwargs"]))
+                handles.append(_hooked(self._leave, own["_forward_hooks"]))
             yield
         finally:
             for handle in handles:
@@ -53,7 +54,7 @@ class Walk:
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if _in_backward() != -1:
             return None  # recomputed by a custom autograd function
-        name = self._names[module]
+        name = self._names[id(module)]
         key = (name, self._calls.get(name, 0))
         self._calls[name] = key[1] + 1
         self.stack.append(key)
@@ -85,25 +86,23 @@ class Walk:
 
 def _replaced(value: Any, changed: Mapping[int, Tensor]) -> Any:
     """The same nest with some tensors replaced, in whatever containers ``leaves`` finds tensors."""
-    if isinstance(value, Tensor):
+    kind = type(value)
+    if issubclass(kind, Tensor):
         return changed.get(id(value), value)
-    if isinstance(value, tuple):
-        items = [_replaced(v, changed) for v in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, list):
+    if issubclass(kind, tuple):
+        return static.again(value, [_replaced(v, changed) for v in static.elements(value)])
+    if kind is list:
         return [_replaced(v, changed) for v in value]
-    if isinstance(value, Mapping):
-        mapping: Any = copy.copy(value)
-        for k, v in value.items():
-            if (new := _replaced(v, changed)) is not v:
-                mapping[k] = new
-        return mapping
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        other = copy.copy(value)
-        for f in dataclasses.fields(value):
-            object.__setattr__(other, f.name, _replaced(getattr(value, f.name, None), changed))
-        return other
-    return value
+    return static.replaced(value, lambda v: _replaced(v, changed))
+
+
+def _hooked(hook: Callable[..., Any], hooks: dict[int, Any], with_kwargs: dict[int, bool] | None = None) -> Any:
+    """What a module's own ``register_forward_hook`` does, and gives, without asking the module."""
+    handle = RemovableHandle(hooks, extra_dict=with_kwargs)
+    hooks[handle.id] = hook
+    if with_kwargs is not None:
+        with_kwargs[handle.id] = True
+    return handle
 
 
 class Known:
@@ -135,8 +134,8 @@ class Reduced(Walk):
         layers: by FQN, in order of their first call.
     """
 
-    def __init__(self, names: Mapping[nn.Module, str]) -> None:
-        super().__init__(names)
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__(modules)
         self.inputs: dict[Key, dict[str, Tensor]] = {}
         self.outputs: dict[Key, dict[str, Tensor]] = {}
         self.fresh: dict[Key, set[str]] = {}
@@ -146,7 +145,6 @@ class Reduced(Walk):
         self.in_place: set[str] = set()
         self._known = Known()
         self._aliases: dict[Key, list[tuple[Tensor, int]]] = {}
-        self._modules = {name: module for module, name in names.items()}
 
     def entering(self, key: Key, given: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
         """Keeps copies; gives tensors that need gradients an alias, at which this call's share of it arrives."""
@@ -203,8 +201,8 @@ class Reduced(Walk):
 class AllTheWay(Walk):
     """The same call in the wide format from beginning to end, compared with the reduced one as it goes."""
 
-    def __init__(self, names: Mapping[nn.Module, str], reduced: Reduced) -> None:
-        super().__init__(names)
+    def __init__(self, modules: Mapping[str, nn.Module], reduced: Reduced) -> None:
+        super().__init__(modules)
         self._reduced = reduced
         #: The largest error in front of the next piece of each call's own code.
         self._given: list[float] = []
@@ -269,8 +267,8 @@ class PieceByPiece(Walk):
         starts: what was fed in its place, what to compare its gradient with, and whom that speaks of.
     """
 
-    def __init__(self, names: Mapping[nn.Module, str], reduced: Reduced, wide: torch.dtype) -> None:
-        super().__init__(names)
+    def __init__(self, modules: Mapping[str, nn.Module], reduced: Reduced, wide: torch.dtype) -> None:
+        super().__init__(modules)
         self._reduced = reduced
         self._wide = wide
         self._handed = Known()

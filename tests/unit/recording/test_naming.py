@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from precdoctor.recording.naming import Names, Place, class_name, parts, unwrap
+from precdoctor.recording import static
+from precdoctor.recording.naming import Names, Place, class_name, unwrap
 
 
 class Net(nn.Module):
@@ -197,7 +198,7 @@ class OfItsOwn(nn.Module):
 def test_the_parts_of_a_module_are_its_modules_in_their_order(make):
     module = make()
 
-    assert list(map(id, parts(module))) == list(map(id, module.modules()))
+    assert list(map(id, static.modules(module))) == list(map(id, module.modules()))
 
 
 def test_places_are_equal_and_hash_alike_by_what_they_say():

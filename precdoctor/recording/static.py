@@ -1,0 +1,412 @@
+"""Reads what belongs to the user without running a line of the user's code, as :func:`inspect.getattr_static` does.
+
+A module's ``__getstate__``, ``__len__`` or ``__getattr__``, a property, an ``items()``: any of these may write to the
+object, draw a random number, read on in a stream or raise. So types are asked instead of objects, containers are read
+by the methods of the builtin type that they derive from, and attributes are taken from where they are stored. What
+cannot be had in this way is not recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections import OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Final, Generic, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+K = TypeVar("K")
+V = TypeVar("V")
+_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+_members: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+#: The instance dictionary of a module: no Python function, because it is asked for at every call.
+module_dict: Callable[[nn.Module], dict[str, Any]] = nn.Module.__dict__["__dict__"].__get__
+#: Kinds of descriptors that are C code: slots and ``__dict__``.
+_STORED: Final = (MemberDescriptorType, GetSetDescriptorType)
+#: Keys that nobody's code hashes, compares or prints.
+KEYS: Final = frozenset((str, int, bool, float, type(None)))
+#: Values that a copy may share.
+_SHARED: Final = (BuiltinFunctionType, FunctionType, ModuleType, type, torch.dtype, torch.device)
+#: What prints without anybody's code.
+_PRINTED: Final = KEYS | {complex, bytes, torch.dtype, torch.device, torch.Size}
+#: Characters of a key or a class name in the log, parts of a key that is a tuple, entries of a container looked at.
+_MAX_NAME: Final = 120
+_MAX_PARTS: Final = 8
+_MAX_ENTRIES: Final = 1024
+#: Elements of a setting, and lists in one another.
+_MAX_SETTINGS, _MAX_NEST = 64, 4
+_MISSING: Final = object()
+_DICTIONARIES: Final = (dict, OrderedDict)
+#: Builtin classes whose instances only they can make, the more special ones first.
+_CONTAINERS: Final = (OrderedDict, defaultdict, dict, list)
+
+
+class UnreadableError(TypeError):
+    """An object cannot be copied without running its code."""
+
+
+# --- objects ---------------------------------------------------------------------------------------------------------
+
+
+def own(x: Any) -> dict[str, Any]:
+    """The instance dictionary of any object, the very one; empty when it has none."""
+    for kind in _mro(type(x)):
+        found = _members(kind).get("__dict__")
+        if type(found) in _STORED:
+            there = cast("Any", found).__get__(x)
+            return there if issubclass(type(there), dict) else {}
+    return {}
+
+
+def attribute(x: Any, name: str, default: Any = None) -> Any:
+    """A stored attribute of any object: its own, in a slot, or a plain value of its class; ``default`` otherwise."""
+    found = dict.get(own(x), name, _MISSING)
+    return of_class(x, name, default) if found is _MISSING else found
+
+
+def of_class(x: Any, name: str, default: Any = None) -> Any:
+    """The value of a slot, or what the class of ``x`` has under a name unless that is a descriptor."""
+    for kind in _mro(type(x)):
+        found = _members(kind).get(name, _MISSING)
+        if type(found) is MemberDescriptorType:
+            try:
+                return found.__get__(x)
+            except AttributeError:
+                return default
+        if found is not _MISSING:
+            return default if any("__get__" in _members(k) for k in _mro(type(found))) else found
+    return default
+
+
+def defines(kind: type, name: str, *, below: type = object) -> bool:
+    """Whether a class, or one it derives from up to ``below``, has a method or attribute of its own of this name."""
+    for each in _mro(kind):
+        if each is below:
+            return False
+        if name in _members(each):
+            return True
+    return False
+
+
+def shallow_copy(x: Any) -> Any:
+    """A second object with the same attributes, made without its constructor, ``__copy__`` or ``__getstate__``.
+
+    Dictionaries and lists, also of classes derived from them, get the same entries.
+
+    Raises:
+        UnreadableError: its class keeps more than that, or wants to be told when an instance goes (``__del__``).
+    """
+    kind = type(x)
+    if defines(kind, "__del__"):
+        raise UnreadableError(f"{kind.__name__} defines __del__")
+    base: Any = next((b for b in _CONTAINERS if issubclass(kind, b)), object)
+    try:
+        twin = base.__new__(kind)
+    except TypeError as error:
+        raise UnreadableError(str(error)) from error
+    if issubclass(base, dict):
+        for key, value in dict.items(x):
+            base.__setitem__(twin, _key(key, {}), value)
+    elif base is list:
+        list.extend(twin, list.__iter__(x))
+    own(twin).update(dict.items(own(x)))
+    for slot in (m for each in _mro(kind) for m in _members(each).values() if type(m) is MemberDescriptorType):
+        with contextlib.suppress(AttributeError):  # nothing in it
+            slot.__set__(twin, slot.__get__(x))
+    return twin
+
+
+def deep_copy(x: Any, memo: dict[int, Any]) -> Any:
+    """A copy of an object and all that it holds.
+
+    Args:
+        x: tensors are cloned; functions, classes and modules of Python are shared.
+        memo: copies by the ``id`` of the original; what is in it is not copied again.
+
+    Raises:
+        UnreadableError: something in it cannot be copied without running its code.
+    """
+    if id(x) in memo:
+        return memo[id(x)]
+    kind = type(x)
+    twin: Any
+    if kind in KEYS or kind in (complex, bytes) or issubclass(kind, _SHARED):
+        return x
+    if issubclass(kind, Tensor):
+        twin = x.detach().clone()
+        twin = nn.Parameter(twin, x.requires_grad) if kind is nn.Parameter else twin.requires_grad_(x.requires_grad)
+    elif kind in (list, deque, dict, OrderedDict, defaultdict):
+        twin = memo[id(x)] = _emptied(x)
+        if kind in (list, deque):
+            twin.extend([deep_copy(v, memo) for v in x])
+        else:
+            twin.update([(_key(k, memo), deep_copy(v, memo)) for k, v in dict.items(x)])
+    elif kind is tuple:
+        twin = tuple(deep_copy(v, memo) for v in x)
+    elif kind in (set, frozenset):
+        twin = kind([_key(k, memo) for k in x])
+    elif kind is MethodType:
+        twin = MethodType(x.__func__, deep_copy(x.__self__, memo))
+    elif kind.__module__ == "numpy":
+        twin = x.copy()
+    else:
+        twin = memo[id(x)] = shallow_copy(x)
+        there = own(twin)
+        there.update([(name, deep_copy(value, memo)) for name, value in there.items()])
+    memo[id(x)] = twin
+    return twin
+
+
+def _emptied(x: Any) -> Any:
+    if type(x) is deque:
+        return deque(maxlen=x.maxlen)
+    return defaultdict(x.default_factory) if type(x) is defaultdict else type(x)()
+
+
+def _key(key: Any, memo: dict[int, Any]) -> Any:
+    if type(key) not in KEYS and type(key) not in (Tensor, nn.Parameter):
+        raise UnreadableError(f"a {type(key).__name__} is a key")
+    return memo.get(id(key), key)
+
+
+def replaced(x: Any, change: Callable[[Any], Any]) -> Any:
+    """A shallow copy of a dictionary, a list, or a dataclass with each entry changed; anything else as it is."""
+    names = of_class(x, "__dataclass_fields__")
+    if not issubclass(type(x), (dict, list, UserDict)) and type(names) is not dict:
+        return x
+    try:
+        twin = shallow_copy(x)
+    except UnreadableError:
+        return x
+    if issubclass(type(x), list):
+        list.__setitem__(twin, slice(None), [change(v) for v in elements(x)])
+    if issubclass(type(x), UserDict):
+        own(twin)["data"] = replaced(own(x).get("data"), change)
+    for key, value in dict.items(x) if issubclass(type(x), dict) else ():
+        dict.__setitem__(twin, key, change(value))
+    there = own(twin)
+    for name in names if type(names) is dict else ():
+        if name in there:
+            there[name] = change(there[name])
+        elif type(slot := _members(type(x)).get(name)) is MemberDescriptorType:
+            slot.__set__(twin, change(attribute(x, name)))
+    return twin
+
+
+# --- values and containers -------------------------------------------------------------------------------------------
+
+
+def number(x: Any) -> float | None:
+    """A real number of Python's or NumPy's as a float; null for anything else."""
+    kind = type(x)
+    if issubclass(kind, float):
+        return float.__float__(x)
+    if issubclass(kind, int):
+        return float(int.__int__(x))
+    return float(x) if kind.__module__ == "numpy" and kind.__name__.startswith(("float", "int", "uint")) else None
+
+
+def text(x: Any) -> str:
+    """What a key or a setting is called in the log, at most 120 characters; of objects the name of their class."""
+    kind = type(x)
+    if issubclass(kind, str):
+        found = str.__str__(x)
+    elif kind in _PRINTED:
+        found = str(x)
+    elif kind is tuple:
+        found = f"({', '.join(map(text, x[:_MAX_PARTS]))})"
+    else:
+        found = kind.__name__
+    return found if len(found) <= _MAX_NAME else f"{found[: _MAX_NAME - 1]}…"
+
+
+def plain(x: Any, depth: int = 0) -> Any:
+    """A setting as JSON can hold it; of what is no number, no string and no list of such the name of its class.
+
+    Tensors on a device are not waited for.
+    """
+    if issubclass(type(x), bool) or x is None or type(x) in (int, float):
+        return x
+    if issubclass(type(x), Tensor):
+        return float(x.detach()) if x.numel() == 1 and x.is_cpu else "tensor"
+    if issubclass(type(x), (list, tuple)) and depth < _MAX_NEST:
+        return [plain(v, depth + 1) for v in elements(x)[:_MAX_SETTINGS]]
+    known = number(x)
+    return text(x) if known is None else int(known) if issubclass(type(x), int) else known
+
+
+def elements(x: Any) -> list[Any]:
+    """The elements of a list or a tuple, or of a class derived from them; none of anything else."""
+    kind = type(x)
+    if issubclass(kind, list):
+        return list(list.__iter__(x))
+    return list(tuple.__iter__(x)) if issubclass(kind, tuple) else []
+
+
+def entries(x: Any) -> dict[Any, Any] | None:
+    """The dictionary behind a mapping: itself, if it is one by its class, or what a ``UserDict`` holds; else null."""
+    kind = type(x)
+    if issubclass(kind, dict):
+        return cast("dict[Any, Any]", x)
+    return entries(dict.get(own(x), "data")) if issubclass(kind, UserDict) else None
+
+
+def items(x: Any) -> Iterator[tuple[str, Any]]:
+    """The entries of a container by name: dictionaries, lists, tuples, named tuples and dataclasses, and what derives
+    from these. Nothing of anything else: iterators would be used up.
+    """
+    kind = type(x)
+    pairs: Iterable[tuple[str, Any]]
+    if (found := entries(x)) is not None:
+        pairs = ((text(key), value) for key, value in dict.items(found))
+    elif issubclass(kind, (list, tuple)):
+        fields = of_class(x, "_fields") if kind is not tuple and kind is not list else None
+        names = itertools.chain(map(text, elements(fields)), itertools.count(len(elements(fields))))
+        pairs = ((str(name), value) for name, value in zip(names, elements(x), strict=False))
+    elif type(fields := of_class(x, "__dataclass_fields__")) is dict:
+        pairs = ((text(name), attribute(x, name)) for name in fields)
+    else:
+        return iter(())
+    return itertools.islice(pairs, _MAX_ENTRIES)
+
+
+def tensors(x: Any) -> list[Tensor]:
+    """A tensor by itself, or those of a list, a tuple or a dictionary; none of an iterator, which would be used up."""
+    if issubclass(type(x), Tensor):
+        return [x]
+    found = entries(x)
+    return [v for v in (elements(x) if found is None else dict.values(found)) if issubclass(type(v), Tensor)]
+
+
+def again(x: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
+    """A tuple of the same class as ``x`` with other elements; its ``__new__`` does not run."""
+    kind = type(x)
+    return kind(values) if kind.__module__ == "torch.return_types" else tuple.__new__(kind, values)
+
+
+class ByIdentity(Generic[K, V]):
+    """Values by object, each for as long as that lives; nobody's ``__hash__`` or ``__eq__`` runs."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[K], V]] = {}
+
+    def get(self, key: K) -> V | None:
+        """The value of an object; null when it has none."""
+        found = self._found.get(id(key))
+        return found[1] if found is not None and found[0]() is key else None
+
+    def put(self, key: K, value: V) -> V:
+        """Give an object a value; returns that."""
+        self._found[id(key)] = weakref.ref(key), value
+        return value
+
+    def drop(self, key: K) -> None:
+        """Take it away again, if it has one."""
+        self._found.pop(id(key), None)
+
+    def keys(self) -> list[K]:
+        """The objects that live."""
+        return [key for ref, _ in self._found.values() if (key := ref()) is not None]
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------
+
+
+def held(module: nn.Module, kind: str) -> dict[str, Any]:
+    """What a module has of one kind (``_modules``, ``_parameters``, ``_buffers``), in a dictionary of Python's."""
+    found = dict.get(module_dict(module), kind)
+    if type(found) in _DICTIONARIES:
+        return cast("dict[str, Any]", found)
+    if issubclass(type(found), dict):
+        return dict(dict.items(cast("dict[str, Any]", found)))
+    # Scripted modules have containers of torch's own.
+    return dict(found.items()) if type(found).__module__.startswith("torch.") else {}  # type: ignore[union-attr]
+
+
+def modules(module: nn.Module) -> list[nn.Module]:
+    """What ``module.modules()`` gives, in its order, several times as fast."""
+    found: dict[int, nn.Module] = {}
+    waiting = [module]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in found:
+            found[id(part)] = part
+            children = dict.get(module_dict(part), "_modules")
+            if type(children) not in _DICTIONARIES:
+                children = held(part, "_modules")
+            waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]  # type: ignore[union-attr]
+    return list(found.values())
+
+
+def named_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """What ``module.named_modules()`` gives, in its order."""
+    found: dict[int, tuple[str, nn.Module]] = {}
+    waiting = [("", module)]
+    while waiting:
+        name, part = waiting.pop()
+        if id(part) not in found:
+            found[id(part)] = name, part
+            children = reversed(held(part, "_modules").items())
+            waiting += [(f"{name}.{k}" if name else k, m) for k, m in children if issubclass(type(m), nn.Module)]
+    return list(found.values())
+
+
+def is_training(module: nn.Module) -> bool:
+    """``module.training``; a compiled model stands for the one in it."""
+    while (
+        type(module).__name__ == "OptimizedModule" and (inner := held(module, "_modules").get("_orig_mod")) is not None
+    ):
+        module = inner
+    return dict.get(module_dict(module), "training") is not False
+
+
+def named_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What ``module.named_parameters()`` gives."""
+    return _named(module, "_parameters")
+
+
+def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What ``module.named_buffers()`` gives."""
+    return _named(module, "_buffers")
+
+
+def parameters(module: nn.Module) -> Iterator[Tensor]:
+    """What ``module.parameters()`` gives."""
+    return _tensors(module, "_parameters")
+
+
+def buffers(module: nn.Module) -> Iterator[Tensor]:
+    """What ``module.buffers()`` gives."""
+    return _tensors(module, "_buffers")
+
+
+def _named(module: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
+    found: set[int] = set()
+    for prefix, part in named_modules(module):
+        for name, x in held(part, kind).items():
+            if x is not None and id(x) not in found:
+                found.add(id(x))
+                yield f"{prefix}.{name}" if prefix else name, x
+
+
+def _tensors(module: nn.Module, kind: str) -> Iterator[Tensor]:
+    """Module by module: most who ask want to know whether there is one."""
+    found: set[int] = set()
+    waiting = [module]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in found:
+            continue
+        found.add(id(part))
+        tensors, children = dict.get(module_dict(part), kind), dict.get(module_dict(part), "_modules")
+        if type(tensors) not in _DICTIONARIES or type(children) not in _DICTIONARIES:
+            tensors, children = held(part, kind), held(part, "_modules")
+        for x in tensors.values():  # type: ignore[union-attr]
+            if x is not None and id(x) not in found:
+                found.add(id(x))
+                yield x
+        waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]  # type: ignore[union-attr]
