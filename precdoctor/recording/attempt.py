@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from precdoctor.recording import leaves, static
+
+#: What a state is keyed by, in optimizers of torch.
+_NAMES = frozenset((str,))
 
 
 class GradientsAside:
@@ -61,14 +64,19 @@ def parameters_in(group: dict[str, Any]) -> list[Tensor]:
 
 def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
     """What it keeps for a parameter, by name: an optimizer of the user's own may keep anything, or nothing, there."""
-    state: Any = static.attribute(optimizer, "state")
+    plain = issubclass(type(optimizer), torch.optim.Optimizer)
+    state: Any = dict.get(static.optimizer_dict(optimizer) if plain else static.own(optimizer), "state")
     own: Any = dict.get(state, parameter) if issubclass(type(state), dict) else None
-    return {static.text(k): x for k, x in dict.items(own)} if issubclass(type(own), dict) else {}
+    if not issubclass(type(own), dict):
+        return {}
+    if type(own) is dict and _NAMES.issuperset(map(type, own)):
+        return own
+    return dict(static.items(own))
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """All of its parameters, group by group."""
-    return (p for group in groups_of(optimizer) for p in parameters_in(group))
+    return [p for group in groups_of(optimizer) for p in parameters_in(group)]
 
 
 def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Tensor, Tensor, int]]:

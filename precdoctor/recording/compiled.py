@@ -88,9 +88,7 @@ class Probes:
 
     def _number_all(self, root: nn.Module, *, in_place: bool = False) -> None:
         modules = static.modules(root)
-        wrapped = {
-            id(static.held(m, "_modules")["_orig_mod"]) for m in modules if type(m).__name__ == "OptimizedModule"
-        }
+        wrapped = {id(unwrap(m)) for m in modules if type(m).__name__ == "OptimizedModule"}
         in_its_place = any(static.module_dict(m).get("_compiled_call_impl") is not None for m in modules)
         compiled = in_place or in_its_place or bool(wrapped)
         if not compiled or not _supported():

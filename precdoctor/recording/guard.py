@@ -90,7 +90,7 @@ class Guard:
         """
         if self._policy == "observe":
             return False
-        parameters = list(parameters_of(optimizer))
+        parameters = parameters_of(optimizer)
         if self._recorder.trace is not None and self._recorder.trace.running:
             return self._skips_traced_step(parameters, scaled=scaler is not None)
         if self._policy == "skip" and any(map(_is_sharded, parameters)):
@@ -141,7 +141,7 @@ class Guard:
             return
         follows, self._last_bad = self._last_bad == recorder.step - 1, recorder.step
         if not follows:
-            parameters = list(parameters_of(optimizer))
+            parameters = parameters_of(optimizer)
             more = {"finite_before": self._finite_before(optimizer, parameters)}
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
 
@@ -216,7 +216,7 @@ class Guard:
         if self._policy == "observe" or self._last_bad == recorder.step or self._examined >= MAX_EXAMINED:
             return
         gradient, self._gradient = self._gradient, None
-        parameters = list(parameters_of(optimizer))
+        parameters = parameters_of(optimizer)
         if not all(p.is_cpu for p in parameters):
             return
         if not recorder.live or math.isfinite(_value(amax(parameters))):

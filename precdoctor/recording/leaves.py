@@ -39,7 +39,7 @@ def floating(value: Any) -> Iterator[tuple[str, Tensor]]:
     if type(value) is dict and len(value) == 1:  # of arguments, most often
         ((name, x),) = value.items()
         if type(x) is Tensor:
-            return iter(((static.text(name), x),) if counts(x) else ())
+            return iter(((str(name) if type(name) is int else static.text(name), x),) if counts(x) else ())
     return ((name, x) for name, x in tensors(value) if counts(x))
 
 

@@ -89,7 +89,7 @@ class Masters:
         Shapes must agree, and the master rounded must be the weight, as it is between two steps. Comparing them waits
         for the device once, and is not done with ``--on-nonfinite observe``, which never waits.
         """
-        parameters = list(parameters_of(optimizer))
+        parameters = parameters_of(optimizer)
         known = self._looked.get(id(optimizer))
         if known is not None and known[0]() is optimizer and known[1] == len(parameters):
             return

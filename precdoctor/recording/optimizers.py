@@ -209,6 +209,8 @@ class Optimizers:
 
     def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
         attempt = self._attempt
+        if not groups_of(optimizer):
+            return  # a wrapper with a property for its groups: the optimizer that it drives makes the attempt
         if attempt is None or not attempt.by_scaler:
             if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
                 attempt.driven.append(optimizer)

@@ -268,7 +268,7 @@ class Scalers:
 
 
 def _first_parameter(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-    return next(parameters_of(optimizer), None)
+    return next(iter(parameters_of(optimizer)), None)
 
 
 def _is_enabled(scaler: torch.amp.GradScaler) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import kernels, leaves, static
+from precdoctor.recording import copies, kernels, leaves, static
 from precdoctor.recording.first_call import FirstCall, FirstCalls
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
@@ -344,8 +344,8 @@ def _stand_in(module: nn.Module) -> nn.Module | None:
     if any(True for _ in static.parameters(module)) or any(True for _ in static.buffers(module)):
         return None
     try:
-        twin: nn.Module = static.shallow_copy(module)
-    except static.UnreadableError:
+        twin: nn.Module = copies.shallow_copy(module)
+    except copies.UnreadableError:
         return None
     return twin
 

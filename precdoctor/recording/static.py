@@ -8,12 +8,11 @@ cannot be had in this way is not recorded.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
-from collections import OrderedDict, UserDict, defaultdict, deque
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final, Generic, TypeVar, cast
 
 import torch
@@ -21,16 +20,17 @@ from torch import Tensor, nn
 
 K = TypeVar("K")
 V = TypeVar("V")
-_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
-_members: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+#: The bases of a class, itself first, and what is defined in the class itself.
+mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+members: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
 #: The instance dictionary of a module: no Python function, because it is asked for at every call.
 module_dict: Callable[[nn.Module], dict[str, Any]] = nn.Module.__dict__["__dict__"].__get__
+#: The same of an optimizer: asked for at every parameter.
+optimizer_dict: Callable[[torch.optim.Optimizer], dict[str, Any]] = torch.optim.Optimizer.__dict__["__dict__"].__get__
 #: Kinds of descriptors that are C code: slots and ``__dict__``.
 _STORED: Final = (MemberDescriptorType, GetSetDescriptorType)
 #: Keys that nobody's code hashes, compares or prints.
 KEYS: Final = frozenset((str, int, bool, float, type(None)))
-#: Values that a copy may share.
-_SHARED: Final = (BuiltinFunctionType, FunctionType, ModuleType, type, torch.dtype, torch.device)
 #: What prints without anybody's code.
 _PRINTED: Final = KEYS | {complex, bytes, torch.dtype, torch.device, torch.Size}
 #: Characters of a key or a class name in the log, parts of a key that is a tuple, entries of a container looked at.
@@ -41,12 +41,6 @@ _MAX_ENTRIES: Final = 1024
 _MAX_SETTINGS, _MAX_NEST = 64, 4
 _MISSING: Final = object()
 _DICTIONARIES: Final = (dict, OrderedDict)
-#: Builtin classes whose instances only they can make, the more special ones first.
-_CONTAINERS: Final = (OrderedDict, defaultdict, dict, list)
-
-
-class UnreadableError(TypeError):
-    """An object cannot be copied without running its code."""
 
 
 # --- objects ---------------------------------------------------------------------------------------------------------
@@ -54,8 +48,8 @@ class UnreadableError(TypeError):
 
 def own(x: Any) -> dict[str, Any]:
     """The instance dictionary of any object, the very one; empty when it has none."""
-    for kind in _mro(type(x)):
-        found = _members(kind).get("__dict__")
+    for kind in mro(type(x)):
+        found = members(kind).get("__dict__")
         if type(found) in _STORED:
             there = cast("Any", found).__get__(x)
             return there if issubclass(type(there), dict) else {}
@@ -70,131 +64,26 @@ def attribute(x: Any, name: str, default: Any = None) -> Any:
 
 def of_class(x: Any, name: str, default: Any = None) -> Any:
     """The value of a slot, or what the class of ``x`` has under a name unless that is a descriptor."""
-    for kind in _mro(type(x)):
-        found = _members(kind).get(name, _MISSING)
+    for kind in mro(type(x)):
+        found = members(kind).get(name, _MISSING)
         if type(found) is MemberDescriptorType:
             try:
                 return found.__get__(x)
             except AttributeError:
                 return default
         if found is not _MISSING:
-            return default if any("__get__" in _members(k) for k in _mro(type(found))) else found
+            return default if any("__get__" in members(k) for k in mro(type(found))) else found
     return default
 
 
 def defines(kind: type, name: str, *, below: type = object) -> bool:
     """Whether a class, or one it derives from up to ``below``, has a method or attribute of its own of this name."""
-    for each in _mro(kind):
+    for each in mro(kind):
         if each is below:
             return False
-        if name in _members(each):
+        if name in members(each):
             return True
     return False
-
-
-def shallow_copy(x: Any) -> Any:
-    """A second object with the same attributes, made without its constructor, ``__copy__`` or ``__getstate__``.
-
-    Dictionaries and lists, also of classes derived from them, get the same entries.
-
-    Raises:
-        UnreadableError: its class keeps more than that, or wants to be told when an instance goes (``__del__``).
-    """
-    kind = type(x)
-    if defines(kind, "__del__"):
-        raise UnreadableError(f"{kind.__name__} defines __del__")
-    base: Any = next((b for b in _CONTAINERS if issubclass(kind, b)), object)
-    try:
-        twin = base.__new__(kind)
-    except TypeError as error:
-        raise UnreadableError(str(error)) from error
-    if issubclass(base, dict):
-        for key, value in dict.items(x):
-            base.__setitem__(twin, _key(key, {}), value)
-    elif base is list:
-        list.extend(twin, list.__iter__(x))
-    own(twin).update(dict.items(own(x)))
-    for slot in (m for each in _mro(kind) for m in _members(each).values() if type(m) is MemberDescriptorType):
-        with contextlib.suppress(AttributeError):  # nothing in it
-            slot.__set__(twin, slot.__get__(x))
-    return twin
-
-
-def deep_copy(x: Any, memo: dict[int, Any]) -> Any:
-    """A copy of an object and all that it holds.
-
-    Args:
-        x: tensors are cloned; functions, classes and modules of Python are shared.
-        memo: copies by the ``id`` of the original; what is in it is not copied again.
-
-    Raises:
-        UnreadableError: something in it cannot be copied without running its code.
-    """
-    if id(x) in memo:
-        return memo[id(x)]
-    kind = type(x)
-    twin: Any
-    if kind in KEYS or kind in (complex, bytes) or issubclass(kind, _SHARED):
-        return x
-    if issubclass(kind, Tensor):
-        twin = x.detach().clone()
-        twin = nn.Parameter(twin, x.requires_grad) if kind is nn.Parameter else twin.requires_grad_(x.requires_grad)
-    elif kind in (list, deque, dict, OrderedDict, defaultdict):
-        twin = memo[id(x)] = _emptied(x)
-        if kind in (list, deque):
-            twin.extend([deep_copy(v, memo) for v in x])
-        else:
-            twin.update([(_key(k, memo), deep_copy(v, memo)) for k, v in dict.items(x)])
-    elif kind is tuple:
-        twin = tuple(deep_copy(v, memo) for v in x)
-    elif kind in (set, frozenset):
-        twin = kind([_key(k, memo) for k in x])
-    elif kind is MethodType:
-        twin = MethodType(x.__func__, deep_copy(x.__self__, memo))
-    elif kind.__module__ == "numpy":
-        twin = x.copy()
-    else:
-        twin = memo[id(x)] = shallow_copy(x)
-        there = own(twin)
-        there.update([(name, deep_copy(value, memo)) for name, value in there.items()])
-    memo[id(x)] = twin
-    return twin
-
-
-def _emptied(x: Any) -> Any:
-    if type(x) is deque:
-        return deque(maxlen=x.maxlen)
-    return defaultdict(x.default_factory) if type(x) is defaultdict else type(x)()
-
-
-def _key(key: Any, memo: dict[int, Any]) -> Any:
-    if type(key) not in KEYS and type(key) not in (Tensor, nn.Parameter):
-        raise UnreadableError(f"a {type(key).__name__} is a key")
-    return memo.get(id(key), key)
-
-
-def replaced(x: Any, change: Callable[[Any], Any]) -> Any:
-    """A shallow copy of a dictionary, a list, or a dataclass with each entry changed; anything else as it is."""
-    names = of_class(x, "__dataclass_fields__")
-    if not issubclass(type(x), (dict, list, UserDict)) and type(names) is not dict:
-        return x
-    try:
-        twin = shallow_copy(x)
-    except UnreadableError:
-        return x
-    if issubclass(type(x), list):
-        list.__setitem__(twin, slice(None), [change(v) for v in elements(x)])
-    if issubclass(type(x), UserDict):
-        own(twin)["data"] = replaced(own(x).get("data"), change)
-    for key, value in dict.items(x) if issubclass(type(x), dict) else ():
-        dict.__setitem__(twin, key, change(value))
-    there = own(twin)
-    for name in names if type(names) is dict else ():
-        if name in there:
-            there[name] = change(there[name])
-        elif type(slot := _members(type(x)).get(name)) is MemberDescriptorType:
-            slot.__set__(twin, change(attribute(x, name)))
-    return twin
 
 
 # --- values and containers -------------------------------------------------------------------------------------------
@@ -335,10 +224,10 @@ def modules(module: nn.Module) -> list[nn.Module]:
         part = waiting.pop()
         if id(part) not in found:
             found[id(part)] = part
-            children = dict.get(module_dict(part), "_modules")
+            children: Any = dict.get(module_dict(part), "_modules")
             if type(children) not in _DICTIONARIES:
                 children = held(part, "_modules")
-            waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]  # type: ignore[union-attr]
+            waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]
     return list(found.values())
 
 
@@ -397,6 +286,8 @@ def _tensors(module: nn.Module, kind: str) -> Iterator[Tensor]:
     """Module by module: most who ask want to know whether there is one."""
     found: set[int] = set()
     waiting = [module]
+    tensors: Any
+    children: Any
     while waiting:
         part = waiting.pop()
         if id(part) in found:
@@ -405,8 +296,9 @@ def _tensors(module: nn.Module, kind: str) -> Iterator[Tensor]:
         tensors, children = dict.get(module_dict(part), kind), dict.get(module_dict(part), "_modules")
         if type(tensors) not in _DICTIONARIES or type(children) not in _DICTIONARIES:
             tensors, children = held(part, kind), held(part, "_modules")
-        for x in tensors.values():  # type: ignore[union-attr]
+        for x in tensors.values():
             if x is not None and id(x) not in found:
                 found.add(id(x))
                 yield x
-        waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]  # type: ignore[union-attr]
+        if children:
+            waiting += [m for m in reversed(children.values()) if issubclass(type(m), nn.Module)]

@@ -136,7 +136,7 @@ class ThrownAway:
         if self._is_updated(optimizer):
             self._end(optimizer, None)
         elif not self._is_unscaled(optimizer):
-            found = self._look(list(parameters_of(optimizer)))
+            found = self._look(parameters_of(optimizer))
             if found is not None and _is_lost(found, optimizer):
                 self._end(optimizer, found)
 
@@ -167,7 +167,7 @@ class ThrownAway:
         if self._is_unscaled(optimizer):  # nobody unscales what is not for a step
             if not (self._went_forward and self._is_updated(optimizer)):  # else it would take the next step's rows
                 self._leave_out(optimizer, None)
-        elif (found := self._look(list(parameters_of(optimizer)))) is not None:
+        elif (found := self._look(parameters_of(optimizer))) is not None:
             if _is_finite(found):
                 self._unclear = True
             elif not self._went_forward and _is_lost(found, optimizer):
@@ -219,5 +219,5 @@ def _is_lost(found: Found, optimizer: torch.optim.Optimizer) -> bool:
     """Whether gradients are not finite and the weights are: SAM's first step would have spoiled them."""
     if _is_finite(found):
         return False
-    largest = read(amax(list(parameters_of(optimizer))))
+    largest = read(amax(parameters_of(optimizer)))
     return largest is None or math.isfinite(largest)

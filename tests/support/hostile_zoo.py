@@ -4,8 +4,8 @@ Every special method and property of its modules, optimizers, batches, outputs, 
 stack: called on behalf of precdoctor it writes that down, spoils the object and raises. The training itself, torch and
 the rest of Python may do as they like.
 
-Usage: ``hostile_zoo.py PACKAGE NOTES [nan]``: the folder of precdoctor, where to write what was called, and whether the
-training comes to a NaN. Prints losses to the last bit, and a digest of the weights.
+Usage: ``hostile_zoo.py PACKAGE NOTES STEPS plain|scaler|wrapper BAD``: the folder of precdoctor, a file for what it
+called, and the step that comes to a NaN (-1: none). Prints losses to the last bit, and a digest of the weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import linecache
 import sys
-from collections import OrderedDict, UserDict, namedtuple
+from collections import OrderedDict, UserDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,14 +23,16 @@ import torch
 from torch import Tensor, nn
 
 PACKAGE, NOTES = (sys.argv[1], Path(sys.argv[2])) if __name__ == "__main__" else ("", Path())
-SPECIAL = """
+SPECIAL = frozenset(
+    """
 __copy__ __deepcopy__ __reduce__ __reduce_ex__ __getstate__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __hash__ __len__
 __length_hint__ __bool__ __repr__ __str__ __format__ __bytes__ __iter__ __reversed__ __contains__ __getitem__ __dir__
 __setitem__ __delitem__ __getattribute__ __getattr__ __setattr__ __delattr__ __float__ __int__ __index__ __complex__
 __get__ __enter__ __exit__ __next__ __sizeof__ __array__ __torch_function__ __add__ __radd__ __mul__ __rmul__
 __sub__ __neg__ __abs__ __round__ __instancecheck__ __subclasscheck__ keys items values get pop copy update append
 __missing__ __or__ __del__
-""".split()
+""".split()  # noqa: SIM905 - sixty names
+)
 #: Lines of precdoctor that call what the script itself has called, in its place.
 PASSED_ON = ("original(", "parameters = list(parameters)")
 #: A replay runs a module's forward as torch does: what that asks of the module is the user's own code.
@@ -55,6 +57,7 @@ def blame(what: str, line: str) -> None:
     with NOTES.open("a") as notes:
         notes.write(f"{what} called by {line}\n")
     import os
+
     if not os.environ.get("KIND"):
         raise RuntimeError(f"{what} is none of your business")
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import attach, kernels, leaves, static
+from precdoctor.recording import attach, copies, kernels, leaves, static
 from precdoctor.recording.attempt import groups_of, parameters_in, parameters_of, state_of
 from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.facts import NEG_INF, POS_INF, badness
@@ -161,14 +161,14 @@ def _copied(
     again: torch.optim.Optimizer = object.__new__(type(optimizer))
     memo[id(optimizer)] = again
     own = static.own(again)
-    own.update(static.deep_copy(plain, memo))
+    own.update(copies.deep_copy(plain, memo))
     own.update({name: OrderedDict() for name in _HOOKS if name in there})
     own["param_groups"] = groups = []
     for group in groups_of(optimizer):
         mine = [clones[id(p)] for p in parameters_in(group) if id(p) in clones]
         settings = {k: v for k, v in dict.items(group) if k != "params"}
         if mine:
-            groups.append({**static.deep_copy(settings, memo), "params": mine})
+            groups.append({**copies.deep_copy(settings, memo), "params": mine})
     own["state"] = defaultdict(dict, states)
     return again, list(clones.values()), known
 
@@ -182,7 +182,7 @@ def _state(name: str, value: Any, mended: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(_state("", x, mended) for x in value)
     if type(value) is dict:
         return {k: _state("", x, mended) for k, x in value.items()}
-    return static.deep_copy(value, {})
+    return copies.deep_copy(value, {})
 
 
 def _mended(x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def parameters(*layers):
 
 def test_unknown_without_a_scaler(training):
     scalers, scaler, _, layers = training
-    scalers._in_use.discard(scaler)
+    scalers._in_use.drop(scaler)
     assert scalers.still_scaled(parameters(*layers)) is None
 
 
