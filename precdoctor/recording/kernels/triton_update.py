@@ -87,6 +87,36 @@ def _is_tiny(magnitude):
 
 
 @triton.jit
+def _chosen_highest(step, weight):
+    """The binades of an intention above its weight, at the top of a window over them."""
+    apart = ((step - 1) >> 23) - ((weight - 1) >> 23)
+    highest = tl.max(tl.where(_is_normal(step) & _is_normal(weight), apart, _REL_MIN)) + _ABOVE
+    return tl.minimum(tl.maximum(highest, _REL_MIN + 30), _REL_MAX)
+
+
+@triton.jit
+def _measure_left_out(
+    before, after, intended, ints, floats, tile, flags, numel,
+    MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
+    SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTENDED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """What lanes have left out of some tiles. Returns how many differences were not finite."""
+    bad = tl.zeros([], tl.int64)
+    again = tl.reduce(flags, 0, either)
+    while again != 0:
+        if again & 1:
+            change, weight, step, same = _load(
+                before, after, intended, tile, numel, MBITS, BIAS, SPECIAL, FNUZ, SIZE, INTENDED, ALIGNED
+            )
+            flagged = ((flags & 1) != 0)[:, None] & (weight >= 0)
+            bad += _tally(change, weight, step, same, flagged, ints, floats, SMALLEST, LARGEST, INTENDED)
+        flags = flags >> 1
+        again = again >> 1
+        tile += 1
+    return bad
+
+
+@triton.jit
 def _measure_window(
     before, after, intended, ints, floats, first, stop, numel,
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
@@ -105,9 +135,7 @@ def _measure_window(
         top = chosen_top(change, tl.max(amax))
         top4 = top * 4
         scale = scale_of(top)
-        apart = ((step - 1) >> 23) - ((weight - 1) >> 23)
-        highest = tl.max(tl.where(_is_normal(step) & _is_normal(weight), apart, _REL_MIN)) + _ABOVE
-        highest = tl.minimum(tl.maximum(highest, _REL_MIN + 30), _REL_MAX)
+        highest = _chosen_highest(step, weight)
         flags = tl.zeros([LANES], tl.int32)
         flag = tl.full([], 1, tl.int32)
         part = tl.zeros([LANES], tl.float32)
@@ -138,18 +166,10 @@ def _measure_window(
         n = tl.arange(0, 32)
         add(ints + _REL + (highest - n - _REL_MIN), tl.where(n < 31, totals(r0, r1, r2, r3), 0))
         settle_sums(floats, part, part_squares, top)
-        again = tl.reduce(flags, 0, either)
-        tile = start
-        while again != 0:
-            if again & 1:
-                change, weight, step, same = _load(
-                    before, after, intended, tile, numel, MBITS, BIAS, SPECIAL, FNUZ, SIZE, INTENDED, ALIGNED
-                )
-                flagged = ((flags & 1) != 0)[:, None] & (weight >= 0)
-                bad += _tally(change, weight, step, same, flagged, ints, floats, SMALLEST, LARGEST, INTENDED)
-            flags = flags >> 1
-            again = again >> 1
-            tile += 1
+        bad += _measure_left_out(
+            before, after, intended, ints, floats, start, flags, numel,
+            MBITS, BIAS, SPECIAL, FNUZ, SIZE, SMALLEST, LARGEST, INTENDED, ALIGNED,
+        )  # fmt: skip
     add(ints + _UNCHANGED, tl.sum(unchanged, axis=0).to(tl.int64))
     settle_extremes(floats, amax, amin)
     return bad

@@ -101,6 +101,21 @@ def _is_outside(binade, spread, zeros):
 
 
 @triton.jit
+def _groups_left_out(binade, of16, of32, of128, zeros, rare, WANT: tl.constexpr):
+    """By 128 elements, whether some lane is rare or some element too far below its block's peak: of every lane; and as
+    a mask of bits to keep, of every 128.
+    """
+    if WANT & 1:
+        rare = rare | _is_outside(binade, of16, zeros)
+    if WANT & 2:
+        rare = rare | _is_outside(binade, of32, zeros)
+    if WANT & 4:
+        rare = rare | _is_outside(binade, of128, zeros)
+    out = tl.max(tl.max(tl.max(rare.to(tl.int32), axis=0), axis=0), axis=0)
+    return (out[None, None, None, :] + zeros * 0) != 0, tl.where(out != 0, 0, -1).to(tl.int64)
+
+
+@triton.jit
 def _with_blocks(binade, peak, spread, top4, rare, keep, x0, x1, x2, x3, p0, p1, p2, p3):
     """One block size of one tile: its elements by distance, its blocks by peak, but for lanes and blocks left out."""
     low, high = _distances(binade, spread)
@@ -111,10 +126,11 @@ def _with_blocks(binade, peak, spread, top4, rare, keep, x0, x1, x2, x3, p0, p1,
 
 
 @triton.jit
-def _settle_blocks(x0, x1, x2, x3, p0, p1, p2, p3, row, top):
-    n = tl.arange(0, 32)
-    add(row + n, tl.where(n < 31, totals(x0, x1, x2, x3), 0))
-    settle_values(p0, p1, p2, p3, row + _TO_PEAKS, top)
+def _settle_blocks(x0, x1, x2, x3, p0, p1, p2, p3, row, top, WANTED: tl.constexpr):
+    if WANTED:
+        n = tl.arange(0, 32)
+        add(row + n, tl.where(n < 31, totals(x0, x1, x2, x3), 0))
+        settle_values(p0, p1, p2, p3, row + _TO_PEAKS, top)
 
 
 @triton.jit
@@ -213,6 +229,13 @@ def merged(bits, rare, largest, scale, amax, amin, part, part_squares, AXIS: tl.
 
 
 @triton.jit
+def _tiny(bits, SMALLEST: tl.constexpr):
+    """How many elements of a lane are subnormal in their format."""
+    below = ((bits & 0x7FFFFFFF) - 1).to(tl.uint32, bitcast=True)
+    return tl.sum((below < SMALLEST - 1).to(tl.int32), axis=4)
+
+
+@triton.jit
 def settle_sums(floats, part, part_squares, top):
     """Sums, and sums of squares, of scaled elements, over all lanes into the slot."""
     up = ((tl.minimum(top, 253)) << 23).to(tl.float32, bitcast=True).to(tl.float64)
@@ -237,7 +260,6 @@ def _measure_chunk(
     UNIT: tl.constexpr, G: tl.constexpr, B: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """As many tiles as fields of 8 bits can take. Returns what lanes keep, and by lane which tiles it has left out."""
-    NARROW: tl.constexpr = SIZE < 4 and BIAS != 127  # its subnormals are normal numbers of FP32's
     loaded, index, real = _load(
         x, start, numel, columns, column_stride, groups, size1, size2, stride0, stride1, stride2,
         FLAT, ALIGNED, UNIT, G, B, E,
@@ -246,29 +268,17 @@ def _measure_chunk(
     top4, scale = top * 4, scale_of(top)
     none = tl.zeros([B, 2, 4, G], tl.int64)
     flags, flag = none.to(tl.int32), tl.full([], 1, tl.int32)
-    part = none.to(tl.float32)
-    part_squares = part
+    part, part_squares = none.to(tl.float32), none.to(tl.float32)
     w0, w1, w2, w3 = none, none, none, none
-    x0, x1, x2, x3, y0, y1, y2, y3, z0, z1, z2, z3 = (
-        none,
-        none,
-        none,
-        none,
-        none,
-        none,
-        none,
-        none,
-        none,
-        none,
-        none,
-        none,
-    )
-    no = tl.max(none, axis=0)
-    p0, p1, p2, p3 = no, no, no, no
-    no = tl.max(no, axis=0)
-    q0, q1, q2, q3 = no, no, no, no
-    no = tl.max(no, axis=0)
-    r0, r1, r2, r3 = no, no, no, no
+    x0, x1, x2, x3 = none, none, none, none  # distances in blocks of 16, of 32, of 128; then their peaks
+    y0, y1, y2, y3 = none, none, none, none
+    z0, z1, z2, z3 = none, none, none, none
+    none = tl.max(none, axis=0)
+    p0, p1, p2, p3 = none, none, none, none
+    none = tl.max(none, axis=0)
+    q0, q1, q2, q3 = none, none, none, none
+    none = tl.max(none, axis=0)
+    r0, r1, r2, r3 = none, none, none, none
     for tile in range(start, end, step):
         bits = as_fp32_bits(loaded, MBITS, BIAS, SPECIAL, FNUZ, SIZE)
         if WANT & 8:
@@ -284,15 +294,7 @@ def _measure_chunk(
             peak128 = tl.max(peak32, axis=0)
             of16, of32 = peak16[None, :, :, :, None], peak32[None, None, :, :, None]
             of128 = peak128[None, None, None, :, None]
-            if WANT & 1:
-                rare = rare | _is_outside(binade, of16, zeros)
-            if WANT & 2:
-                rare = rare | _is_outside(binade, of32, zeros)
-            if WANT & 4:
-                rare = rare | _is_outside(binade, of128, zeros)
-            out = tl.max(tl.max(tl.max(rare.to(tl.int32), axis=0), axis=0), axis=0)
-            keep = tl.where(out != 0, 0, -1).to(tl.int64)
-            rare = (out[None, None, None, :] + tl.zeros([B, 2, 4, G], tl.int32)) != 0
+            rare, keep = _groups_left_out(binade, of16, of32, of128, zeros, rare, WANT)
             if WANT & 1:
                 x0, x1, x2, x3, p0, p1, p2, p3 = _with_blocks(
                     binade, peak16, of16, top4, rare, keep[None, None, :], x0, x1, x2, x3, p0, p1, p2, p3
@@ -307,19 +309,14 @@ def _measure_chunk(
                 )
         w0, w1, w2, w3 = widened(kept(rare, low), kept(rare, high), w0, w1, w2, w3)
         amax, amin, part, part_squares = merged(bits, rare, largest, scale, amax, amin, part, part_squares, 4)
-        if NARROW:
-            below = ((bits & 0x7FFFFFFF) - 1).to(tl.uint32, bitcast=True)
-            tiny += kept(rare, tl.sum((below < SMALLEST - 1).to(tl.int32), axis=4))
-        flags |= tl.where(rare, flag, 0)
-        flag = flag << 1
+        if SIZE < 4 and BIAS != 127:  # its subnormals are normal numbers of FP32's
+            tiny += kept(rare, _tiny(bits, SMALLEST))
+        flags, flag = flags | tl.where(rare, flag, 0), flag << 1
     settle_values(w0, w1, w2, w3, ints + _HIST, top)
     settle_sums(floats, part, part_squares, top)
-    if WANT & 1:
-        _settle_blocks(x0, x1, x2, x3, p0, p1, p2, p3, ints + _BLOCK16, top)
-    if WANT & 2:
-        _settle_blocks(y0, y1, y2, y3, q0, q1, q2, q3, ints + _BLOCK32, top)
-    if WANT & 4:
-        _settle_blocks(z0, z1, z2, z3, r0, r1, r2, r3, ints + _BLOCK128, top)
+    _settle_blocks(x0, x1, x2, x3, p0, p1, p2, p3, ints + _BLOCK16, top, WANT & 1)
+    _settle_blocks(y0, y1, y2, y3, q0, q1, q2, q3, ints + _BLOCK32, top, WANT & 2)
+    _settle_blocks(z0, z1, z2, z3, r0, r1, r2, r3, ints + _BLOCK128, top, WANT & 4)
     return fingerprint, amax, amin, tiny, flags
 
 
