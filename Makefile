@@ -15,7 +15,7 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit slow gpu bench faults docs samples clean predictions prescriptions gating reliability site
+.PHONY: help demo test lint unit slow gpu aot bench faults docs samples clean predictions prescriptions gating reliability site
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,12 @@ gpu:  ## what only a CUDA device can show: its tests, and a table under benchmar
 	mkdir -p benchmarks/results
 	(PYTHONPATH=. $(PYTHON) benchmarks/gpu.py && PYTHONPATH=. $(PYTHON) benchmarks/overhead.py --device cuda --models medium) \
 	  | tee benchmarks/results/gpu-$$(date -u +%Y%m%d).md
+
+aot: $(VENV)/.installed-dev  ## compile the CUDA kernels without a GPU: their tests, interpreted, and a table of their loops
+	$(INSTALL) triton==3.9.0
+	$(PYTEST) -n $(WORKERS) tests/unit/recording -k triton $(ARGS)
+	mkdir -p benchmarks/results
+	PYTHONPATH=. $(BIN)/python benchmarks/kernels_aot.py > benchmarks/results/kernels-aot.md
 
 bench: $(VENV)/.installed-dev  ## what recording costs on this CPU beside others (requirements/bench.txt), as a table
 	mkdir -p benchmarks/results

@@ -14,6 +14,9 @@ from precdoctor.recording.naming import Place
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.operand import Operand
 
+#: Kinds too large to fingerprint on a GPU; weights, gradients of weights, batches and buffers are.
+_WITHOUT_FINGERPRINT = frozenset({"input", "output", "grad_output", "update"})
+
 
 class Site(NamedTuple):
     """The key of a tensors row, plus what is constant for it."""
@@ -62,6 +65,8 @@ class SlotTable:
             slot = self._slots[(site, device)] = len(self._slots)
             if site.kind in ("weight", "fp8_operand"):
                 kernels.want_block16(slot)
+            if site.kind not in _WITHOUT_FINGERPRINT:
+                kernels.want_fingerprint(slot)
         entry = self.touched.get(slot)
         if entry is None:
             entry = self.touched[slot] = Entry(slot, site, device)

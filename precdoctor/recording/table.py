@@ -195,7 +195,7 @@ class StepTensors:
             "rank": np.full(count, self._rank, np.int32),
             "call": self._unique_calls(),
             "micro_step": np.fromiter((e.micro_step for e in self._entries), np.int32, count),
-            "fingerprint": self._head[:, at.FINGERPRINT].astype(np.uint64),
+            "fingerprint": self._fingerprints(),
         }
         columns |= {name: self._sites.column(self._codes[:, i]) for i, name in enumerate(_TEXTS)}
         columns |= {name: self._head[:, index] for name, index in _COUNTS.items()}
@@ -248,6 +248,11 @@ class StepTensors:
                     calls[row] += 1
                 taken.add((owner, calls[row]))
         return calls
+
+    def _fingerprints(self) -> Any:
+        """Null where none was taken, which leaves 0."""
+        taken = self._head[:, at.FINGERPRINT].astype(np.uint64)
+        return taken if taken.all() else arrays.numbers(taken, taken != 0)
 
     def _firsts_bad(self) -> dict[str, Any]:
         orders = self._head[:, at.FIRST_BAD_ORDER]

@@ -35,6 +35,9 @@ _library.define("update(Tensor before, Tensor after, Tensor intended, int slot) 
 _banks: dict[torch.device, Bank] = {}
 #: Slots that also get block-16 histograms (weights: NVFP4 cares about nothing wider).
 _with_block16: set[int] = set()
+#: Slots that get a fingerprint on CUDA, where it costs as much as a third of everything else.
+_with_fingerprint: set[int] = set()
+_FINGERPRINT = 8  # beside the block sizes in a bit mask
 #: Whether block histograms are taken at all at the moment.
 _with_blocks = True
 
@@ -56,6 +59,12 @@ def forget_all() -> None:
     """Drop every bank: a forked child must not touch its parent's."""
     _banks.clear()
     _with_block16.clear()
+    _with_fingerprint.clear()
+
+
+def want_fingerprint(slot: int) -> None:
+    """Take a fingerprint of this slot's tensors. On the CPU, where it costs little, every tensor has one."""
+    _with_fingerprint.add(slot)
 
 
 def want_block16(slot: int) -> None:
@@ -82,15 +91,19 @@ def _stat(x: Tensor, slot: int) -> None:
         home.read(x, slot, _wanted_blocks(slot))
         return
     blocks = () if not _with_blocks else at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
-    _launch(x, home, slot, blocks)
+    _launch(x, home, slot, blocks, fingerprint=slot in _with_fingerprint)
 
 
 def _wanted_blocks(slot: int) -> int:
     return 0 if not _with_blocks else _ALL_BLOCKS if slot in _with_block16 else _ACTIVATION_BLOCKS
 
 
-def _launch(x: Tensor, home: Bank, slot: int, blocks: Sequence[int]) -> None:
-    if x.is_cuda and cuda.measure(x, *home.row(slot), home.counter, blocks):
+def _wanted(slot: int) -> int:
+    return _wanted_blocks(slot) | (_FINGERPRINT if slot in _with_fingerprint else 0)
+
+
+def _launch(x: Tensor, home: Bank, slot: int, blocks: Sequence[int], *, fingerprint: bool) -> None:
+    if x.is_cuda and cuda.measure(x, *home.row(slot), home.counter, blocks, fingerprint=fingerprint):
         return
     fast = x.is_cpu and x.dtype != torch.float64
     (blocked if fast else reference).measure(x, *home.row(slot), home.counter, blocks)
@@ -189,7 +202,7 @@ def together(jobs: Sequence[batched.Job], tables: batched.Tables) -> None:
         jobs: tensors that :func:`gathers` took, no two of one slot.
         tables: of tensors of this kind; kept for the next time.
     """
-    for group, members in batched.grouped(jobs, bank, _wanted_blocks, cuda.stream_of).items():
+    for group, members in batched.grouped(jobs, bank, _wanted, cuda.stream_of).items():
         home = bank(group.device)
         if cuda.measure_many(group, members, tables.of(group), home.counter):
             home.launches += len(members)
@@ -229,7 +242,7 @@ def measured(x: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
     if native.supports(x):
         native.measure_at(x, *home.addresses(0), home.counter_address, 0)
     else:
-        _launch(x, home, 0, ())
+        _launch(x, home, 0, (), fingerprint=False)
     return ints.cpu().numpy(), floats.cpu().numpy()
 
 

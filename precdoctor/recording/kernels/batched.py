@@ -7,7 +7,6 @@ device is doing, from pinned memory that the host allocator hands out again only
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from precdoctor.recording.kernels import reference
-from precdoctor.recording.kernels.tiling import TILE, WIDTH, Tiling, tiling
+from precdoctor.recording.kernels.tiling import Tiling, is_aligned, tiling
 
-#: Tiles of one program. More make fewer additions to the slot, fewer keep more of the device busy.
-CHUNK: Final = 8
 #: A row of the table: up to three addresses, those of the slot's integers and floats, its first program; the tiling.
 TILING: Final = 6
-FIELDS: Final = TILING + 11
+#: Of a tiling, what differs from tensor to tensor of one launch: all but ``width`` and ``flat``.
+FIELDS: Final = TILING + len(Tiling._fields) - 2
+#: Tiles that are worth a program of their own, and as many programs as a launch should have at most.
+FEWEST_TILES: Final = 8
+MOST_PROGRAMS: Final = 2048
 #: Tables kept: a kind of tensors has one per dtype, tile width, alignment and stream.
 _MOST_TABLES: Final = 64
 
@@ -47,11 +47,12 @@ class Group(NamedTuple):
     device: torch.device
     stream: int
     dtype: torch.dtype
-    #: Block sizes, as ``native.wanted`` gives them.
+    #: Blocks and fingerprint, as a bit mask.
     want: int
-    #: Columns of a tile.
+    #: How their tiles are counted and read; see :class:`tiling.Tiling`.
     width: int
-    #: Contiguous rows at multiples of 16 bytes and elements, so that they are read in wide words.
+    flat: bool
+    #: See :func:`tiling.is_aligned`.
     aligned: bool
     restart: bool
     #: Of updates: the dtype of the intended ones.
@@ -84,7 +85,7 @@ def grouped(
     Args:
         jobs: any, as long as no slot occurs twice.
         home: of a device.
-        want: the block sizes a slot is to have, as :func:`native.wanted` gives them.
+        want: blocks and fingerprint that a slot is to have, as a bit mask.
         stream: the current one of a tensor's device.
     """
     groups: dict[Group, list[Member]] = {}
@@ -93,35 +94,19 @@ def grouped(
         x, before, intended = job.x, job.before, job.intended
         if before is None or intended is None:
             tensors, blocks, kind = [x], want(job.slot), None
-            strides = None if x.is_contiguous() else x.stride()
-            on = tiling(x.shape, strides, x.dtype) if blocks or strides else _in_one_row(x.shape, x.dtype)
-        else:
+            on = tiling(x.shape, None if x.is_contiguous() else x.stride(), x.dtype, blocks)
+        else:  # all three lie in memory in the same order
             tensors, blocks, kind = [before, x, intended], 0, intended.dtype
-            on = _in_one_row(x.shape, torch.float32)
+            on = tiling(x.shape, None, torch.float32, 0)
         if x.device not in streams:
             streams[x.device] = stream(x)
-        wide = _aligned(tensors, on)
-        group = Group(x.device, streams[x.device], x.dtype, blocks, on.width, wide, job.restart, kind)
-        pointers = [t.data_ptr() for t in tensors] + [0] * (3 - len(tensors))
+        pointers = [t.data_ptr() for t in tensors]
+        wide = is_aligned(pointers, on)
+        group = Group(x.device, streams[x.device], x.dtype, blocks, on.width, on.flat, wide, job.restart, kind)
+        pointers += [0] * (3 - len(tensors))
         member = Member(job, (*pointers, *home(x.device).addresses(job.slot)), on)
         groups.setdefault(group, []).append(member)
     return groups
-
-
-@functools.lru_cache(maxsize=8192)
-def _in_one_row(shape: torch.Size, dtype: torch.dtype) -> Tiling:
-    """Of a contiguous tensor without block histograms, whose shape need not part it from others."""
-    numel = shape.numel()
-    seed = reference.signed64(reference.fingerprint_seed(dtype, shape))
-    groups = math.ceil(numel / WIDTH)
-    return Tiling(seed, numel, 1, groups, math.ceil(numel / TILE), numel, 1, 1, 0, 0, numel, WIDTH)
-
-
-def _aligned(tensors: Sequence[Tensor], on: Tiling) -> bool:
-    """Whether rows of all of them are in one piece and start at multiples of 16 bytes and of 16 elements."""
-    if on.column_stride != 1 or on.columns % 16 or on.stride0 % 16 or on.stride1 % 16 or on.stride2 % 16:
-        return False
-    return all(x.data_ptr() % 16 == 0 for x in tensors)
 
 
 class Table:
@@ -131,6 +116,7 @@ class Table:
         rows: int64, shape ``(tensors, FIELDS)``.
         owners: int32, shape ``(programs,)``: which row a program works for.
         done: int64, shape ``(1,)``: programs that have finished; 0 between launches.
+        chunk: tiles of a program.
         writes: how often ``rows`` was written.
     """
 
@@ -140,7 +126,7 @@ class Table:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.done = torch.zeros(1, dtype=torch.int64, device=device)
-        self.count = self.programs = self.writes = 0
+        self.count = self.programs = self.chunk = self.writes = 0
         self._tilings: list[Tiling] = []
         self._addresses: list[tuple[int, ...]] = []
         self._host = np.empty((0, FIELDS), np.int64)
@@ -159,7 +145,8 @@ class Table:
         self._tilings, self._addresses = tilings, addresses
 
     def _lay_out(self, tilings: Sequence[Tiling]) -> None:
-        programs = [math.ceil(on.tiles / CHUNK) for on in tilings]
+        self.chunk = max(FEWEST_TILES, math.ceil(sum(on.tiles for on in tilings) / MOST_PROGRAMS))
+        programs = [math.ceil(on.tiles / self.chunk) for on in tilings]
         firsts = list(itertools.accumulate(programs, initial=0))
         self.count, self.programs = len(tilings), firsts.pop()
         self._host = np.empty((self.count, FIELDS), np.int64)

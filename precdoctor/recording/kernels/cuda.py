@@ -13,25 +13,28 @@ from torch import Tensor
 
 from precdoctor.recording import attach
 from precdoctor.recording.kernels import batched
+from precdoctor.recording.kernels.tiling import is_dense
 
 _failure: list[str] = []
 
 
-def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> bool:
+def measure(
+    x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int], *, fingerprint: bool
+) -> bool:
     """:func:`precdoctor.recording.kernels.reference.measure` by the Triton kernel; false, and nothing measured, where
     that cannot be. A kernel that does not compile is not tried again in this process.
     """
     kernel = _kernel()
     if kernel is None or _failure or not kernel.supports(x):
         return False
-    return _tried(x.device, kernel.measure, x, ints, floats, counter, blocks)
+    return _tried(x.device, kernel.measure, x, ints, floats, counter, blocks, fingerprint=fingerprint)
 
 
 def takes(x: Tensor, before: Tensor | None, intended: Tensor | None) -> bool:
     """Whether :func:`measure_many` can have a tensor, or an update to it.
 
     Not while a CUDA graph is captured, which would read the table again at every replay; of updates all three tensors
-    are to be contiguous, weights of at most 32 bits.
+    are to lie in memory alike, weights of at most 32 bits.
     """
     kernel = _kernel() if x.is_cuda else None
     if kernel is None or _failure or torch.cuda.is_current_stream_capturing() or not kernel.supports(x):
@@ -45,7 +48,8 @@ def updates_fit(before: Tensor, after: Tensor, intended: Tensor) -> bool:
         before.dtype == after.dtype != torch.float64
         and intended.dtype in {torch.float32, torch.float64}
         and before.device == after.device == intended.device
-        and all(x.is_contiguous() for x in (before, after, intended))
+        and before.stride() == after.stride() == intended.stride()
+        and (before.is_contiguous() or is_dense(before.shape, before.stride()))
     )
 
 
@@ -89,10 +93,10 @@ def _follow(jobs: Sequence[batched.Job], group: batched.Group) -> None:
                         x.record_stream(here)
 
 
-def _tried(device: torch.device, body: Callable[..., Any], *args: Any) -> bool:
+def _tried(device: torch.device, body: Callable[..., Any], *args: Any, **options: Any) -> bool:
     try:
         with _on(device):
-            body(*args)
+            body(*args, **options)
     except Exception as error:  # noqa: BLE001 - compiling needs a driver, a C compiler and a cache; any may be missing
         attach.let_through(error)
         _failure.append(f"Triton failed: {type(error).__name__}: {error}".partition("\n")[0])

@@ -223,7 +223,8 @@ def mix_words(a: Tensor, c: Tensor) -> Tensor:
     torch.mul(a, signed32(_M), out=c)
     c ^= (c >> 13).bitwise_and_(0x7_FFFF)
     low = 0xFFFF_FFFF
-    return torch.dot(a.to(torch.int64).bitwise_and_(low), c.to(torch.int64).bitwise_and_(low))
+    a64, c64 = a.to(torch.int64).bitwise_and_(low), c.to(torch.int64).bitwise_and_(low)
+    return torch.dot(a64, c64) if a.is_cpu else (a64 * c64).sum()  # CUDA has no dot product of integers
 
 
 def fingerprint_seed(dtype: torch.dtype, shape: Sequence[int]) -> int:

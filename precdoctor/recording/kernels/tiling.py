@@ -1,9 +1,10 @@
-"""How the CUDA kernel lays its tiles on a tensor. Needs no Triton."""
+"""How the CUDA kernels lay their tiles on a tensor. Needs no Triton."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -11,12 +12,14 @@ import torch
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
 
-#: Elements of a tile. Larger ones spill registers on sm_90.
-TILE: Final = 2048
+#: Elements of a tile that is counted exhaustively. Larger ones spill registers on sm_90.
+TILE: Final = 1024
 #: The most columns of one: the largest block.
 WIDTH: Final = 128
 #: Rows are walked along this many merged dimensions, beside the last.
 MAX_OUTER: Final = 3
+#: Threads of a program: lanes of a tile that is counted in a window.
+LANES: Final = 128
 
 
 class Tiling(NamedTuple):
@@ -33,25 +36,78 @@ class Tiling(NamedTuple):
     stride0: int
     stride1: int
     stride2: int
-    #: Columns of a tile; a group, of which ``TILE // width`` make a tile, is a row of them.
+    #: Elements that the tiles have beyond the tensor's and that count as zeros; blocks of 16, 32 and 128 likewise.
+    padding: int
+    padding16: int
+    padding32: int
+    padding128: int
+    #: Columns of a tile that is counted exhaustively, row by row; 0: tiles are counted in a window.
     width: int
+    #: Whether memory is read from end to end, and not row by row.
+    flat: bool
+
+
+def elements_per_lane(dtype: torch.dtype) -> int:
+    """Of a tile that is counted in a window: 16 bytes, of FP8 8."""
+    return 4 if dtype == torch.float32 else 8
 
 
 @functools.lru_cache(maxsize=8192)
-def tiling(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtype) -> Tiling:
-    """The tiles of a tensor that :func:`supports`.
+def tiling(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtype, want: int) -> Tiling:
+    """The tiles of a tensor that the kernels support.
 
     Args:
         shape: not empty.
         strides: null for a contiguous tensor.
         dtype: with the shape, what the fingerprint starts from.
+        want: blocks and fingerprint, as a bit mask; see ``triton_kernel.py``.
     """
-    (columns, column_stride, _), others = at.walk(shape, strides)
+    numel, blocks = shape.numel(), want & 7
+    if strides is None and not blocks:  # the shape need not part it from others
+        (columns, column_stride, _), others = (numel, 1, 1), [(1, numel, numel)]
+    else:
+        (columns, column_stride, _), others = at.walk(shape, strides)
     (_, stride0, _), (size1, stride1, _), (size2, stride2, _) = [(1, 0, 0)] * (MAX_OUTER - len(others)) + others
-    width = min(1 << (columns - 1).bit_length(), WIDTH)
-    groups, numel = math.ceil(columns / width), shape.numel()
-    tiles = math.ceil(numel // columns * groups / (TILE // width))
-    seed = reference.signed64(reference.fingerprint_seed(dtype, shape))
+    rows = numel // columns
+    seed = reference.signed64(reference.fingerprint_seed(dtype, shape)) if want & 8 else 0
+    if dtype == torch.float64 or (blocks and columns < WIDTH):
+        width = min(1 << (columns - 1).bit_length(), WIDTH)
+        groups = math.ceil(columns / width)
+        tiles, padding, flat = math.ceil(rows * groups / (TILE // width)), (0, 0, 0, 0), False
+    else:
+        flat = strides is None and (not blocks or columns % WIDTH == 0)
+        flat = flat or (not want and is_dense(shape, strides))
+        lane, width = elements_per_lane(dtype), 0
+        unit = WIDTH if blocks else lane
+        groups = math.ceil(columns / unit)
+        covered = numel if flat else rows * groups * unit
+        tiles = math.ceil(covered / (LANES * lane))
+        covered = tiles * LANES * lane
+        of_blocks = [covered // size - rows * math.ceil(columns / size) for size in at.BLOCK_SIZES]
+        padding = (covered - numel, *(of_blocks if blocks else (0, 0, 0)))
     return Tiling(
-        seed, columns, column_stride, groups, tiles, numel, size1, size2, stride0, stride1, stride2, width
+        seed, columns, column_stride, groups, tiles, numel, size1, size2, stride0, stride1, stride2,
+        *padding, width, flat,
     )  # fmt: skip
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
+    """Whether the elements fill one piece of memory, each of them once, in whatever order."""
+    if strides is None:
+        return True
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def is_aligned(addresses: Sequence[int], on: Tiling) -> bool:
+    """Whether a lane's elements lie beside one another, start at multiples of 16 bytes and are never cut short."""
+    if any(address % 16 for address in addresses):
+        return False
+    if on.flat:
+        return on.numel % 16 == 0
+    strides = on.columns, on.stride0, on.stride1, on.stride2
+    return on.column_stride == 1 and not any(stride % 16 for stride in strides)

@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels.tiling import tiling
 
 with pytest.MonkeyPatch.context() as _patch:
     if not torch.cuda.is_available():
@@ -24,7 +27,10 @@ def _interpreted(monkeypatch):
         monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
+# What NumPy says, in the interpreter, of Inf and NaN.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FINGERPRINT = 8
 RARE = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 2.0**-149, -(2.0**-126), 3.4e38, 2.0**-24, 448.0]
 LAYOUTS = {
     "contiguous": lambda x: x,
@@ -96,3 +102,48 @@ def test_launches_merge_and_the_first_bad_one_sticks():
     assert ints[at.FIRST_BAD_ORDER] == 2
     assert ints[at.LAUNCHES] == 3
     assert_equal([x, bad, bad, x])
+
+
+def ordinary(numel):
+    """Tiles of ordinary values; then tiles in which something is rare, each in its own way."""
+    x = torch.randn(numel, dtype=torch.float64)
+    x[1000:3000] = 0.0
+    x[5000] = math.inf
+    x[9000:9100:7] = 1e-30
+    x[20_000] = math.nan
+    x[-3000:] *= 2.0**40
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_tiles_in_a_window_and_those_left_out_of_it_add_up(dtype, monkeypatch):
+    monkeypatch.setattr(triton_kernel, "FEWEST_TILES", 64)  # so that a program adds to the slot more than once
+    assert_equal([ordinary(40_000).to(dtype)], ())
+
+
+@pytest.mark.parametrize("block", at.BLOCK_SIZES)
+def test_blocks_of_rows_that_end_within_a_block(block):
+    x = ordinary(24_000).view(80, 300).bfloat16()
+    x[:, 160:176] = 0.0
+    assert_equal([x], (block,))
+    assert_equal([x[:, :256]], (block,))
+
+
+def test_memory_order_is_enough_where_no_fingerprint_and_no_blocks_are_wanted():
+    x = torch.randn(6, 40, 10, 10).to(memory_format=torch.channels_last)
+    assert tiling(x.shape, x.stride(), x.dtype, 0).flat
+    assert not tiling(x.shape, x.stride(), x.dtype, FINGERPRINT).flat
+    assert not tiling(x[:, ::2].shape, x[:, ::2].stride(), x.dtype, 0).flat
+    here, there = row(), row()
+    triton_kernel.measure(x.to(DEVICE), *here, (), fingerprint=False)
+    reference.measure(x.to(DEVICE), *there, ())
+    there[0][at.FINGERPRINT] = 0
+    assert torch.equal(here[0], there[0])
+
+
+@given(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=700), st.integers(-1, 2100))
+@settings(max_examples=15, deadline=None)
+def test_any_sixteen_bits_anywhere_count_as_in_the_reference(codes, before):
+    """BF16, with normal numbers in front that the window is chosen by."""
+    planted = torch.tensor(codes, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    assert_equal([torch.cat([torch.randn(max(before, 0)).bfloat16(), planted])], ())
