@@ -24,7 +24,7 @@ from precdoctor.recording.microscope.replay import Replay, same_bits
 from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import Tracer
 from precdoctor.recording.scene import RootCall
-from precdoctor.recording.variables import Variables
+from precdoctor.recording.variables import DROPPED, Variables
 
 #: Seconds that evaluating may take.
 _SECONDS = 10.0
@@ -93,13 +93,22 @@ def _given(target: ast.expr, fields: Mapping[str, Tensor]) -> dict[str, Any]:
     """What the variables of a loop over a loader were, as far as the names of the batch's fields tell."""
     match target:
         case ast.Name(id=name):
-            return {name: fields.get("", dict(fields))}
+            return {name: _nest(fields)}
         case ast.Tuple(elts=[ast.Name(), (ast.Tuple() | ast.List()) as batch]):  # enumerate
             return _given(batch, fields)
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
             own = {e.id: fields.get(str(i)) for i, e in enumerate(elements) if isinstance(e, ast.Name)}
             return {name: x for name, x in own.items() if x is not None}
     return {}
+
+
+def _nest(fields: Mapping[str, Tensor]) -> Any:
+    """The batch itself: a tensor, a list (what is no floating-point tensor in it is unknown) or a dictionary."""
+    if "" in fields:
+        return fields[""]
+    if all(name.isdecimal() for name in fields):
+        return [fields.get(str(i), DROPPED) for i in range(max(map(int, fields)) + 1)]
+    return dict(fields)
 
 
 def _is_one(x: Tensor, arguments: list[Tensor]) -> bool:
