@@ -42,8 +42,9 @@ overflows one or two steps later.
 Or a sensor that writes 1e30 for "missing", a label file with an empty cell, a corrupt shard.
 """,
     remedy="""
-Check every batch before it reaches the model, drop or clamp what fails, and find the source: the finding names the
-step, so the sampler can name the samples. Resume from a checkpoint at or before the step the finding names.
+Drop or impute the sample the finding names, and find the source: a missing value, a failed parse, a standard deviation
+of 0. With a `DataLoader` that uses torch's own collation the sample is an index of the data set (of the whole one,
+behind `random_split`); otherwise it is a position in the batch. Resume from a checkpoint at or before the named step.
 """,
     confidence="""
 0.97 for a non-finite batch at a step that went wrong. 0.6 for an extreme batch alone; 0.9 when the run became
