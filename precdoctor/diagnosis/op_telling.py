@@ -54,7 +54,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     if (weight := culprit.examined.weight) is not None:
         message += f"It ends up in `{'.'.join(filter(None, weight[1:]))}`. "
     if data is not None:
-        message = message.rstrip() + data.more
+        message = f"{message.rstrip('. ')}; limit 0.{data.more}"
     else:
         message = (message + _operand_words(op)).rstrip() + culprit.cause.sentence
     if culprit.cause.name is None and external is not None and not external[1]:

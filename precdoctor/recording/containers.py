@@ -66,6 +66,8 @@ def opened(value: Any, *, objects: bool) -> Opened | None:
         objects: objects of any class with attributes count as well, not only mappings, dataclasses and attrs classes.
     """
     kind = type(value)
+    if kind in (tuple, list) and len(value) <= MAX_ELEMENTS:  # most often
+        return Opened(value, dict(enumerate(value)))
     if issubclass(kind, dict):
         return Opened(value, dict(itertools.islice(dict.items(value), MAX_ELEMENTS)) if _small(value) else {})
     if issubclass(kind, (tuple, list)):
@@ -79,7 +81,10 @@ def opened(value: Any, *, objects: bool) -> Opened | None:
 
 def names(found: Opened) -> list[str]:
     """The keys as words; fields of named tuples by their names, keys that are objects by their position."""
-    fields = _of_class(type(found._value), "_fields") if issubclass(type(found._value), tuple) else None
+    kind = type(found._value)
+    if kind is tuple or kind is list:
+        return list(map(str, found.items))
+    fields = _of_class(kind, "_fields") if issubclass(kind, tuple) else None
     if type(fields) is tuple and len(fields) >= len(found.items) and all(type(f) is str for f in fields):
         return list(fields[: len(found.items)])
     return [_word(key, i) for i, key in enumerate(found.items)]

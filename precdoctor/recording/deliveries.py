@@ -187,10 +187,9 @@ def _samples(x: Tensor, batch: Delivery) -> dict[str, Any]:
 
 def _in_data_set(dataset: Any, index: Any) -> Sequence[int]:
     """The indices of samples in the data set itself, where a loader draws from a part of it (``random_split``)."""
-    several: Any = [index] if type(index) is int else index
-    if type(several) not in (list, tuple) or not all(type(i) is int for i in several):
+    found: list[int] = [index] if type(index) is int else index
+    if type(found) not in (list, tuple) or not all(type(i) is int for i in found):
         return ()
-    found: list[int] = list(several)
     for _ in range(_MAX_SUBSETS):
         if type(dataset) is not Subset:
             return found
