@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.bad_data import BadTensor, as_read, chosen, field_words
 from precdoctor.diagnosis.examination import Culprit
 from precdoctor.diagnosis.examined import Op, Operand
-from precdoctor.diagnosis.finding import Prescription
+from precdoctor.diagnosis.finding import Phase, Prescription
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.view import RunView
 
@@ -23,6 +24,29 @@ def operand_of(culprit: Culprit, at: int = 0) -> Operand | None:
 def bad_of(culprit: Culprit) -> int:
     """Non-finite elements that it made."""
     return sum(r.bad for r in culprit.op.results)
+
+
+def held_by(culprit: Culprit) -> Operand | None:
+    """The tensor from before the step that the op read, as it was then; null where the log lacks it."""
+    external, op = culprit.blamed.external, culprit.op
+    if external is None:
+        return None
+    given = next((o for o in culprit.examined.batch if o.argument == external[1]), None)
+    read = next((o for o, maker in zip(op.operands, op.makers, strict=False) if maker == external), None)
+    return given if given is not None and external[1] else read
+
+
+def data_of(culprit: Culprit) -> BadTensor | None:
+    """The tensor of the data that holds what the op read; null when that is no data, or was finite as delivered."""
+    external, held, examined = culprit.blamed.external, held_by(culprit), culprit.examined
+    if external is None or culprit.phase is not Phase.DATA:
+        return None
+    if held is None or not held.bad:
+        return examined.bad_data[0] if len(examined.bad_data) == 1 else None
+    name = "the target" if culprit.blamed.of_target else field_words(external[1], "argument")
+    read = as_read(name, held)
+    delivered = chosen(examined.bad_data, read)
+    return delivered or (None if external[0] == "batch" and examined.data_is_finite else read)
 
 
 def line_words(culprit: Culprit) -> str:

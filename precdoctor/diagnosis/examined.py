@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from precdoctor.diagnosis.bad_data import BadTensor, as_delivered
 from precdoctor.diagnosis.finding import Source
 from precdoctor.diagnosis.rows import integer, text
 from precdoctor.diagnosis.view import Process, RunView
@@ -170,6 +171,9 @@ class Examined:
     by_hand: bool = False
     #: Hyper-parameters of the groups of the parameters that an optimizer step spoilt, as far as they are not finite.
     bad_settings: tuple[BadSetting, ...] = ()
+    #: What data loaders delivered non-finite of late; whether all of it was finite, null where that is unknown.
+    bad_data: tuple[BadTensor, ...] = ()
+    data_is_finite: bool | None = None
 
 
 def examined_at(view: RunView, process: Process, step: int) -> Examined | None:
@@ -187,7 +191,10 @@ def _all(view: RunView) -> dict[tuple[int, int], Examined]:
     found = _own(view)
     if (again := second_run_of(view)) is not None:  # what was traced live knows more than what was run again
         traced = {at: e for at, e in _own(again).items() if e.outcome == "origin"}
-        found |= {at: replace(e, bad_settings=found[at].bad_settings) if at in found else e for at, e in traced.items()}
+        for at, e in traced.items():
+            own = found.get(at, e)
+            more = own.bad_settings, own.bad_data, own.data_is_finite
+            found[at] = replace(e, bad_settings=more[0], bad_data=more[1], data_is_finite=more[2])
     return found
 
 
@@ -254,6 +261,8 @@ def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ex
         poisoned=tuple(_poisoned(p) for p in _list(data.get("poisoned")) if isinstance(p, Mapping)),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
         bad_settings=tuple(_bad_setting(s) for s in _list(data.get("bad_settings")) if isinstance(s, Mapping)),
+        bad_data=tuple(as_delivered(f, _operand(f)) for f in _list(data.get("bad_fields")) if isinstance(f, Mapping)),
+        data_is_finite=data["data_is_finite"] if isinstance(data.get("data_is_finite"), bool) else None,
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from precdoctor.diagnosis import edge_prescriptions as edges
 from precdoctor.diagnosis import optimizer_prescriptions, snippets
-from precdoctor.diagnosis.culprit_words import Maker, bad_of, line_words, look, operand_of
+from precdoctor.diagnosis.bad_data import drop_samples
+from precdoctor.diagnosis.culprit_words import Maker, bad_of, data_of, line_words, look, operand_of
 from precdoctor.diagnosis.examination import Culprit, scale_of_gradients
 from precdoctor.diagnosis.examined import BadSetting, Poisoned
 from precdoctor.diagnosis.finding import Prescription
@@ -16,7 +17,6 @@ from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.op_causes import mask_filling, too_large_constant
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
-from precdoctor.diagnosis.words import plural
 from precdoctor.numerics.formats import BF16, FP16, FP32
 
 #: Norms from whose median a usual one is told; with fewer it is the 1 that most recipes clip to.
@@ -223,19 +223,9 @@ def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
     )
 
 
-def _drop_samples(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    count = sum(o.bad for o in culprit.examined.batch or culprit.op.operands)
-    held = plural(count, "such element")
-    return Prescription(
-        title=f"drop samples that are not finite (the batch of step {incident.step} holds {held})",
-        change={"filter": "isfinite"},
-        predicted={"nonfinite_elements": {"from": count, "to": 0}},
-        snippet=(
-            "import torch\n\n"
-            "finite = torch.isfinite(batch).flatten(1).all(dim=1)\n"
-            "batch, target = batch[finite], target[finite]\n"
-        ),
-    )
+def _mend_data(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    data = data_of(culprit)
+    return look(view, incident, culprit) if data is None else drop_samples(data, incident.step)
 
 
 def _off_the_edge(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
@@ -276,5 +266,5 @@ _BY_CAUSE: dict[str, Maker] = {
     "loss-scale-overflow": _lower_scale,
     "optimizer-division-by-zero": optimizer_prescriptions.divisor,
     "optimizer-overflow": optimizer_prescriptions.overflow,
-    "nonfinite-input-batch": _drop_samples,
+    "nonfinite-input-batch": _mend_data,
 }

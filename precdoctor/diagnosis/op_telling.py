@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from precdoctor.diagnosis.causes import Cause
+from precdoctor.diagnosis.culprit_words import data_of, held_by
 from precdoctor.diagnosis.examination import Culprit
 from precdoctor.diagnosis.examined import BadSetting, Examined, Op, Operand
 from precdoctor.diagnosis.finding import Location
@@ -31,7 +32,12 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     external = culprit.blamed.external
     if op.phase == "optimizer":
         return _tell_optimizer(view, incident, culprit)
-    if external is not None:
+    data = data_of(culprit)
+    if data is not None:
+        title = f"{data.title}{cause}"
+    elif external is not None and culprit.examined.data_is_finite and external[0] == "batch":
+        title = f"code between the data loader and {place} made {external_words(culprit)} non-finite{cause}"
+    elif external is not None:
         words = external_words(culprit)
         title = f"{words}{',' if ', ' in words else ''} was non-finite before {place} read it{cause}"
     elif incident.poison is not None:
@@ -47,7 +53,10 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     message += f"read {external_words(culprit)}{_batch_words(culprit)}. " if external is not None else f"{_made(op)}. "
     if (weight := culprit.examined.weight) is not None:
         message += f"It ends up in `{'.'.join(filter(None, weight[1:]))}`. "
-    message = (message + _operand_words(op)).rstrip() + culprit.cause.sentence
+    if data is not None:
+        message = f"{message.rstrip('. ')}; limit 0.{data.more}"
+    else:
+        message = (message + _operand_words(op)).rstrip() + culprit.cause.sentence
     if culprit.cause.name is None and external is not None and not external[1]:
         message += " It was made without a gradient; `precdoctor autopsy RUN` runs the training again and finds the op."
     message += _reference_words(op, culprit.cause) if external is None else ""
@@ -242,12 +251,7 @@ def _forward_name(culprit: Culprit) -> str:
 
 def _batch_words(culprit: Culprit) -> str:
     """What the argument or the nameless tensor held, and in which sample first."""
-    external, op = culprit.blamed.external, culprit.op
-    if external is None:
-        return ""
-    held = next((o for o in culprit.examined.batch if o.argument == external[1]), None)
-    if not external[1]:
-        held = next((o for o, maker in zip(op.operands, op.makers, strict=False) if maker == external), None)
+    held = held_by(culprit)
     if held is None or not held.bad:
         return ""
     sample = f", the first in sample {held.first_bad[0]} at {list(held.first_bad)}" if held.first_bad else ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict, deque
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -115,27 +114,3 @@ def _key(key: Any, memo: dict[int, Any]) -> Any:
     if type(key) not in static.KEYS and type(key) not in (Tensor, nn.Parameter):
         raise UnreadableError(f"a {type(key).__name__} is a key")
     return memo.get(id(key), key)
-
-
-def replaced(x: Any, change: Callable[[Any], Any]) -> Any:
-    """A shallow copy of a dictionary, a list, or a dataclass with each entry changed; anything else as it is."""
-    names = static.of_class(x, "__dataclass_fields__")
-    if not issubclass(type(x), (dict, list, UserDict)) and type(names) is not dict:
-        return x
-    try:
-        twin = shallow_copy(x)
-    except UnreadableError:
-        return x
-    if issubclass(type(x), list):
-        list.__setitem__(twin, slice(None), [change(v) for v in static.elements(x)])
-    if issubclass(type(x), UserDict):
-        static.own(twin)["data"] = replaced(static.own(x).get("data"), change)
-    for key, value in dict.items(x) if issubclass(type(x), dict) else ():
-        dict.__setitem__(twin, key, change(value))
-    there = static.own(twin)
-    for name in names if type(names) is dict else ():
-        if name in there:
-            there[name] = change(there[name])
-        elif type(slot := static.members(type(x)).get(name)) is MemberDescriptorType:
-            slot.__set__(twin, change(static.attribute(x, name)))
-    return twin

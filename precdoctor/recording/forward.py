@@ -239,7 +239,7 @@ class Forward:
 
     def _record_inputs(self, frame: Frame, given: dict[Any, Any]) -> None:
         recorder = self._recorder
-        for name, x in leaves.floating(given):
+        for name, x in leaves.floating(given, objects=frame.outermost):
             if self._seen.storage_of(x) or issubclass(type(x), nn.Parameter) or recorder.names.parameter(x) is not None:
                 continue  # weights and buffers have rows of their own
             dense = leaves.plain(x)

@@ -349,7 +349,7 @@ class Guard:
         else:
             running = Notebook(lambda _x: True, whole=True).note()
             done = examination.examine(self._scene, recorder.names, look_at, values=values, running=running)
-        recorder.event("incident", **event_rows.incident_event(done, number, data))
+        recorder.event("incident", **event_rows.incident_event(done, number, data | self._scene.deliveries.facts()))
         for row in event_rows.op_events(done, number):
             recorder.event("op", **row)
         if done.outcome != "origin" and recorder.options.arm_next and recorder.trace is None:

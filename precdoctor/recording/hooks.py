@@ -92,6 +92,8 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             recorder.probes.install()
         thrown = ThrownAway(recorder)
         manual, scene = ManualSteps(recorder, thrown), Scene(recorder)
+        if scene.enabled:
+            scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
         casts = Casts(recorder)
         hooks = Forward(recorder, manual, scene, loss_code, casts).install()

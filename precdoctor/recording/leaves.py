@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,23 +11,35 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from precdoctor.recording import static
+from precdoctor.recording.containers import Opened, hides, names, opened
 
 _LAZY = (UninitializedParameter, UninitializedBuffer)
 #: Types without behaviour of their own. Asked for by identity: ``isinstance`` with a parameter's runs Python code.
 EXACT = (Tensor, torch.nn.Parameter)
 _MAX_DEPTH = 3
 _MAX_LEAVES = 64
+#: Containers looked into for one value.
+_MAX_CONTAINERS = 256
+#: The same where tensors are replaced: one that is not stays the run's own.
+_MAX_NEST, _MAX_MAPPED = 8, 4096
+#: Values that hold nothing, most often.
+_ATOMS = frozenset((type(None), str, bytes, int, float, bool, torch.dtype, torch.device, torch.Size, slice))
 
 
-def tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def tensors(value: Any, prefix: str = "", *, objects: bool = False) -> Iterator[tuple[str, Tensor]]:
     """The tensors in nested tuples, lists, mappings and dataclasses, with dotted names (``hidden_states.3``).
 
     A lone tensor is named ``prefix``. At most three levels deep and 64 tensors: caches and graphs are not outputs.
+    No code of the user's runs. Attributes in which a class keeps its elements are no level and have no name.
+
+    Args:
+        objects: objects of any class with attributes are looked into as well: the arguments of a top-level module.
     """
-    return itertools.islice(_walk(value, prefix, 0), _MAX_LEAVES)
+    walk = _Walk(_MAX_DEPTH, _MAX_CONTAINERS, objects=objects)
+    return itertools.islice(walk.within(value, prefix, 0, ()), _MAX_LEAVES)
 
 
-def floating(value: Any) -> Iterator[tuple[str, Tensor]]:
+def floating(value: Any, *, objects: bool = False) -> Iterator[tuple[str, Tensor]]:
     """Those of :func:`tensors` that hold floating-point or complex numbers, as long as they are there to be read.
 
     Inside functorch transforms no tensor is: its values are known to no single kernel call.
@@ -39,22 +51,73 @@ def floating(value: Any) -> Iterator[tuple[str, Tensor]]:
     if type(value) is dict and len(value) == 1:  # of arguments, most often
         ((name, x),) = value.items()
         if type(x) is Tensor:
-            return iter(((str(name) if type(name) is int else static.text(name), x),) if counts(x) else ())
-    return ((name, x) for name, x in tensors(value) if counts(x))
+            return iter(((static.text(name), x),) if counts(x) else ())
+    return ((name, x) for name, x in tensors(value, objects=objects) if counts(x))
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor], *, objects: bool = False) -> Any:
+    """The same nest with every tensor in it replaced, also of those that lie too deep for :func:`tensors`.
+
+    Containers on the way are made again, by reference in what else they hold, and without running code of theirs; what
+    cannot be made so stays as it is, with its tensors.
+    """
+    return _Walk(_MAX_NEST, _MAX_MAPPED, objects=objects).mapped(value, change, 0, ())
+
+
+class _Walk:
+    """One walk through a nest: bounded in depth and in containers, and past none that it stands in already."""
+
+    def __init__(self, depth: int, containers: int, *, objects: bool) -> None:
+        self._depth = depth
+        self._left = containers
+        self._objects = objects
+        #: Tensors met by :meth:`mapped`.
+        self._met = 0
+
+    def within(self, value: Any, name: str, depth: int, inside: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
+        kind = type(value)
+        if issubclass(kind, Tensor):
+            yield name, value
+            return
+        found = self._opened(value, kind, depth, inside)
+        if found is None:
+            return
+        inside = (*inside, id(value))
+        for (key, item), word in zip(found.items.items(), names(found), strict=True):
+            if hides(found, key) and not issubclass(type(item), Tensor):
+                yield from self.within(item, name, depth, inside)
+            else:
+                yield from self.within(item, f"{name}.{word}" if name else word, depth + 1, inside)
+
+    def mapped(self, value: Any, change: Callable[[Tensor], Tensor], depth: int, inside: tuple[int, ...]) -> Any:
+        kind = type(value)
+        if issubclass(kind, Tensor):
+            self._met += 1
+            return change(value)
+        found = self._opened(value, kind, depth, inside)
+        if found is None:
+            return value
+        inside, changed, met = (*inside, id(value)), {}, self._met
+        for key, item in found.items.items():
+            new = self.mapped(item, change, depth if hides(found, key) else depth + 1, inside)
+            if new is not item:
+                changed[key] = new
+        # Of lists, dictionaries and objects with tensors there is to be a copy: the run may write to them.
+        again = kind is dict or kind is list or (found.is_object and self._met > met)
+        return found.remade(changed) if changed or again else value
+
+    def _opened(self, value: Any, kind: type, depth: int, inside: tuple[int, ...]) -> Opened | None:
+        if kind in _ATOMS or depth >= self._depth or len(inside) > 2 * self._depth or self._left <= 0:
+            return None
+        if id(value) in inside:
+            return None
+        self._left -= 1
+        return opened(value, objects=self._objects)
 
 
 def counts(x: Tensor) -> bool:
     """Whether its elements are floating-point numbers, or pairs of them."""
     return x.is_floating_point() or x.is_complex()
-
-
-def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
-    kind = type(value)
-    if issubclass(kind, Tensor):
-        yield name, value
-    elif depth < _MAX_DEPTH and kind not in static.KEYS:
-        for key, item in static.items(value):
-            yield from _walk(item, f"{name}.{key}" if name else key, depth + 1)
 
 
 def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import copies, kernels, leaves, static
+from precdoctor.recording.deliveries import Deliveries
 from precdoctor.recording.first_call import FirstCall, FirstCalls
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
@@ -120,6 +121,7 @@ class Scene:
         self._keep = guarded(recorder)(self._gradient)
         #: The code behind a tensor.
         self.graph_behind: Callable[[Tensor], LossGraph | None] = lambda _x: None
+        self.deliveries = Deliveries(recorder)
         #: Told when everything is let go of.
         self.when_cleared: list[Callable[[], None]] = []
         recorder.when_forked.append(self.clear)
@@ -160,8 +162,8 @@ class Scene:
             module if stand_in is None else stand_in,
             root,
             self._recorder.micro_step,
-            mapped(args, keep),
-            mapped(dict(kwargs), keep),
+            leaves.mapped(args, keep, objects=True),
+            leaves.mapped(dict(kwargs), keep, objects=True),
             [],
             RandomState.now(),
             Autocast.now(),
@@ -171,9 +173,8 @@ class Scene:
         )
         if first is not None and not issubclass(type(first), nn.Parameter):
             call.bound = {name: keep(x) for name, x in static.named_parameters(module)}
-        call.versions = [
-            (n, x, leaves.version(x)) for n, x in leaves.tensors({**dict(enumerate(call.args)), **call.kwargs})
-        ]
+        given = leaves.tensors({**dict(enumerate(call.args)), **call.kwargs}, objects=True)
+        call.versions = [(n, x, leaves.version(x)) for n, x in given]
         for x in (*(x for _, x, _ in call.versions), *call.bound.values()):
             if not self._afford(x):
                 self._refuse("its inputs exceed --scene-memory")
@@ -194,7 +195,7 @@ class Scene:
         return call
 
     def _graphs_behind(self, arguments: tuple[Any, Any]) -> Iterator[LossGraph]:
-        for name, x in leaves.tensors(arguments):
+        for name, x in leaves.tensors(arguments, objects=True):
             if x.grad_fn is not None and (graph := self.graph_behind(x)) is not None:
                 graph.argument = name
                 yield graph
@@ -366,21 +367,6 @@ def why_not_replayable(module: nn.Module) -> str | None:
     if dtensor is not None and any(issubclass(type(p), dtensor.DTensor) for p in static.parameters(module)):
         return "its parameters are sharded (DTensor)"
     return None
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nest of plain tuples, lists and dicts with every tensor replaced; anything else as it is."""
-    kind = type(value)
-    if issubclass(kind, Tensor):
-        return change(value)
-    if kind is list:
-        return [mapped(v, change) for v in value]
-    if kind is dict:
-        plain = all(type(k) in static.KEYS for k in value)
-        return {k: mapped(v, change) for k, v in value.items()} if plain else value
-    if kind is tuple or (issubclass(kind, tuple) and static.of_class(value, "_fields") is not None):
-        return static.again(value, [mapped(v, change) for v in static.elements(value)])
-    return value
 
 
 def _without_graph(x: Tensor) -> Tensor:

@@ -171,12 +171,6 @@ def tensors(x: Any) -> list[Tensor]:
     return [v for v in (elements(x) if found is None else dict.values(found)) if issubclass(type(v), Tensor)]
 
 
-def again(x: tuple[Any, ...], values: Iterable[Any]) -> tuple[Any, ...]:
-    """A tuple of the same class as ``x`` with other elements; its ``__new__`` does not run."""
-    kind = type(x)
-    return kind(values) if kind.__module__ == "torch.return_types" else tuple.__new__(kind, values)
-
-
 class ByIdentity(Generic[K, V]):
     """Values by object, each for as long as that lives; nobody's ``__hash__`` or ``__eq__`` runs."""
 

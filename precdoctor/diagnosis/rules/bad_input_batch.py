@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.bad_data import BadTensor, chosen, drop_samples
 from precdoctor.diagnosis.bad_steps import incident_steps
+from precdoctor.diagnosis.examined import examined_at
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.records import records
@@ -40,8 +42,9 @@ overflows one or two steps later.
 Or a sensor that writes 1e30 for "missing", a label file with an empty cell, a corrupt shard.
 """,
     remedy="""
-Check every batch before it reaches the model, drop or clamp what fails, and find the source: the finding names the
-step, so the sampler can name the samples. Resume from a checkpoint at or before the step the finding names.
+Drop or impute the sample the finding names, and find the source: a missing value, a failed parse, a standard deviation
+of 0. With a `DataLoader` that uses torch's own collation the sample is an index of the data set (of the whole one,
+behind `random_split`); otherwise it is a position in the batch. Resume from a checkpoint at or before the named step.
 """,
     confidence="""
 0.97 for a non-finite batch at a step that went wrong. 0.6 for an extreme batch alone; 0.9 when the run became
@@ -98,28 +101,20 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD104"
     row = origin.row
-    title = f"the batch given to `{row.root}` holds {row.count_words()}"
+    examined = examined_at(view, incident.process, incident.step)
+    read = _as_recorded(row)
+    data = chosen(examined.bad_data, read) if examined is not None else None
+    title = data.title if data is not None else f"the batch given to `{row.root}` holds {row.count_words()}"
     message = f"{where_words(view, incident).capitalize()}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) "
-    message += f"holds {row.count_words()}; limit 0."
+    message += f"holds {row.count_words()}; limit 0." + (data.more if data is not None else "")
     effects = consequences(incident)
     if effects:
         message += f" In the same step it reached {', '.join(effects)}."
-    return title, f"{message} {resume_advice(incident)}", _drop(row.nan + row.inf, incident.step)
+    return title, f"{message} {resume_advice(incident)}", drop_samples(data or read, incident.step)
 
 
-def _drop(count: int, step: int) -> Prescription:
-    return Prescription(
-        title=f"drop samples that are not finite (the batch of step {step} holds {plural(count, 'such element')})",
-        change={"filter": "isfinite"},
-        predicted={"nonfinite_elements": {"from": count, "to": 0}},
-        snippet=(
-            "import torch\n\n"
-            "finite = torch.isfinite(batch).flatten(1).all(dim=1)\n"
-            "if not finite.all():\n"
-            "    print('dropped samples', (~finite).nonzero().flatten().tolist())\n"
-            "batch, target = batch[finite], target[finite]\n"
-        ),
-    )
+def _as_recorded(row: TensorRow) -> BadTensor:
+    return BadTensor(f"`{row.name or '0'}`", (row.nan, row.pos_inf, row.neg_inf), row.numel, None)
 
 
 def _harmless(view: RunView, options: Options) -> list[Finding]:
@@ -159,7 +154,7 @@ def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -
         location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.DATA, process.rank, step),
         cause="nonfinite-input-batch",
         evidence={"range": range_evidence(row), "bad_batches": steps, "confidence_reason": "the values are in the log"},
-        prescriptions=(_drop(row.nan + row.inf, step),),
+        prescriptions=(drop_samples(_as_recorded(row), step),),
     )
 
 

@@ -16,6 +16,7 @@ from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.outward import aims, replay_outward
+from precdoctor.recording.microscope.preparation import prepared
 from precdoctor.recording.microscope.replay import Replay, replay
 from precdoctor.recording.microscope.restore import Attributes, RandomState, no_anomalies
 from precdoctor.recording.microscope.slicing import Slice
@@ -123,7 +124,7 @@ def _forward(scene: Scene, names: Names, *, values: bool, running: Variables | N
         done = again()
         if done.bad_outputs and not _given_bad_argument(done):
             if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs):
-                return _closer("forward", done, again)
+                return _closer("forward", *(prepared(done, scene.deliveries, running, values=values) or (done, again)))
             masked = masked or (done, again)  # forbidden tokens: what becomes of them is for later code to say
         elif done.bad_outputs and (between := _between(call, values=values)) is not None:
             return between

@@ -100,7 +100,7 @@ class LiveTrace:
                 self._entered(module, ())
             self._note_known(self._tracer)
             self._tracer.root = root
-            for name, x in leaves.tensors(arguments):
+            for name, x in leaves.tensors(arguments, objects=True):
                 self._tracer.note(x, External("batch", name))
 
     def _entered(self, module: nn.Module, _args: Any) -> None:

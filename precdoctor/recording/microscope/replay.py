@@ -167,8 +167,6 @@ def eager() -> Iterator[None]:
 
 def ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copies of the arguments, for a forward that writes to them; those that need gradients are leaves."""
-    from precdoctor.recording.scene import mapped
-
     copies: dict[int, Tensor] = {}
 
     def copy(x: Tensor) -> Tensor:
@@ -176,7 +174,7 @@ def ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
             copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad) if is_dense(x) else x
         return copies[id(x)]
 
-    return mapped(call.args, copy), mapped(call.kwargs, copy)
+    return leaves.mapped(call.args, copy, objects=True), leaves.mapped(call.kwargs, copy, objects=True)
 
 
 def is_dense(x: Tensor) -> bool:
@@ -187,7 +185,7 @@ def is_dense(x: Tensor) -> bool:
 def _note_arguments(tracer: Tracer, call: RootCall, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
     """Tell the tracer what the copies are."""
     given: dict[Any, Any] = {**dict(enumerate(arguments[0])), **arguments[1]}
-    for (name, _, _), (_, x) in zip(call.versions, leaves.tensors(given), strict=False):
+    for (name, _, _), (_, x) in zip(call.versions, leaves.tensors(given, objects=True), strict=False):
         tracer.note(x, External("argument" if x.requires_grad else "batch", name))
 
 
@@ -228,7 +226,7 @@ def _backward(
         done.no_backward = "the backward pass brought no gradient to its outputs"
         return
     inputs: dict[str, Tensor] = {f"weight {n}": p for n, p in weights.items() if p.requires_grad}
-    inputs |= {f"argument {n}": x for n, x in leaves.tensors(arguments) if x.requires_grad and x.is_leaf}
+    inputs |= {f"argument {n}": x for n, x in leaves.tensors(arguments, objects=True) if x.requires_grad and x.is_leaf}
     leaves_in = list(inputs.values())
     if not leaves_in:
         return

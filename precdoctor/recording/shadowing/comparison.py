@@ -15,7 +15,7 @@ from precdoctor.recording.microscope.ops import take_gradients
 from precdoctor.recording.microscope.replay import eager, gradients_aside, is_dense, ready, same_bits
 from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
 from precdoctor.recording.naming import Names, unwrap
-from precdoctor.recording.scene import RootCall, mapped
+from precdoctor.recording.scene import RootCall
 from precdoctor.recording.shadowing import setting
 from precdoctor.recording.shadowing.differences import Layer, relative_l2
 from precdoctor.recording.shadowing.walks import AllTheWay, Gradients, PieceByPiece, Reduced, Walk, wider
@@ -107,7 +107,8 @@ def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, n
         result = module(*args, **kwargs)
     _judge(done, call, result)
     parameters = {n: p for n, p in static.named_parameters(module) if p.requires_grad}
-    inputs = [*parameters.values(), *(x for _, x in leaves.tensors([args, kwargs]) if x.requires_grad and x.is_leaf)]
+    given = (x for _, x in leaves.tensors([args, kwargs], objects=True) if x.requires_grad and x.is_leaf)
+    inputs = [*parameters.values(), *given]
     pairs = _pairs(call, result)
     if not pairs or not inputs:
         return {}
@@ -146,7 +147,7 @@ def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weigh
             wider_copies[id(x)] = x.detach().to(wider(x.dtype, wide)).requires_grad_(x.requires_grad)
         return wider_copies[id(x)]
 
-    args, kwargs = mapped(args, widen), mapped(kwargs, widen)
+    args, kwargs = (leaves.mapped(given, widen, objects=True) for given in (args, kwargs))
     with walk.hooked(), mode:
         result = module(*args, **kwargs)
     if isinstance(walk, PieceByPiece):
@@ -156,7 +157,7 @@ def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weigh
         return
     pairs = [(x, g.to(x.dtype)) for x, g in _pairs(call, result)]
     inputs = [p for p, *_ in weights.values()]
-    inputs += [x for _, x in leaves.tensors([args, kwargs]) if x.requires_grad and x.is_leaf]
+    inputs += [x for _, x in leaves.tensors([args, kwargs], objects=True) if x.requires_grad and x.is_leaf]
     if done.backward != "compared" or not pairs or not inputs:
         return
     with mode:

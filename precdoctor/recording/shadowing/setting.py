@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import static
+from precdoctor.recording import leaves, static
 from precdoctor.recording.microscope.restore import Autocast
-from precdoctor.recording.scene import mapped
 from precdoctor.recording.shadowing.walks import wider
 
 #: What ``mapped`` goes into.
@@ -30,7 +29,7 @@ def attributes_aside(modules: Sequence[nn.Module]) -> Iterator[None]:
     try:
         for module in modules:
             for name, value in list(static.module_dict(module).items()):
-                if name not in machinery and (copied := mapped(value, _copy)) is not value and _holds(value):
+                if name not in machinery and (copied := leaves.mapped(value, _copy)) is not value and _holds(value):
                     held.append((module, name, value))
                     static.module_dict(module)[name] = copied
         yield

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from precdoctor.recording import copies, leaves, static
+from precdoctor.recording import leaves, static
 from precdoctor.recording.microscope.ops import take_gradients
 from precdoctor.recording.shadowing.differences import Layer, ratio, relative_l2
 
@@ -86,14 +86,7 @@ class Walk:
 
 def _replaced(value: Any, changed: Mapping[int, Tensor]) -> Any:
     """The same nest with some tensors replaced, in whatever containers ``leaves`` finds tensors."""
-    kind = type(value)
-    if issubclass(kind, Tensor):
-        return changed.get(id(value), value)
-    if issubclass(kind, tuple):
-        return static.again(value, [_replaced(v, changed) for v in static.elements(value)])
-    if kind is list:
-        return [_replaced(v, changed) for v in value]
-    return copies.replaced(value, lambda v: _replaced(v, changed))
+    return leaves.mapped(value, lambda x: changed.get(id(x), x))
 
 
 def _hooked(hook: Callable[..., Any], hooks: dict[int, Any], with_kwargs: dict[int, bool] | None = None) -> Any:
