@@ -3,8 +3,8 @@
 A bias of 1e-8 that a cast flushes is lost whole, and added to activations of 1 it was nothing. So a fact about a wrong
 tensor also states how wrong the results are that it ends in. Ops that read it are run again in FP64, once on the run's
 values and once on the right ones. A result as wrong as the tensor was (a view, a product, a scaling) is followed in its
-place. The first result that is mostly made of something else settles it: the error's share of that result is its effect.
-Numbers that the result's format could not hold in any case do not count.
+place. The first result that is mostly made of something else settles it: the error's share of it is the effect. Numbers
+that the result's format could not hold in any case do not count.
 """
 
 from __future__ import annotations
