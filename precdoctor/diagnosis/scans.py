@@ -171,7 +171,7 @@ def effect_words(fact: Fact, options: Options) -> str:
         return ""
     there = f" at {source.file}:{source.line}" if source is not None else ""
     share, limit = percent(fact.number("effect")), percent(options["effect"])
-    return f" It makes up {share} of the result of {short_name(op)}{there} (limit {limit})."
+    return f" The error makes up {share} of the result of {short_name(op)}{there} (limit {limit})."
 
 
 def check_facts(
