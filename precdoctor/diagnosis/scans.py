@@ -10,7 +10,7 @@ from typing import Any
 from precdoctor.diagnosis.examined import real
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Source, Status
 from precdoctor.diagnosis.rows import integer, text
-from precdoctor.diagnosis.rule import Checked, Options, RuleOption
+from precdoctor.diagnosis.rule import Checked, RuleOption
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
 
@@ -159,19 +159,19 @@ def wrong_share(fact: Fact) -> float:
     return fact.number("wrong") / max(fact.count("of"), 1)
 
 
-def has_effect(fact: Fact, options: Options) -> bool:
+def has_effect(fact: Fact, limit: float) -> bool:
     """Whether the error makes up enough of the result it ends in; True where that was not measured."""
-    return not fact.number("effect") < options["effect"]
+    return not fact.number("effect") < limit
 
 
-def effect_words(fact: Fact, options: Options) -> str:
+def effect_words(fact: Fact, limit: float) -> str:
     """What became of an error, in a sentence; empty where that was not measured."""
     op, source = fact.where("fed")
     if not op:
         return ""
     there = f" at {source.file}:{source.line}" if source is not None else ""
-    share, limit = percent(fact.number("effect")), percent(options["effect"])
-    return f" The error makes up {share} of the result of {short_name(op)}{there} (limit {limit})."
+    share = percent(fact.number("effect"))
+    return f" The error makes up {share} of the result of {short_name(op)}{there} (limit {percent(limit)})."
 
 
 def check_facts(

@@ -64,7 +64,7 @@ def check(view: RunView, options: Options) -> Checked:
         if fmt is None or not fact.number("bits_lost") >= fmt.mantissa_bits + 1 - options["bits_left"]:
             return 0.0
         share = fact.number("wrong") / max(fact.count("of"), 1)
-        return share if share >= options["wrong_share"] and has_effect(fact, options) else 0.0
+        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
 
     def tell(group: Group) -> Finding:
         return _finding(view, group, options)
@@ -85,7 +85,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"{lost:.0f} of {fact.dtype}'s {bits} bits (median; limit {bits - options['bits_left']:.0f}). After "
         f"{short_name(op)}{there}, {wrong:,} of {of:,} elements ({share}, limit {percent(options['wrong_share'])}) are "
         f"off by a quarter or more, for instance {fact.number('seen'):.4g} where FP64 gives "
-        f"{fact.number('exact'):.4g}.{effect_words(fact, options)}{elsewhere_words(group)}"
+        f"{fact.number('exact'):.4g}.{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
     why = "bits and error were measured against FP64 on the run's own numbers"
     confidence, reason = certainty(group, 0.95, why)

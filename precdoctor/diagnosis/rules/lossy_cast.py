@@ -70,7 +70,7 @@ def check(view: RunView, options: Options) -> Checked:
             collided = _collided(fact)
             return collided if collided >= options["collided"] else 0.0
         lost = fact.number("lost")
-        return lost if lost >= options["lost"] and has_effect(fact, options) else 0.0
+        return lost if lost >= options["lost"] and has_effect(fact, options["effect"]) else 0.0
 
     def tell(group: Group) -> Finding:
         return _finding(view, group, options)
@@ -103,7 +103,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     message = (
         f"At step {fact.step}, the cast of a tensor of {fact.count('numel'):,} elements from {before} to {after}"
         f"{fact.line} {place_words(fact)}: {effect} ({measured}; limit {limit})."
-        f"{effect_words(fact, options)}{elsewhere_words(group)}"
+        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
     confidence, reason = _certainty(group)
     return Finding(

@@ -61,7 +61,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         fmt, error = known_format(fact.dtype), fact.number("error")
-        if fmt is None or not error >= options["error"] or not has_effect(fact, options):
+        if fmt is None or not error >= options["error"] or not has_effect(fact, options["effect"]):
             return 0.0
         if fact.kind == "reduction":
             unit = 2.0 ** -(fmt.mantissa_bits + 1)
@@ -85,7 +85,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} came out {percent(error)} off (L2, limit "
         f"{percent(options['error'])}) against the same {terms:,.0f} terms per sum added in FP64. One rounding to "
         f"{fact.dtype} would be {percent(2.0 ** -(bits + 1))}: it accumulates in {fact.dtype}."
-        f"{effect_words(fact, options)}{elsewhere_words(group)}"
+        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
     why = "the error was measured against FP64 on the run's own numbers"
     confidence, reason = certainty(group, 0.85 if fact.backward else 0.95, why)

@@ -65,7 +65,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         share = wrong_share(fact)
-        return share if share >= options["wrong_share"] and has_effect(fact, options) else 0.0
+        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
 
     def tell(group: Group) -> Finding:
         return _finding(view, group, options)
@@ -87,7 +87,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"finite numbers; after {short_name(shown)}, {wrong:,} of {of:,} elements ({share}, limit "
         f"{percent(options['wrong_share'])}) are off by more than half, for instance {seen:.4g} where FP64 gives "
         f"{exact:.4g}. Neither the module's outputs nor the loss show it."
-        f"{effect_words(fact, options)}{elsewhere_words(group)}"
+        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
     confidence, reason = certainty(group, 0.95, _REASON)
     return Finding(

@@ -62,7 +62,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         share = wrong_share(fact)
-        return share if share >= options["wrong_share"] and has_effect(fact, options) else 0.0
+        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
 
     def tell(group: Group) -> Finding:
         return _finding(view, group, options)
@@ -82,7 +82,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"({fact.dtype}) that are up to {fact.number('exact_amax'):.4g} in FP64. {short_name(op)}{there} made "
         f"{wrong:,} of {of:,} elements of it ({share}, limit {percent(options['wrong_share'])}) that are off by more "
         f"than half, for instance {fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}."
-        f"{effect_words(fact, options)}{elsewhere_words(group)}"
+        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
     confidence, reason = certainty(group, 0.95, _REASON)
     return Finding(
