@@ -17,6 +17,7 @@ from precdoctor.diagnosis.parameters import parameter_label, states_per_paramete
 from precdoctor.diagnosis.rows import Key, integer, range_evidence
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import memory
 from precdoctor.numerics.formats import FP32
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
 
@@ -149,8 +150,7 @@ def _float64(view: RunView, parameter: Large) -> Prescription:
     extra = 4 * counts.numel * (2 + states_per_parameter(view))  # weight, gradient and state follow the weight's format
     change: Mapping[str, object] = {"weight_dtype": {"parameter": parameter.name, "from": "float32", "to": "float64"}}
     return Prescription(
-        title=f"keep `{parameter.name}` in FP64: lost {percent(counts.share)} -> {percent(after)}, "
-        f"+{extra / 2**10:,.2g} KiB",
+        title=f"keep `{parameter.name}` in FP64: lost {percent(counts.share)} -> {percent(after)}, +{memory(extra)}",
         change=dict(change),
         predicted={"lost_share": {"from": counts.share, "to": after}, "extra_bytes": extra},
         snippet=f"self.{parameter.key[3]} = torch.nn.Parameter(initial.double())  # and the data it is compared with\n",

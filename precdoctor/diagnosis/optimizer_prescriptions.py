@@ -11,6 +11,7 @@ from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.wide_weights import wide_weights
 from precdoctor.numerics.formats import FP32, Format
 
 
@@ -63,10 +64,5 @@ def _in_float32(view: RunView, narrow: Format, reason: str, predicted: dict[str,
         title=f"keep weights and optimizer state in FP32 ({reason})",
         change={"weight_dtype": {"from": narrow.dtype, "to": FP32.dtype}},
         predicted=predicted,
-        snippet=(
-            "import torch\n\n"
-            "model = model.float()  # FP32 weights and optimizer state\n"
-            f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
-            "    loss = compute_loss(model, batch)\n"
-        ),
+        snippet=wide_weights(view, (narrow.dtype,)),
     )

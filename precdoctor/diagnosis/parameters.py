@@ -47,6 +47,19 @@ def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def count_of(view: RunView, dtypes: Sequence[str], *, trained: bool) -> int:
+    """How many parameters in these dtypes require gradients, or do not; of the process that has most."""
+    counts = [
+        sum(
+            bool(p.get("requires_grad")) == trained and text(p.get("dtype")) in dtypes
+            for root in view.facts(process).get("roots") or ()
+            for p in root.get("parameters") or ()
+        )
+        for process in view.processes
+    ]
+    return max(counts, default=0)
+
+
 def stepped(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
     """Of the trainable weights in these dtypes those whose own gradient an optimizer is given.
 

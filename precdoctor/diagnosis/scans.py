@@ -10,12 +10,23 @@ from typing import Any
 from precdoctor.diagnosis.examined import real
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Source, Status
 from precdoctor.diagnosis.rows import integer, text
-from precdoctor.diagnosis.rule import Checked
-from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.rule import Checked, RuleOption
+from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
 
 #: Places in the code told apart in one diagnosis, per rule, and modules listed for each.
 _MAX_PLACES, _MAX_MODULES = 8, 16
+#: Certainty of what one scanned step alone shows, and of what could not be followed to the result that it feeds.
+_ONE_STEP, _NOT_FOLLOWED = 0.7, 0.7
+#: What the rules on scan facts share: an error counts by the result it ends in.
+EFFECT = RuleOption(
+    "effect",
+    2.0**-8,
+    "fraction",
+    "Least share of the result of the op that it feeds that the error must make up.",
+    "Half a unit in the last place of BF16: training stands as much in the result of every op.",
+    maximum=1.0,
+)
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,21 @@ def wrong_share(fact: Fact) -> float:
     return fact.number("wrong") / max(fact.count("of"), 1)
 
 
+def has_effect(fact: Fact, limit: float) -> bool:
+    """Whether the error makes up enough of the result it ends in; True where that was not measured."""
+    return not fact.number("effect") < limit
+
+
+def effect_words(fact: Fact, limit: float) -> str:
+    """What became of an error, in a sentence; empty where that was not measured."""
+    op, source = fact.where("fed")
+    if not op:
+        return ""
+    there = f" at {source.file}:{source.line}" if source is not None else ""
+    share = percent(fact.number("effect"))
+    return f" The error makes up {share} of the result of {short_name(op)}{there} (limit {percent(limit)})."
+
+
 def check_facts(
     view: RunView,
     kinds: Sequence[str],
@@ -155,6 +181,7 @@ def check_facts(
     tell: Callable[[Group], Finding],
     *,
     seen: str,
+    flushes: Callable[[Fact], bool] = lambda _: False,
 ) -> Checked:
     """The check of a rule on scan facts.
 
@@ -163,6 +190,8 @@ def check_facts(
         guilty: how bad one is; 0: not at all.
         tell: makes the finding of one place in the code.
         seen: what a scan of which nothing is told has looked at.
+        flushes: facts that count only if they last. Weights that begin at zero are flushed until they have grown, and
+            a later scan no longer sees it.
     """
     known = scans(view)
     done = [s for s in known if s.outcome == "done"]
@@ -173,7 +202,9 @@ def check_facts(
     bad = [(weight, f) for f in facts(view, *kinds) if (weight := guilty(f)) > 0]
     if not bad:
         return Checked((), f"{looked}: {seen}")
-    groups = _grouped(bad)
+    groups = [g for g in _grouped(bad) if not (flushes(g.worst) and _passed(g, done))]
+    if not groups:
+        return Checked((), f"{looked}: {seen} beyond the first steps")
     places = plural(len(groups), "place")
     return Checked([tell(g) for g in groups[:_MAX_PLACES]], f"{places} in {looked}", Status.FAILED)
 
@@ -187,6 +218,21 @@ def _grouped(bad: Iterable[tuple[float, Fact]]) -> list[Group]:
     ordered = [sorted(found, key=lambda f: -f[0]) for found in places.values()]
     ordered.sort(key=lambda found: -found[0][0])
     return [Group(found[0][1], [f for _, f in found]) for found in ordered]
+
+
+def _passed(group: Group, done: Sequence[Scan]) -> bool:
+    """Whether it was seen on one step only, and a later scan of its process did not see it any more."""
+    fact = group.worst
+    return len(group.steps) == 1 and any(s.rank == fact.rank and s.step > fact.step for s in done)
+
+
+def certainty(group: Group, most: float, reason: str) -> tuple[float, str]:
+    """The confidence of a finding and its reason: ``most`` if several scanned steps show it with its effect."""
+    if len(group.steps) < 2:
+        return min(most, _ONE_STEP), f"{reason}, on one scanned step only"
+    if not group.worst.backward and math.isnan(group.worst.number("effect")):
+        return min(most, _NOT_FOLLOWED), f"{reason}; what it does to the result it feeds was not measured"
+    return most, reason
 
 
 def locate(view: RunView, group: Group) -> Location:

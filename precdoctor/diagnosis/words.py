@@ -17,6 +17,15 @@ def there_are(count: int, noun: str) -> str:
     return f"{plural(count, noun)} {'is' if count == 1 else 'are'}"
 
 
+def memory(count: float) -> str:
+    """``512 B``, ``36 KiB``, ``1.5 GiB``: a number of bytes in the unit that fits, three significant digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:,.3g} TiB"
+
+
 def percent(fraction: float) -> str:
     """``41 %``, ``0.3 %``, ``0.002 %``: two significant digits below ten."""
     value = 100.0 * fraction

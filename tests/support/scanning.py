@@ -18,6 +18,12 @@ def scanned(*facts: dict[str, Any], steps: tuple[int, ...] = (0, 1), **training:
     return run
 
 
+def with_scans(run: Training, *steps: int) -> Training:
+    """The run with further scanned steps, which found nothing."""
+    run.events += scanned(steps=steps).events
+    return run
+
+
 def fact(kind: str, op: str, *, module: str = "blocks.0.attn", dtype: str = "float16", line: int = 42, **data: Any):
     """One fact about an op of the GPT."""
     place = {"root": ROOT, "module": module, "op": f"aten.{op}", "file": "model.py", "line": line}

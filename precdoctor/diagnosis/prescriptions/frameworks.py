@@ -106,7 +106,9 @@ def _masters(_change: Change, device: str) -> Edits:
     return {
         "torch": (
             "import torch\n\n"
-            "model = model.float()  # before the optimizer is made\n"
+            "for parameter in model.parameters():  # before the optimizer is made\n"
+            "    if parameter.requires_grad:\n"
+            "        parameter.data = parameter.data.float()\n"
             f"with torch.autocast({device!r}, dtype=torch.bfloat16):\n"
             "    loss = compute_loss(model, batch)\n"
         ),

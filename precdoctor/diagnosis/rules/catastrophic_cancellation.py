@@ -6,11 +6,15 @@ from precdoctor.diagnosis.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.scans import (
+    EFFECT,
     Fact,
     Group,
+    certainty,
     check_facts,
+    effect_words,
     elsewhere_words,
     evidence_of,
+    has_effect,
     locate,
     place_words,
     short_name,
@@ -25,7 +29,7 @@ where the two moments agree in nearly all of their bits. The moments are compute
 made of the difference is judged (`rsqrt`, `sqrt`, a division): an epsilon that is larger than the error covers it. Bits
 lost are log2 of the larger moment over the difference, the median over elements. Differences of other things are no
 finding: `x - x.mean()` on the numbers themselves is exact where it cancels, and so are converging predictions,
-log-probabilities of two models, and straight-through estimators.
+log-probabilities of two models, and straight-through estimators. Nor is one that ends as less than `effect` of a sum.
 """,
     matters="""
 FP32 has 24 bits. With a mean 1,000 times the standard deviation 20 of them cancel, and the variance is noise, or
@@ -42,7 +46,8 @@ Centre first: `(x - mean).square().mean(...)`, or call `x.var(...)`, `F.layer_no
 batches, Welford's update keeps the centred sum.
 """,
     confidence="""
-0.95: the bits lost and the error were measured against FP64 on the run's own numbers.
+0.95: the bits lost and the error were measured against FP64 on the run's own numbers. 0.7 when one scanned step alone
+shows it, or when it could not be followed to the result it feeds.
 """,
     references=(
         "Higham, Accuracy and Stability of Numerical Algorithms, sections 1.7 and 1.9 (cancellation, sample variance)",
@@ -59,7 +64,7 @@ def check(view: RunView, options: Options) -> Checked:
         if fmt is None or not fact.number("bits_lost") >= fmt.mantissa_bits + 1 - options["bits_left"]:
             return 0.0
         share = fact.number("wrong") / max(fact.count("of"), 1)
-        return share if share >= options["wrong_share"] else 0.0
+        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
 
     def tell(group: Group) -> Finding:
         return _finding(view, group, options)
@@ -80,21 +85,23 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"{lost:.0f} of {fact.dtype}'s {bits} bits (median; limit {bits - options['bits_left']:.0f}). After "
         f"{short_name(op)}{there}, {wrong:,} of {of:,} elements ({share}, limit {percent(options['wrong_share'])}) are "
         f"off by a quarter or more, for instance {fact.number('seen'):.4g} where FP64 gives "
-        f"{fact.number('exact'):.4g}.{elsewhere_words(group)}"
+        f"{fact.number('exact'):.4g}.{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
+    why = "bits and error were measured against FP64 on the run's own numbers"
+    confidence, reason = certainty(group, 0.95, why)
     return Finding(
         code="PD705",
         name="catastrophic-cancellation",
         severity=Severity.WARNING,
-        confidence=0.95,
+        confidence=confidence,
         title=f"a variance {place_words(fact)} cancels in {lost:.0f} of {bits} bits: {share} of what is made of it is "
         f"wrong{fact.line}",
         message=message,
         location=locate(view, group),
         evidence=evidence_of(
             group,
-            {"bits_left": options["bits_left"], "wrong_share": options["wrong_share"]},
-            "bits and error were measured against FP64 on the run's own numbers",
+            {name: options[name] for name in ("bits_left", "wrong_share", "effect")},
+            reason,
         ),
         prescriptions=(
             Prescription(
@@ -132,6 +139,7 @@ RULE = Rule(
             "Precdoctor's own: most of them; constant rows, whose variance is zero, are always lost.",
             maximum=1.0,
         ),
+        EFFECT,
     ),
     kinds=(),
     columns=(),

@@ -9,12 +9,14 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.large_weights import finding as large_finding
 from precdoctor.diagnosis.large_weights import large_weights, lose_updates
 from precdoctor.diagnosis.lost_updates import Counts, survey, usable_steps
-from precdoctor.diagnosis.parameters import is_bare, parameter_label, states_per_parameter
+from precdoctor.diagnosis.parameters import is_bare, parameter_label
 from precdoctor.diagnosis.rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.rows import Key, known_format, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
+from precdoctor.diagnosis.words import memory
 from precdoctor.numerics.formats import FORMATS, FP32
 
 PAGE = RulePage(
@@ -46,7 +48,9 @@ AdamW at learning rate 1e-4 on weights of 0.5 in BF16: half an ulp is 2^-9 = 0.0
     with torch.autocast("cuda", dtype=torch.bfloat16): ...     # BF16 arithmetic
 """,
     remedy="""
-Keep FP32 (master) weights and compute in BF16 under autocast; where memory forbids it, round stochastically or sum with
+Keep FP32 (master) weights and compute in BF16 under autocast; frozen weights, as of the base of an adapter (LoRA), stay
+in 16 bits. The finding states the memory it costs: weights, gradients and optimizer state of what is trained, and the
+16-bit copies that autocast makes of it. Where memory forbids it, round stochastically or sum with
 compensation (Kahan). A larger learning rate hides the symptom only for small weights. Large FP32 weights: learn the
 distance from a fixed offset, normalise the data, or keep that one parameter in FP64.
 """,
@@ -244,17 +248,17 @@ def _confidence(view: RunView, worst: Counts, moves: Moves | None) -> tuple[floa
 
 
 def _prescribe(view: RunView, narrow: Mapping[Key, Counts], share: float, dtype: str) -> Prescription:
-    elements = sum(p.numel for p in narrow.values())
+    elements = widened_elements(view, _NARROW, sum(p.numel for p in narrow.values()))
     fmt = known_format(dtype)
     narrow_bytes = 2 if fmt is None or (fmt.max > 1e4 and fmt.exponent_bits + fmt.mantissa_bits > 7) else 1
-    tensors = 2 + states_per_parameter(view)  # weight, gradient and the optimizer's state follow the weight's dtype
-    extra = elements * tensors * (4 - narrow_bytes)
+    extra = widened_bytes(view, elements, narrow_bytes)
     kept = sum(p.intended for p in narrow.values())
     bare = all(is_bare(k[1], k[3]) for k in narrow)
     fp32_lost = sum(_lost_in_fp32(p) for p in narrow.values())
     after = fp32_lost / kept if kept else 0.0
     return Prescription(
-        title=f"keep FP32 weights, compute BF16: lost {percent(share)} -> {percent(after)}, +{extra / 2**20:,.1f} MiB",
+        title=f"keep {fp32_weights(view, _NARROW)}, compute BF16: lost {percent(share)} -> "
+        f"{percent(after)}, +{memory(extra)}",
         change={"weight_dtype": {"from": dtype, "to": "float32"}},
         predicted={"lost_share": {"from": share, "to": after}, "extra_bytes": extra},
         snippet=(
@@ -263,12 +267,7 @@ def _prescribe(view: RunView, narrow: Mapping[Key, Counts], share: float, dtype:
             "x = compute(parameter.to(torch.bfloat16))  # narrow where it is used\n"
         )
         if bare
-        else (
-            "import torch\n\n"
-            "model = model.float()  # before the optimizer is made, which is then given these weights\n\n"
-            f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
-            "    loss = compute_loss(model, batch)\n"
-        ),
+        else wide_weights(view, _NARROW),
     )
 
 

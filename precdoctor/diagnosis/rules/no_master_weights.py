@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass, field
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.parameters import HALF, states_per_parameter, stepped
+from precdoctor.diagnosis.parameters import HALF, stepped
 from precdoctor.diagnosis.rows import integer, known_format, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.wide_weights import fp32_weights, wide_weights, widened_bytes
+from precdoctor.diagnosis.words import memory
 from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
@@ -115,7 +117,7 @@ def _finding(
         f"{percent(now)} of their intended updates were lost, over {plural(len(updates.steps), 'step')}; at "
         f"{options['decay']:g} of it {percent(later)} would be (limit {percent(options['lost_later'])})."
     )
-    extra = 2 * elements * (2 + states_per_parameter(view))  # weight, gradient and state follow the weight's format
+    extra = widened_bytes(view, elements)
     few = len(updates.steps) < 4
     return Finding(
         code="PD502",
@@ -139,16 +141,11 @@ def _finding(
         },
         prescriptions=(
             Prescription(
-                title=f"FP32 weights, BF16 autocast: lost at the end {percent(later)} -> 0 %, "
-                f"+{extra / 2**20:,.2g} MiB",
+                title=f"{fp32_weights(view, (dtype,))}, BF16 autocast: lost at the end {percent(later)} -> "
+                f"0 %, +{memory(extra)}",
                 change={"weight_dtype": {"from": dtype, "to": "float32"}},
                 predicted={"lost_share": {"from": later, "to": 0.0}, "extra_bytes": extra},
-                snippet=(
-                    "import torch\n\n"
-                    "model = model.float()  # before the optimizer is made\n"
-                    f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
-                    "    loss = compute_loss(model, batch)\n"
-                ),
+                snippet=wide_weights(view, (dtype,)),
             ),
         ),
     )

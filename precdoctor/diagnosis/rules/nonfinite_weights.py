@@ -19,6 +19,7 @@ from precdoctor.diagnosis.telling import (
     where_words,
 )
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.wide_weights import wide_weights
 from precdoctor.diagnosis.words import there_are
 from precdoctor.numerics.formats import FP32
 
@@ -120,12 +121,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
             title=f"keep weights and optimizer state in FP32 ({fmt.name}'s smallest number is {fmt.min_subnormal:.3g})",
             change={"weight_dtype": {"from": fmt.dtype, "to": FP32.dtype}},
             predicted={"smallest_eps": {"from": fmt.min_subnormal, "to": FP32.min_subnormal}, "weights": parameters},
-            snippet=(
-                "import torch\n\n"
-                "model = model.float()  # FP32 weights and optimizer state\n"
-                f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
-                "    loss = compute_loss(model, batch)\n"
-            ),
+            snippet=wide_weights(view, (fmt.dtype,)),
         )
     if incident.how == "optimizer":
         lr = facts.lr if facts is not None and facts.lr else None

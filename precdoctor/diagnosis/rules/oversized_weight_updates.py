@@ -16,9 +16,10 @@ from precdoctor.diagnosis.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.parameters import parameter_label
 from precdoctor.diagnosis.penalised_weights import finding as penalty_finding
 from precdoctor.diagnosis.penalised_weights import strongest_penalty
+from precdoctor.diagnosis.rate_cures import Rates, gentler_start, lower_rate, rates_of
 from precdoctor.diagnosis.rows import TensorRow, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.stable_rate import StableRate, rounded_down, stable_rate
+from precdoctor.diagnosis.stable_rate import StableRate, stable_rate
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
 
@@ -56,10 +57,10 @@ outright.
 Lower the learning rate by the factor in the finding, for the named weights at least. Under Adam the ratio is
 proportional to the learning rate, under SGD as well while the gradient stays what it is. Where SGD at one rate
 diverges, how fast its gradient grows from step to step tells the largest rate that is stable, and half of that is
-proposed. Where the first steps only were too large, a warm-up is enough. Where nothing was learnt, or the run never
-came back, at a rate that stayed what it was (half of the first or more), the rate itself is too large: a warm-up comes
-second, it would end at the same rate. Weights that decay want a smaller weight decay: a weight is an average over 1 /
-(learning rate x weight decay) steps, which should be thousands.
+proposed. Where the first steps only were too large, a warm-up is enough; where there is one, a longer one or a lower
+peak. Where nothing was learnt, or the run never came back, at a rate that stayed what it was (half of the first or
+more), the rate itself is too large: a warm-up comes second, it would end at the same rate. Weights that decay want a
+smaller weight decay: a weight is an average over 1 / (learning rate x weight decay) steps, which should be thousands.
 """,
     confidence="""
 0.85; 0.7 when fewer than eight steps of the newer half were recorded.
@@ -72,8 +73,6 @@ second, it would end at the same rate. Weights that decay want a smaller weight 
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
 )
-#: Steps of the proposed warm-up: as torch's examples and most recipes have it, at least.
-_WARM_UP = 1000
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "shape", "numel", "nan", "pos_inf", "neg_inf", "sum_sq")
 _Place = tuple[str, str, str]
 
@@ -91,6 +90,11 @@ class _Weight:
     @property
     def ratio(self) -> float:
         return median_low(self.ratios.values())  # where a run explodes, the mean of two is the explosion
+
+    @property
+    def middle(self) -> tuple[Process, int]:
+        """The step that the ratio is of."""
+        return sorted(self.ratios, key=self.ratios.__getitem__)[(len(self.ratios) - 1) // 2]
 
     @property
     def unit_gain(self) -> float:
@@ -208,15 +212,14 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
     process, step = max(weight.ratios, key=lambda k: k[1])
     row = _row(view, process, step, place)
     parameter = parameter_label(*place)
-    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
     limit = options["early_ratio" if early else "ratio"]
-    rate = (rates[0] if early else rates[-1]) if rates else None
+    rates = rates_of(view, *weight.middle)
     diverging = _stable(view, process)
     message = (
         f"In the median of {_which(weight, early=early)}, each step changed `{parameter}` by {weight.ratio:.2g} of "
         + ("the RMS it was initialised to" if early else "its own RMS")
         + f" (limit {limit:g}; about 1e-3 is usual)"
-        + (f", at a learning rate of {rate:.3g}. " if rate else ". ")
+        + (f"{rates.words}. " if rates is not None else ". ")
         + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
         + (f" {_harm(view, weight, options)}" if early else "")
         + (f" {diverging.words}" if diverging is not None else "")
@@ -224,7 +227,8 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
     evidence: dict[str, Any] = {
         "update_to_weight": weight.ratio,
         "limit": limit,
-        "lr": rate,
+        "lr": rates.measured if rates is not None else None,
+        "warm_up_steps": rates.warm_up if rates is not None else 0,
         "weights": [
             {"parameter": parameter_label(*p), "update_to_weight": w.ratio}
             for p, w in sorted(guilty.items(), key=lambda item: -item[1].ratio)[:16]
@@ -250,44 +254,23 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
         evidence=evidence,
         prescriptions=(diverging.prescription,)
         if diverging is not None
-        else _prescribe(view, process, weight, options, early=early),
+        else _prescribe(view, process, weight, rates, options, early=early),
     )
 
 
 def _prescribe(
-    view: RunView, process: Process, weight: _Weight, options: Options, *, early: bool
+    view: RunView, process: Process, weight: _Weight, rates: Rates | None, options: Options, *, early: bool
 ) -> tuple[Prescription, ...]:
     """A smaller rate first wherever the rate itself is too large; a warm-up where the first steps were too large."""
-    known = [s.lr for s in view.timeline.get(process, ()) if s.lr]
-    rate = (known[0] if early else known[-1]) if known else None
-    factor = rounded_down(options["target"] / weight.ratio)
-    after, what = weight.ratio * factor, "first updates / initial weight" if early else "update / weight"
-    groups = sum(len(o.get("groups") or ()) for o in view.optimizers)
-    rates = f" ({rate:.3g} -> {rate * factor:.3g})" if rate and groups == 1 else ""
-    predicted: dict[str, Any] = {"update_to_weight": {"from": weight.ratio, "to": after}}
-    lower = Prescription(
-        title=f"learning rate x {factor:g}{rates}: {what} {weight.ratio:.2g} -> {after:.1g}",
-        change={"lr_factor": factor},
-        predicted=predicted,
-        snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor!r}\n",
-    )
+    what = "first updates / initial weight" if early else "update / weight"
+    lower = lower_rate(view, rates, weight.ratio, options["target"], what)
     if not early:
         return (lower,)
-    begin = f" of {rate * factor:.2g}" if rate else f" x {factor:g}"
-    warm_up = Prescription(
-        title=f"warm up from a learning rate{begin}: first updates / weight {weight.ratio:.2g} -> {after:.1g}",
-        change={"lr_factor": factor, "warm_up_steps": _WARM_UP},
-        predicted=predicted,
-        snippet=(
-            "import torch\n\n"
-            "warm_up = torch.optim.lr_scheduler.LinearLR(\n"
-            f"    optimizer, start_factor={factor!r}, total_iters={_WARM_UP}\n"
-            ")  # beside the schedule there is\n"
-        ),
-    )
-    stayed = len(known) > 1 and known[-1] >= 0.5 * known[0]
-    lost = _nothing_learnt(view, options) or _never_came_back(view, process)
-    return (lower, warm_up) if stayed and lost else (warm_up,)
+    gentler = gentler_start(rates, weight.ratio, options["target"])
+    stayed = rates is not None and rates.last >= 0.5 * rates.measured
+    if stayed and (_nothing_learnt(view, options) or _never_came_back(view, process)):
+        return lower, gentler
+    return (gentler, lower) if rates is not None and rates.warm_up else (gentler,)
 
 
 def _stable(view: RunView, process: Process) -> StableRate | None:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from precdoctor.diagnosis.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.scans import Fact, Group, check_facts, elsewhere_words, evidence_of, locate, place_words
+from precdoctor.diagnosis.scans import (
+    EFFECT,
+    Fact,
+    Group,
+    certainty,
+    check_facts,
+    effect_words,
+    elsewhere_words,
+    evidence_of,
+    has_effect,
+    locate,
+    place_words,
+)
 from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import FP32
@@ -17,7 +29,8 @@ Sums whose error shows that they were accumulated in BF16 or FP16, measured on s
 second time in FP64; and a reduction that is run again in FP64 on the operands it had. Neither the name of an op nor the
 dtype of its result counts, because most kernels accumulate in FP32 and round once: `sum`, `mean`, `softmax`,
 `layer_norm`, `scatter_add` and matrix products of BF16 pass. On a CPU, `index_put(accumulate=True)` and the gradient of
-an embedding do not. What cancels inside a sum is no fault of its accumulation and is not counted.
+an embedding do not. What cancels inside a sum is no fault of its accumulation and is not counted. Nor is an error that
+ends as less than `effect` of a larger sum.
 """,
     matters="""
 Once a running total is 2^8 times a term in BF16 (2^11 in FP16), adding the term changes nothing: a sum of ones stops
@@ -34,7 +47,7 @@ that is trained in BF16 on a CPU wants FP32 weights.
 """,
     confidence="""
 0.95: the error was measured against FP64 on the run's own numbers. 0.85 in the backward pass, where another device may
-accumulate otherwise.
+accumulate otherwise. 0.7 when one scanned step alone shows it, or when it could not be followed to the result it feeds.
 """,
     references=(
         "Higham, Accuracy and Stability of Numerical Algorithms, chapter 4 (a running sum errs by up to n u)",
@@ -48,7 +61,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         fmt, error = known_format(fact.dtype), fact.number("error")
-        if fmt is None or not error >= options["error"]:
+        if fmt is None or not error >= options["error"] or not has_effect(fact, options["effect"]):
             return 0.0
         if fact.kind == "reduction":
             unit = 2.0 ** -(fmt.mantissa_bits + 1)
@@ -71,20 +84,23 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     message = (
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} came out {percent(error)} off (L2, limit "
         f"{percent(options['error'])}) against the same {terms:,.0f} terms per sum added in FP64. One rounding to "
-        f"{fact.dtype} would be {percent(2.0 ** -(bits + 1))}: it accumulates in {fact.dtype}.{elsewhere_words(group)}"
+        f"{fact.dtype} would be {percent(2.0 ** -(bits + 1))}: it accumulates in {fact.dtype}."
+        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
+    why = "the error was measured against FP64 on the run's own numbers"
+    confidence, reason = certainty(group, 0.85 if fact.backward else 0.95, why)
     return Finding(
         code="PD701",
         name="reduction-in-half",
         severity=Severity.WARNING,
-        confidence=0.85 if fact.backward else 0.95,
+        confidence=confidence,
         title=f"{what} {place_words(fact)} is accumulated in {fact.dtype} and {percent(error)} off{fact.line}",
         message=message,
         location=locate(view, group),
         evidence=evidence_of(
             group,
-            {"error": options["error"], "roundings": options["roundings"]},
-            "the error was measured against FP64 on the run's own numbers",
+            {name: options[name] for name in ("error", "roundings", "effect")},
+            reason,
         ),
         prescriptions=(
             Prescription(
@@ -132,6 +148,7 @@ RULE = Rule(
             "Least error of a reduction beside the sum of its terms' magnitudes.",
             "A sum accumulated in FP32 is thousands of times below, however much cancels in it.",
         ),
+        EFFECT,
     ),
     kinds=(),
     columns=(),

@@ -15,6 +15,8 @@ from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.unpaired_moments import finding as unpaired_finding
 from precdoctor.diagnosis.unpaired_moments import leaps, orphaned
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.wide_weights import wide_weights, widened_bytes, widened_elements
+from precdoctor.diagnosis.words import memory
 from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
@@ -191,15 +193,11 @@ def _prescribe(view: RunView, lost: _Lost, last: Moment, added: float) -> Prescr
     title = f"FP32 optimizer state: zero where there is a gradient {percent(lost.share)} -> {percent(left)}"
     if last.gradient.dtype in HALF:
         change = {"weight_dtype": {"from": last.held.dtype, "to": "float32"}}
-        snippet = (
-            "import torch\n\n"
-            "model = model.float()  # before the optimizer is made\n"
-            f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
-            "    loss = compute_loss(model, batch)\n"
-        )
+        title += f", +{memory(widened_bytes(view, widened_elements(view, HALF)))}"
+        snippet = wide_weights(view, HALF)
     else:  # the weights are wide already: the optimizer itself chose the format
         key = last.name.rpartition(".")[2]
-        title += f", +{last.held.numel * 2 / 2**20:.2g} MiB for this weight"
+        title += f", +{memory(last.held.numel * 2)} for this weight"
         change = {"state_dtype": {"from": last.held.dtype, "to": "float32"}}
         snippet = (
             f"import torch\n\nstate[{key!r}] = torch.zeros_like(p, dtype=torch.float32)  # in the optimizer's step\n"

@@ -15,6 +15,7 @@ from precdoctor.diagnosis.snippets import module_expression
 from precdoctor.diagnosis.stalled_sums import Buffer, running_statistics, stalled_counts
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import memory
 
 PAGE = RulePage(
     finds="""
@@ -236,7 +237,7 @@ def _finding(
         prescriptions=(
             Prescription(
                 title=f"keep the average in FP32: averages that stand still {percent(share)} -> 0 %, "
-                f"+{2 * elements / 2**20:,.2g} MiB",
+                f"+{memory(2 * elements)}",
                 change={"average_dtype": {"from": weight.dtype, "to": "float32"}},
                 predicted={"stalled_share": {"from": share, "to": 0.0}, "extra_bytes": 2 * elements},
                 snippet=(
@@ -281,7 +282,7 @@ def _statistics_finding(stalled: Mapping[tuple[str, str, str], Buffer], options:
         },
         prescriptions=(
             Prescription(
-                title=f"this norm in FP32: half an ulp {half_ulp:.2g} -> {2.0**-24:.2g}, +{extra / 2**10:,.2g} KiB",
+                title=f"this norm in FP32: half an ulp {half_ulp:.2g} -> {2.0**-24:.2g}, +{memory(extra)}",
                 change={"module": place[1], "buffer_dtype": {"from": buffer.dtype, "to": "float32"}},
                 predicted={"half_ulp": {"from": half_ulp, "to": 2.0**-24}, "extra_bytes": extra},
                 snippet=f"{module_expression(place[1])}.float()  # once, before training; its input may stay narrow\n",
@@ -323,7 +324,7 @@ def _count_finding(counts: Mapping[tuple[str, str, str], Buffer], options: Optio
         },
         prescriptions=(
             Prescription(
-                title=f"counts and sums in FP32: stalls at {count.value:,g} -> {2**24:,}, +{extra / 2**10:,.2g} KiB",
+                title=f"counts and sums in FP32: stalls at {count.value:,g} -> {2**24:,}, +{memory(extra)}",
                 change={"buffer_dtype": {"from": count.dtype, "to": "float32"}},
                 predicted={"stalls_at": {"from": count.value, "to": 2.0**24}, "extra_bytes": extra},
                 snippet=(

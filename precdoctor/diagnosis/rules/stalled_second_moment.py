@@ -16,6 +16,8 @@ from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.wide_weights import widened_bytes
+from precdoctor.diagnosis.words import memory
 
 PAGE = RulePage(
     finds="""
@@ -177,8 +179,8 @@ def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options
         },
         prescriptions=(
             Prescription(
-                title=f"beta2 {better:.4g} (smallest change), or FP32 weights and moments (+{6 * elements / 2**20:.2g} "
-                "MiB)",
+                title=f"beta2 {better:.4g} (smallest change), or FP32 weights and moments "
+                f"(+{memory(widened_bytes(view, elements))})",
                 change={"beta2": {"from": beta2, "to": round(better, 6)}},
                 predicted={"decay_of_v_per_step": {"from": 0.0, "to": round(1.0 - better, 6)}},
                 snippet=(

@@ -6,11 +6,15 @@ from precdoctor.diagnosis.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.scans import (
+    EFFECT,
     Fact,
     Group,
+    certainty,
     check_facts,
+    effect_words,
     elsewhere_words,
     evidence_of,
+    has_effect,
     locate,
     place_words,
     short_name,
@@ -27,7 +31,8 @@ where FP64 would not, inside a module whose outputs are finite: a later op (`rsq
 has made an ordinary number of it. The right values are carried along in FP64 from the overflow on, and the finding is
 about the finite elements that come out off by more than half. What comes out right is no finding, whatever was infinite
 on the way: masks of -Inf, `where` around a branch that is not taken, `tanh` and `sigmoid` of an overflow, a clamp below
-the format's largest number, `1 / (1 + exp(-x))`.
+the format's largest number, `1 / (1 + exp(-x))`. Nor are wrong numbers that are added to much larger ones: less than
+`effect` of the sum.
 """,
     matters="""
 Nothing in the loss, the gradients or the module outputs is non-finite, so nothing stops and nothing is reported. A
@@ -45,6 +50,7 @@ multiply by it afterwards. In FP32 already: rescale, or use the fused function (
 """,
     confidence="""
 0.95: the op was seen, its operands and its result were counted, and the right values were computed in FP64 beside it.
+0.7 when one scanned step alone shows it, or when it could not be followed to the result it feeds.
 """,
     references=(
         "IEEE 754-2019, section 7.4 (overflow) and section 6.1 (arithmetic with infinities)",
@@ -59,7 +65,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         share = wrong_share(fact)
-        return share if share >= options["wrong_share"] else 0.0
+        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
 
     def tell(group: Group) -> Finding:
         return _finding(view, group, options)
@@ -80,18 +86,20 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"({fact.dtype}) where FP64 gives up to {fact.number('exact_amax'):.4g}. {swallower}{there} turned them into "
         f"finite numbers; after {short_name(shown)}, {wrong:,} of {of:,} elements ({share}, limit "
         f"{percent(options['wrong_share'])}) are off by more than half, for instance {seen:.4g} where FP64 gives "
-        f"{exact:.4g}. Neither the module's outputs nor the loss show it.{elsewhere_words(group)}"
+        f"{exact:.4g}. Neither the module's outputs nor the loss show it."
+        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
+    confidence, reason = certainty(group, 0.95, _REASON)
     return Finding(
         code="PD107",
         name="swallowed-nonfinite",
         severity=Severity.WARNING,
-        confidence=0.95,
+        confidence=confidence,
         title=f"{fact.short} overflows {place_words(fact)} and {swallower} hides it: {share} of "
         f"the result is wrong{fact.line}",
         message=message,
         location=locate(view, group),
-        evidence=evidence_of(group, {"wrong_share": options["wrong_share"]}, _REASON),
+        evidence=evidence_of(group, {n: options[n] for n in ("wrong_share", "effect")}, reason),
         prescriptions=(_prescription(fact, affected, wrong),),
     )
 
@@ -134,6 +142,7 @@ RULE = Rule(
             "Precdoctor's own: one row in a thousand; a single element may be an edge nobody reads.",
             maximum=1.0,
         ),
+        EFFECT,
     ),
     kinds=(),
     columns=(),

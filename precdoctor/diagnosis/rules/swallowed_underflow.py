@@ -6,11 +6,15 @@ from precdoctor.diagnosis.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.scans import (
+    EFFECT,
     Fact,
     Group,
+    certainty,
     check_facts,
+    effect_words,
     elsewhere_words,
     evidence_of,
+    has_effect,
     locate,
     place_words,
     short_name,
@@ -26,7 +30,8 @@ An op, on a step that was looked at op by op (`record --deep-scan`), whose resul
 are not zero in FP64: products, squares, exponentials, casts. The right values are carried along in FP64, and the
 finding is about what comes of it: finite numbers, representable ones, that are off by more than half. Zeros that
 nothing is made of are no finding: probabilities that only weigh other terms, squares below an epsilon that is larger,
-ReLU, dropout and masks, which are zero in FP64 as well.
+ReLU, dropout and masks, which are zero in FP64 as well. Nor are wrong numbers that end as less than `effect` of a sum,
+or that a later scan no longer sees: weights that begin at zero are flushed until they have grown.
 """,
     matters="""
 A variance of zero makes `rsqrt(0 + eps)` as large as eps allows, a scale of zero switches a layer off, a ratio of two
@@ -41,7 +46,8 @@ Widen before the small numbers are made: `x.float()` before the square, `softmax
 that is applied first. Widening afterwards keeps the zero.
 """,
     confidence="""
-0.95: the op was seen, its zeros were counted, and the right values were computed in FP64 beside it.
+0.95: the op was seen, its zeros were counted, and the right values were computed in FP64 beside it. 0.7 when one
+scanned step alone shows it, or when it could not be followed to the result it feeds.
 """,
     references=(
         "IEEE 754-2019, section 7.5 (underflow); FP16 rounds to zero at and below 2^-25",
@@ -56,12 +62,13 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         share = wrong_share(fact)
-        return share if share >= options["wrong_share"] else 0.0
+        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
 
     def tell(group: Group) -> Finding:
         return _finding(view, group, options)
 
-    return check_facts(view, ("underflow",), guilty, tell, seen="no underflow that leaves a wrong number behind")
+    seen = "no underflow that leaves a wrong number behind"
+    return check_facts(view, ("underflow",), guilty, tell, seen=seen, flushes=lambda _: True)
 
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
@@ -75,18 +82,19 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"({fact.dtype}) that are up to {fact.number('exact_amax'):.4g} in FP64. {short_name(op)}{there} made "
         f"{wrong:,} of {of:,} elements of it ({share}, limit {percent(options['wrong_share'])}) that are off by more "
         f"than half, for instance {fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}."
-        f"{elsewhere_words(group)}"
+        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
+    confidence, reason = certainty(group, 0.95, _REASON)
     return Finding(
         code="PD206",
         name="swallowed-underflow",
         severity=Severity.WARNING,
-        confidence=0.95,
+        confidence=confidence,
         title=f"{fact.short} flushes to zero {place_words(fact)}, and {short_name(op)} makes wrong numbers of it: "
         f"{share} of the result{fact.line}",
         message=message,
         location=locate(view, group),
-        evidence=evidence_of(group, {"wrong_share": options["wrong_share"]}, _REASON),
+        evidence=evidence_of(group, {n: options[n] for n in ("wrong_share", "effect")}, reason),
         prescriptions=(_prescription(fact, affected, wrong),),
     )
 
@@ -126,6 +134,7 @@ RULE = Rule(
             "Precdoctor's own: one in a hundred; ten times as many as for an overflow, because small numbers add less.",
             maximum=1.0,
         ),
+        EFFECT,
     ),
     kinds=(),
     columns=(),

@@ -12,6 +12,8 @@ from precdoctor.diagnosis.rows import Key, TensorRow, known_format, location, pa
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.wide_weights import wide_weights, widened_bytes, widened_elements
+from precdoctor.diagnosis.words import memory
 
 PAGE = RulePage(
     finds="""
@@ -103,7 +105,7 @@ def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
         + (f", and only {kept:.0%} of what the micro-steps agree on arrives." if kept < 1.0 else ".")
     )
     stalled = worst.terms >= worst.stalls
-    extra = 2 * elements
+    extra = widened_bytes(view, widened_elements(view, HALF, elements))
     return Finding(
         code="PD205",
         name="swamped-accumulation",
@@ -127,19 +129,14 @@ def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
         prescriptions=(
             Prescription(
                 title=f"FP32 gradients: bits left for the last micro-step {bits:.1f} -> "
-                f"{24 - math.log2(worst.terms):.1f}, +{extra / 2**20:,.2g} MiB",
+                f"{24 - math.log2(worst.terms):.1f}, +{memory(extra)}",
                 change={"gradient_dtype": {"from": worst.dtype, "to": "float32"}},
                 predicted={
                     "bits_left": {"from": round(bits, 1), "to": round(24 - math.log2(worst.terms), 1)},
                     "extra_bytes": extra,
                 },
-                snippet=(
-                    "import torch\n\n"
-                    "model = model.float()  # before the optimizer is made: gradients have the format of the weights\n"
-                    f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
-                    "    loss = compute_loss(model, batch) / micro_steps\n"
-                    "loss.backward()\n"
-                ),
+                snippet=f"{wide_weights(view, HALF)}"
+                "(loss / micro_steps).backward()  # gradients have the format of the weights\n",
             ),
         ),
     )

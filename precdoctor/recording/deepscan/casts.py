@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from precdoctor.numerics import EXP_MIN
+from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.call import Call
+from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.facts import Findings
+from precdoctor.recording.kernels import layout as at
 
 #: Significant bits, the leading one included: integers up to 2 to this power are exact.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
@@ -16,6 +21,8 @@ _BITS = {torch.float16: 11, torch.bfloat16: 8}
 _SUSPICIOUS = 0.1
 #: Share of a tensor's sum of magnitudes from which on its loss is noted.
 _NOTED = 0.1
+#: Share of the sum of magnitudes that may lie below what is called its bulk.
+_TAIL = 0.01
 #: Tensors of integers of at most so many elements; and of these so many first ones tell whether it is one.
 _MAX_INTEGERS, _PEEK = 1 << 20, 64
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
@@ -24,8 +31,8 @@ _INTEGERS = (torch.int16, torch.int32, torch.int64)
 class Casts:
     """Looks at every narrowing cast of a forward pass."""
 
-    def __init__(self, findings: Findings) -> None:
-        self._findings = findings
+    def __init__(self, findings: Findings, effects: Effects) -> None:
+        self._findings, self._effects = findings, effects
 
     def after(self, call: Call) -> None:
         """An op of a forward pass has run."""
@@ -61,9 +68,13 @@ class Casts:
         lost = torch.where(torch.isfinite(y), (x - y).abs(), x.abs())[kept].sum()
         whole = x[kept].abs().sum()
         share = float(lost / whole) if float(whole) > 0 else 0.0
-        if share >= _NOTED:
-            self._tell(call, source, result, share, lost=share, flushed=flushed, clipped=clipped, nonzero=before.numel
-                   - before.zero, amax=before.amax, amin_nonzero=before.amin_nonzero)  # fmt: skip
+        if share < _NOTED:
+            return
+        counted = {"nonzero": before.numel - before.zero, "flushed": flushed, "clipped": clipped, "lost": share}
+        sizes = {"amax": before.amax, "amin_nonzero": before.amin_nonzero, "bulk": _bulk(source)}
+        measured = {**_kinds(source, result), "numel": result.numel(), **counted, **sizes}
+        event = self._findings.event_of(call)
+        self._effects.begin("cast", event, share, result, torch.where(kept, x, y), **measured)
 
     def _integers(self, call: Call, source: Tensor | None, result: Tensor) -> None:
         if not 1 < result.numel() <= _MAX_INTEGERS:
@@ -74,12 +85,23 @@ class Casts:
         before = result.numel() if source is None else int(torch.unique(source.detach()).numel())
         after = int(torch.unique(result.detach().float()).numel())
         if after < before:
-            self._tell(call, source, result, 1 - after / before, distinct_before=before, distinct_after=after,
-                       largest=largest)  # fmt: skip
+            told = {"distinct_before": before, "distinct_after": after, "largest": largest}
+            kinds = _kinds(source, result)
+            self._findings.add("cast", call, 1 - after / before, **kinds, numel=result.numel(), **told)
 
-    def _tell(self, call: Call, source: Tensor | None, result: Tensor, weight: float, **data: Any) -> None:
-        kinds = {"from": "integers" if source is None else _spelled(source.dtype), "to": _spelled(result.dtype)}
-        self._findings.add("cast", call, weight, **kinds, numel=result.numel(), **data)
+
+def _bulk(x: Tensor) -> float:
+    """The power of two above which lie 99 % of the sum of magnitudes of a tensor that is not all zero."""
+    ints, _ = kernels.measured(x.detach())
+    counts = ints[at.HIST + 1 : at.HIST + at.HIST_WIDTH]
+    first = int(counts.nonzero()[0][0])
+    mass = counts[first:] * 2.0 ** np.arange(first + EXP_MIN, first + EXP_MIN + counts.size - first)
+    below = int((mass.cumsum() <= _TAIL * mass.sum()).sum())
+    return float(2.0 ** (first + below + EXP_MIN))
+
+
+def _kinds(source: Tensor | None, result: Tensor) -> dict[str, Any]:
+    return {"from": "integers" if source is None else _spelled(source.dtype), "to": _spelled(result.dtype)}
 
 
 def _spelled(dtype: torch.dtype) -> str:

@@ -67,6 +67,11 @@ def line_columns(line: Line | None) -> dict[str, Any]:
     return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
 
 
+def said(call: Call) -> Event:
+    """Another op, as a fact names it."""
+    return {"op": call.op, "module": call.where.module, **line_columns(call.where.line)}
+
+
 class Coverage:
     """Which op ran in which dtypes, in which module, and how far its results went."""
 

@@ -11,7 +11,9 @@ from torch import Tensor
 from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.deepscan.call import Call, Where
 from precdoctor.recording.deepscan.casts import Casts
-from precdoctor.recording.deepscan.facts import Coverage, Findings
+from precdoctor.recording.deepscan.effects import Effects
+from precdoctor.recording.deepscan.facts import Coverage, Event, Findings
+from precdoctor.recording.deepscan.shadows import Room
 from precdoctor.recording.deepscan.sums import Sums
 from precdoctor.recording.deepscan.trails import Trails
 from precdoctor.recording.microscope.frames import innermost_user_line
@@ -54,10 +56,12 @@ class ScanMode(Retiring):
         self.spent_ns = 0
         self.failure: Exception | None = None
         self.coverage = Coverage()
-        self.findings = Findings(values=values)
+        self._findings = Findings(values=values)
         self._limit = memory // _FP64
-        self.trails = Trails(self.findings, self._limit)
-        self._casts, self._sums = Casts(self.findings), Sums(self.findings)
+        room = Room(self._limit)
+        self._effects = Effects(self._findings, room)
+        self.trails = Trails(self._findings, self._effects, room)
+        self._casts, self._sums = Casts(self._findings, self._effects), Sums(self._findings, self._effects)
         #: By the sequence number of its autograd node: where a forward op stood.
         self._made: dict[int, Where] = {}
 
@@ -70,6 +74,11 @@ class ScanMode(Retiring):
     def complete(self) -> bool:
         """Whether no op was left out."""
         return self.ops < MAX_OPS
+
+    def facts(self) -> list[Event]:
+        """What was found, once the scan is over."""
+        self._effects.finish()
+        return self._findings.events()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -128,6 +137,7 @@ class ScanMode(Retiring):
             return  # seen when it was computed first
         call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit)
         if phase == "forward":
+            self._effects.after(call)
             self.trails.after(call)
             self._casts.after(call)
         self._sums.after(call)

@@ -189,7 +189,7 @@ class DeepScan:
             "spent_ns": mode.spent_ns,
         }
         recorder.event("scan", id=number, data=data)
-        rows = mode.findings.events()
+        rows = mode.facts()
         if mode.coverage.signature != self._known:  # said once as long as it stays the same
             self._known = mode.coverage.signature
             rows += mode.coverage.events()

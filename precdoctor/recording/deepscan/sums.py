@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.call import Call, names
-from precdoctor.recording.deepscan.facts import Event, Findings, line_columns
+from precdoctor.recording.deepscan.effects import Effects, Error
+from precdoctor.recording.deepscan.facts import Event, Findings, said
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
 _FLOATS = _HALF | {torch.float32}
@@ -50,6 +51,8 @@ class _Total:
     last: weakref.ref[Tensor]
     twin: Tensor | None = None
     terms: int = 1
+    #: Once it is off by more than its format takes.
+    error: Error | None = None
 
 
 @dataclass
@@ -68,8 +71,8 @@ class _Moment:
 class Sums:
     """Looks at reductions and what is made of them."""
 
-    def __init__(self, findings: Findings) -> None:
-        self._findings = findings
+    def __init__(self, findings: Findings, effects: Effects) -> None:
+        self._findings, self._effects = findings, effects
         self._places: dict[Any, int] = {}
         self._totals: dict[Any, _Total] = {}
         self._moments: dict[int, _Moment] = {}
@@ -110,15 +113,12 @@ class Sums:
         if magnitudes is None:
             return
         off = float((result.detach().double() - _rounded(exact[0], result)).norm() / magnitudes[0].norm())
-        self._findings.add(
-            "reduction",
-            call,
-            error,
-            dtype=_spelled(result),
-            error=error,
-            error_of_magnitudes=off,
-            terms=max((x.numel() for x in call.operands), default=0) / max(result.numel(), 1),
-        )
+        terms = max((x.numel() for x in call.operands), default=0) / max(result.numel(), 1)
+        data = {"dtype": _spelled(result), "error": error, "error_of_magnitudes": off, "terms": terms}
+        if call.phase == "forward":
+            self._effects.begin("reduction", self._findings.event_of(call), error, result, exact[0], **data)
+        else:
+            self._findings.add("reduction", call, error, **data)
 
     # --- running totals ----------------------------------------------------------------------------------------------
 
@@ -137,11 +137,21 @@ class Sums:
             del self._totals[place]
             return
         known.twin, known.last, known.terms = again[0], weakref.ref(result), known.terms + 1
+        if known.error is not None:
+            self._effects.carry(known.error, result, known.twin)
         if known.terms < _MIN_TERMS or known.terms & (known.terms - 1):
             return
         error = _relative_error(result, known.twin)
-        if error is not None and error >= _NOTED_ULPS * _half_ulp(result.dtype):
-            self._findings.add("total", call, error, dtype=_spelled(result), error=error, terms=known.terms)
+        if error is None or error < _NOTED_ULPS * _half_ulp(result.dtype):
+            return
+        data = {"dtype": _spelled(result), "error": error, "terms": known.terms}
+        if call.phase != "forward":
+            self._findings.add("total", call, error, **data)
+        elif known.error is None:
+            event = self._findings.event_of(call)
+            known.error = self._effects.begin("total", event, error, result, known.twin, **data)
+        elif error > known.error.weight:
+            known.error.weight, known.error.data = error, data
 
     # --- differences of moments --------------------------------------------------------------------------------------
 
@@ -216,18 +226,19 @@ class Sums:
         if difference.event is None or not many:
             return
         worst = int(torch.where(wrong, off.nan_to_num(torch.inf), -1.0).flatten().argmax())
-        where = call.where
-        self._findings.add_event(
+        self._effects.begin(
             "cancellation",
             difference.event,
             many / of,
+            result,
+            torch.where(wrong, value, seen),
             dtype=_spelled(result),
             bits_lost=difference.bits,
             wrong=many,
             of=of,
             seen=float(seen.flatten()[worst]),
             exact=float(value.flatten()[worst]),
-            used_by={"op": call.op, "module": where.module, **line_columns(where.line)},
+            used_by=said(call),
         )
 
 

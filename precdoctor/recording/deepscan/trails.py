@@ -9,14 +9,15 @@ result is finite, and off by more than half of what FP64 says, the damage has be
 from __future__ import annotations
 
 import math
-import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.call import Call, names
-from precdoctor.recording.deepscan.facts import Event, Findings, line_columns
+from precdoctor.recording.deepscan.effects import Effects
+from precdoctor.recording.deepscan.facts import Event, Findings, said
+from precdoctor.recording.deepscan.shadows import Room, Shadows
 
 #: Trails followed per scan and from one line, and ops a trail is followed through.
 _MAX_TRAILS, _MAX_PER_PLACE, _MAX_HOPS = 64, 2, 64
@@ -53,10 +54,9 @@ class Trails:
         lost: of those that had to be given up: too large, or ops that cannot be run again.
     """
 
-    def __init__(self, findings: Findings, limit: int) -> None:
-        self._findings = findings
-        self._left = limit
-        self._shadows: dict[int, tuple[weakref.ref[Tensor], Tensor, _Trail]] = {}
+    def __init__(self, findings: Findings, effects: Effects, room: Room) -> None:
+        self._findings, self._effects = findings, effects
+        self._shadows: Shadows[_Trail] = Shadows(room, _MAX_SHADOWS)
         self._places: dict[Any, int] = {}
         self.begun = 0
         self.lost = 0
@@ -70,23 +70,13 @@ class Trails:
             self._begin(call)
 
     def _shadow(self, x: Tensor) -> tuple[Tensor, _Trail] | None:
-        found = self._shadows.get(id(x))
-        if found is None or found[0]() is not x or found[2].over:
-            return None
-        return found[1], found[2]
+        found = self._shadows.get(x)
+        return None if found is None or found[1].over else found
 
     def _put(self, x: Tensor, value: Tensor, trail: _Trail) -> None:
-        self._tidy()
-        if len(self._shadows) >= _MAX_SHADOWS or value.numel() > self._left:
+        self._shadows.tidy(lambda owner: owner.over)
+        if not self._shadows.put(x, value, trail):
             self._lose(trail)
-            return
-        self._left -= value.numel()
-        self._shadows[id(x)] = (weakref.ref(x), value, trail)
-
-    def _tidy(self) -> None:
-        """Let go of shadows whose tensors are gone."""
-        for key in [k for k, (ref, _, trail) in self._shadows.items() if trail.over or ref() is None]:
-            self._left += self._shadows.pop(key)[1].numel()
 
     def _lose(self, trail: _Trail) -> None:
         if not trail.over:
@@ -144,7 +134,7 @@ class Trails:
             if left is not None:
                 self._put(result, left, trail)
             else:
-                self._shadows.pop(id(result), None)
+                self._shadows.drop(result)
 
     def _judge(self, call: Call, trail: _Trail, number: int, result: Tensor, value: Tensor) -> Tensor | None:
         """What is left to follow of one result; None when the run's is as good as the shadow's."""
@@ -155,7 +145,7 @@ class Trails:
         seen, size = result.detach().double(), value.abs()
         known, finite = torch.isfinite(value), torch.isfinite(seen)
         if trail.hidden_by is None and trail.kind == "overflow" and bool(finite.all()):
-            trail.hidden_by = _said(call)
+            trail.hidden_by = said(call)
         off = (seen - value).abs()
         wrong = known & finite & (size >= limits.tiny) & (size <= limits.max) & (off > _DAMAGE * size)
         # A unit in the last place of the largest element: what is smaller is lost in any sum with it.
@@ -167,14 +157,15 @@ class Trails:
         if bool(wrong.any()) and (alone := call.exact()) is not None:
             wrong &= ~((alone[number] - value).abs() <= _DAMAGE * size)  # by the rounding of this op, not before it
         if bool(wrong.any()):
-            self._tell(call, trail, wrong, seen, value)
+            self._tell(call, trail, number, wrong, value)
             return None
         affected = known & (~finite | (off > _SAME * size))
         return torch.where(affected, value, seen) if bool(affected.any()) else None
 
-    def _tell(self, call: Call, trail: _Trail, wrong: Tensor, seen: Tensor, value: Tensor) -> None:
+    def _tell(self, call: Call, trail: _Trail, number: int, wrong: Tensor, value: Tensor) -> None:
         trail.over = True
-        many = int(wrong.sum())
+        result, many = call.results[number], int(wrong.sum())
+        seen = result.detach().double()
         at = int(torch.where(wrong, value.abs(), -math.inf).flatten().argmax())
         data = {
             "wrong": many,
@@ -183,13 +174,10 @@ class Trails:
             "exact": float(value.flatten()[at]),
             "hops": trail.hops,
             "hidden_by": trail.hidden_by,
-            "shown_by": _said(call),
+            "shown_by": said(call),
         }
-        self._findings.add_event(trail.kind, trail.event, many / value.numel(), **data)
-
-
-def _said(call: Call) -> Event:
-    return {"op": call.op, "module": call.where.module, **line_columns(call.where.line)}
+        right = torch.where(wrong, value, seen)
+        self._effects.begin(trail.kind, trail.event, many / value.numel(), result, right, **data)
 
 
 def _is_factor(call: Call) -> bool:

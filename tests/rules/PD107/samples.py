@@ -32,6 +32,11 @@ def not_scanned() -> Training:
     return Training()
 
 
+def next_to_nothing() -> Training:
+    """What is wrong is added to much larger numbers."""
+    return scanned(overflow(effect=1e-3, fed=used("add.Tensor")))
+
+
 FIRING = {
     "by-rsqrt": Sample(
         lambda: scanned(overflow()), 0, "blocks.0.attn", severity="warning",
@@ -43,4 +48,4 @@ FIRING = {
         severity="warning", says=("in 2 modules", "78 %"),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (single_element, nothing_found, not_scanned)}
+HEALTHY = {f.__name__: f for f in (single_element, nothing_found, not_scanned, next_to_nothing)}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.support.samples import Sample
-from tests.support.scanning import fact, scanned, used
+from tests.support.scanning import fact, scanned, used, with_scans
 from tests.support.training import Training
 
 
@@ -14,6 +14,16 @@ def underflow(**changes: Any) -> dict[str, Any]:
 
 def few() -> Training:
     return scanned(underflow(wrong=1))
+
+
+def next_to_nothing() -> Training:
+    """Wrong numbers that are added to much larger ones."""
+    return scanned(underflow(effect=1e-3, fed=used("add.Tensor")))
+
+
+def warm_up() -> Training:
+    """A gate that began at zero, and has grown by the next scan."""
+    return with_scans(scanned(underflow(effect=1.0, fed=used("mul.Tensor")), steps=(1,)), 8)
 
 
 def nothing_found() -> Training:
@@ -29,4 +39,4 @@ FIRING = {
         lambda: scanned(underflow(dtype="float32", exact_amin=1e-50)), 0, severity="warning", says=("78 %",),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (few, nothing_found)}
+HEALTHY = {f.__name__: f for f in (few, nothing_found, next_to_nothing, warm_up)}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.support.samples import Sample
-from tests.support.scanning import fact, scanned
+from tests.support.scanning import fact, scanned, used
 from tests.support.training import Training
 
 
@@ -26,6 +26,11 @@ def cancels() -> Training:
     return scanned(reduction(error=0.3, error_of_magnitudes=1e-7))
 
 
+def next_to_nothing() -> Training:
+    """What is wrong is added to much larger numbers."""
+    return scanned(total(effect=1e-3, fed=used("add.Tensor")))
+
+
 FIRING = {
     "total": Sample(
         lambda: scanned(total()), 0, "blocks.0.attn", severity="warning", says=("50 % off", "1,024 terms"),
@@ -34,4 +39,4 @@ FIRING = {
         lambda: scanned(reduction()), 0, "blocks.0.attn", severity="warning", says=("accumulated in bfloat16", "90 %"),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (rounding, cancels)}
+HEALTHY = {f.__name__: f for f in (rounding, cancels, next_to_nothing)}

@@ -20,6 +20,11 @@ def constant_rows() -> Training:
     return scanned(difference(wrong=40))
 
 
+def next_to_nothing() -> Training:
+    """What is wrong is added to much larger numbers."""
+    return scanned(difference(effect=1e-3, fed=used("add.Tensor")))
+
+
 FIRING = {
     "float32": Sample(
         lambda: scanned(difference()), 0, "blocks.0.attn", severity="warning",
@@ -29,4 +34,4 @@ FIRING = {
         lambda: scanned(difference(dtype="bfloat16", bits_lost=6.0)), 0, severity="warning", says=("6 of 8 bits",),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (bits_left, constant_rows)}
+HEALTHY = {f.__name__: f for f in (bits_left, constant_rows, next_to_nothing)}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.support.samples import Sample
-from tests.support.scanning import fact, scanned
+from tests.support.scanning import fact, scanned, used, with_scans
 from tests.support.training import Training
 
 
@@ -22,6 +22,20 @@ def probabilities() -> Training:
     return scanned(flush(lost=1e-5, flushed=250))
 
 
+#: A fiftieth of what it is added to.
+ENDS = {"effect": 0.02, "fed": used("add.Tensor")}
+
+
+def small_bias() -> Training:
+    """Flushed whole on every step, and next to nothing beside the activations it is added to."""
+    return scanned(flush(effect=1e-3, fed=used("addmm.default")))
+
+
+def warm_up() -> Training:
+    """A layer that began at zero is flushed after the first step, and has grown by the next scan."""
+    return with_scans(scanned(flush(**ENDS), steps=(1,)), 8)
+
+
 def few_collide() -> Training:
     return scanned(integers(distinct_after=900))
 
@@ -29,6 +43,13 @@ def few_collide() -> Training:
 FIRING = {
     "flush": Sample(
         lambda: scanned(flush()), 0, "blocks.0.attn", severity="warning", says=("100 % of its magnitude", "256 of 256"),
+    ),
+    "attention": Sample(
+        lambda: scanned(flush(to="float8_e4m3fn", amax=4.9e-4, amin_nonzero=4.8e-4, bulk=2.0**-12, **ENDS)), 0,
+        severity="warning", says=("makes up 2 % of the result of add at model.py:44 (limit 0.39 %)",),
+    ),
+    "on the last scanned step": Sample(
+        lambda: scanned(flush(**ENDS), steps=(5,)), 5, severity="warning", says=("Seen on 1 scanned step",),
     ),
     "clip": Sample(
         lambda: scanned(flush(to="float8_e4m3fn", lost=0.7, flushed=0, clipped=200, amax=9000.0)), 0,
@@ -38,4 +59,4 @@ FIRING = {
         lambda: scanned(integers()), 0, severity="warning", says=("1,000 integers become 507 different numbers",),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (probabilities, few_collide)}
+HEALTHY = {f.__name__: f for f in (probabilities, few_collide, small_bias, warm_up)}

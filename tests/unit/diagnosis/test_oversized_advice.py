@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from precdoctor.diagnosis import diagnose
-from tests.rules.PD504.samples import diverges, thrown_off
+from tests.rules.PD504.samples import diverges, thrown_off, updates
 from tests.support.training import Training
 
 
@@ -26,6 +28,49 @@ def test_one_that_came_back_wants_a_warm_up(tmp_path: Path) -> None:
 
     [only] = advice(run, tmp_path / "run")
     assert only.startswith("warm up from")
+
+
+def warmed_up(steps: int, peak: float = 0.1) -> Training:
+    """Replaced in its first steps, on all of which but the first the rate is at its peak, or on the way there."""
+    run = thrown_off()
+    for step, row in run.step_rows.items():
+        row["lr"] = max(1e-6, peak * min(1.0, step / steps))
+    return run
+
+
+@pytest.mark.parametrize(("steps", "measured"), [(1, "0.1"), (2, "0.05")])
+def test_the_rate_is_that_of_the_steps_that_were_measured(steps: int, measured: str, tmp_path: Path) -> None:
+    [finding] = [f for f in diagnose(warmed_up(steps).write(tmp_path / "run")).findings if f.code == "PD504"]
+
+    assert f"at a learning rate of {measured}; there is a warm-up of {steps} step" in finding.message
+    assert (finding.evidence["lr"], finding.evidence["warm_up_steps"]) == (float(measured), steps)
+
+
+def test_a_warm_up_that_is_there_is_made_longer_or_its_peak_lower(tmp_path: Path) -> None:
+    lower, longer = advice(warmed_up(2), tmp_path / "run")
+
+    assert lower == "learning rate x 0.02 (peak 0.1 -> 0.002)"
+    assert longer == "warm up over 1,000 steps, not 2"
+
+
+def test_a_long_warm_up_is_made_longer_by_what_the_updates_are_too_large(tmp_path: Path) -> None:
+    run = warmed_up(100, peak=10.0)
+    for row in run.step_rows.values():
+        row["loss"] = 1.0 if row["step"] > 5 else row["loss"]
+
+    longer, lower = advice(run, tmp_path / "run")
+    assert longer == "warm up over 1,000 steps, not 11"  # as far as the run came
+    assert lower.startswith("learning rate x 0.02 (peak 1.1 -> ")
+
+
+def test_the_rate_of_the_newer_half_is_not_that_of_a_schedule_that_has_ended(tmp_path: Path) -> None:
+    run = updates(0.9)
+    for step, row in run.step_rows.items():
+        row["lr"] = 0.1 * (1.0 - step / 11.5)
+    [finding] = [f for f in diagnose(run.write(tmp_path / "run")).findings if f.code == "PD504"]
+
+    assert finding.evidence["lr"] > run.step_rows[11]["lr"]
+    assert finding.prescriptions[0].title.startswith("learning rate x 0.02 (peak 0.1 -> 0.002)")
 
 
 def test_gradient_descent_that_diverges_wants_a_stable_rate(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.finding import Status
 from precdoctor.diagnosis.op_dtypes import op_dtypes, patterns
@@ -82,3 +84,42 @@ def test_dtypes_by_op_are_those_of_the_last_scan_that_differed(tmp_path):
         ("add", "float32,bfloat16", "float32", ["GPT#0"], 1),
         ("bmm", "bfloat16", "bfloat16", ["blocks.*.attn"], 3),
     ]
+
+
+def certainties(run: Training, path) -> dict[str, float]:
+    return {f.code: f.confidence for f in diagnose(run.write(path)).findings if f.code in CODES}
+
+
+ENDS = {"effect": 0.5, "fed": used("add.Tensor")}
+
+
+def test_one_scanned_step_is_less_certain_than_several(tmp_path):
+    one = {**OVERFLOW, "data": {**OVERFLOW["data"], **ENDS}}
+    assert certainties(scanned(one, steps=(0, 1)), tmp_path / "several") == {"PD107": 0.95}
+    assert certainties(scanned(one, steps=(1,)), tmp_path / "one") == {"PD107": 0.7}
+    assert certainties(scanned(OVERFLOW), tmp_path / "not followed") == {"PD107": 0.7}
+
+
+def scale(run: Training, path) -> float | None:
+    [finding] = [f for f in diagnose(run.write(path)).findings if f.code == "PD706"]
+    return finding.prescriptions[0].change.get("scale_before_cast")
+
+
+@pytest.mark.parametrize(
+    ("to", "amax", "bulk", "expected"),
+    [
+        ("float16", 1e-8, 2.0**-30, 2.0**16),
+        ("float16", 3.0, 2.0**-24, 2.0**10),
+        ("float16", 60000.0, 2.0**-24, None),
+        ("float8_e4m3fn", 4.9e-4, 2.0**-12, 2.0**6),
+        ("float8_e4m3fn", 9000.0, 2.0, 2.0**-6),
+        ("float16", 1e6, 8.0, 2.0**-5),
+    ],
+)
+def test_a_scale_is_no_larger_than_the_format_needs(to, amax, bulk, expected, tmp_path):
+    """It lifts the bulk over the subnormals, or takes the largest element a binade below the maximum."""
+    shrinks = expected is not None and expected < 1.0
+    counts = {"flushed": 0 if shrinks else 200, "clipped": 200 if shrinks else 0, "nonzero": 256, "numel": 256}
+    sizes = {"lost": 0.9, "amax": amax, "amin_nonzero": bulk, "bulk": bulk}
+    run = scanned(fact("cast", "_to_copy.default", **{"from": "float32", "to": to}, **counts, **sizes, **ENDS))
+    assert scale(run, tmp_path / "run") == expected

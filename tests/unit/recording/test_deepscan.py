@@ -29,7 +29,7 @@ def scan(run, *arguments) -> dict[str, dict]:
     with torch.no_grad(), mode:
         run(*arguments)
     assert mode.failure is None
-    facts = {e["data"]["kind"]: {**e["data"], **e} for e in mode.findings.events()}
+    facts = {e["data"]["kind"]: {**e["data"], **e} for e in mode.facts()}
     return {**facts, "ops": {o["op"]: o for e in mode.coverage.events() for o in e["data"]["ops"]}}
 
 
@@ -230,9 +230,85 @@ def test_other_differences_are_no_fact(harmless, level, spread):
 def test_casts_are_measured_by_the_magnitude_they_lose():
     found = scan(lambda x: x.half(), rows(1e-9, torch.float32))["cast"]
     assert (found["lost"], found["flushed"], found["from"], found["to"]) == (1.0, 256, "float32", "float16")
+    assert "effect" not in found, "nothing has read it"
     tail = torch.cat([torch.full((200,), 1e-9), torch.ones(8)])
+    assert kinds(lambda x: x.half() + 1, tail) == set(), "they weigh nothing"
     assert kinds(lambda x: x.half(), tail) == set(), "they weigh nothing"
     assert kinds(lambda x: x.bfloat16(), rows(1e-9, torch.float32)) == set()
+
+
+# --- what an error does to the results it feeds -----------------------------------------------------------------------
+
+F8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("lossy", "op", "effect"),
+    [
+        (lambda x: 1.0 / (x.abs().double() * 1e-9).half(), "mul", 1.0),
+        (lambda x: (x.float() * 1e-9).half().float() * x.float() * 1e8 + x.float(), "add", 0.1),
+        (lambda x: torch.full((8, 8), 2.0**-11).to(F8).float() @ x.float(), "mm", 1.0),
+        (lambda x: (torch.full((8, 8), 2.0**-10).to(F8).float() @ x.float()) + x.float(), "add", 2.0**-8),
+        (lambda x: (x.float() * 1e-9).half().view(32, 8).t().float() * 1e9, "mul", 1.0),
+        (lambda x: (x.float() * 1e-9).half().float() @ (x.float() * 1e-9).half().t().float() * 1e18, "mul", 1.0),
+        (lambda x: torch.cat([(x.float() * 1e-9).half().float() * 1e9, x.float()]).unbind()[0] * 2, "mul", 1.0),
+    ],
+)
+def test_a_loss_counts_by_the_result_it_ends_in(lossy, op, effect):
+    found = scan(lossy, rows(1.0))["cast"]
+    assert found["fed"]["op"].startswith(f"aten.{op}.")
+    assert effect / 2 <= found["effect"] <= min(1.0, 2 * effect)
+
+
+def linear(x, weight, bias):
+    return F.linear(x, weight.half(), bias.half())
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        lambda x: linear(x, rows(1.0, torch.float32), rows(1e-9, torch.float32)[:, 0]),
+        lambda x: linear(x, rows(1e-9, torch.float32), rows(1.0, torch.float32)[:, 0]),
+        lambda x: linear(x, rows(1e-9, torch.float32), rows(1e-9, torch.float32)[:, 0]),
+        lambda x: x[:, :8] + 4 * linear(x[:, :8], rows(1e-9, torch.float32)[:, :8], rows(1e-9, torch.float32)[:, 0]),
+        lambda x: F.conv1d(x.t()[None], rows(1.0)[:, :, None], rows(1e-9, torch.float32)[:, 0].half()),
+        lambda x: F.layer_norm(x.float(), (32,)) * (1 + rows(1e-9, torch.float32).half()),
+        lambda x: x.float().add_((rows(1e-9, torch.float32)).half()),
+        lambda x: (x.float() @ x.float().T + rows(1e-9, torch.float32)[:, :8].half()).softmax(-1),
+    ],
+)
+def test_what_weighs_nothing_in_the_result_is_no_fact(harmless):
+    """Zero-initialised biases, heads, adapters and gates after the first step of a warm-up."""
+    assert kinds(harmless, rows(1.0)) == set()
+
+
+def test_an_addition_too_large_to_be_run_again_still_dilutes(monkeypatch):
+    monkeypatch.setattr("precdoctor.recording.deepscan.call.in_fp64", lambda *_, **__: None)
+    weight, small = rows(1.0, torch.float32), rows(1e-9, torch.float32)
+    assert kinds(lambda x: linear(x, weight, small[:, 0]), rows(1.0)) == set()
+    assert "effect" not in scan(lambda x: linear(x, small, weight[:, 0]), rows(1.0))["cast"]
+
+
+def test_a_hidden_overflow_counts_by_the_result_it_ends_in():
+    x = rows(600.0)
+    assert scan(rms, x)["overflow"]["effect"] == 1.0
+    added = scan(lambda x: x.float() * 100 + rms(x).float(), x)
+    assert added.keys() - {"ops"} == set(), "1 beside 60,000"
+    assert scan(lambda x: x.float() / 1000 + rms(x).float(), x)["overflow"]["fed"]["op"] == "aten.add.Tensor"
+
+
+def test_a_total_counts_by_the_result_it_ends_in():
+    def pool(frames, others):
+        total = torch.zeros(32, dtype=frames.dtype)
+        for frame in frames:
+            total = total + frame
+        return total / len(frames) + others
+
+    frames = rows(1.0).abs().repeat(128, 1).bfloat16()
+    found = scan(pool, frames, torch.ones(32))["total"]
+    assert (found["terms"], found["fed"]["op"]) == (1024, "aten.add.Tensor")
+    assert 0.05 < found["effect"] < found["error"]
+    assert kinds(pool, frames, torch.full((32,), 1e6)) == set()
 
 
 def test_integers_that_collide():

@@ -1,0 +1,218 @@
+"""What a wrong tensor does to the results it feeds: followed in FP64 to the first one that dilutes it.
+
+A bias of 1e-8 that a cast flushes is lost whole, and added to activations of 1 it was nothing. So a fact about a wrong
+tensor also states how wrong the results are that it ends in. Ops that read it are run again in FP64, once on the run's
+values and once on the right ones. A result as wrong as the tensor was (a view, a product, a scaling) is followed in its
+place. The first result that is mostly made of something else settles it: the error's share of it is the effect. Numbers
+that the result's format could not hold in any case do not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.deepscan.call import Call, names
+from precdoctor.recording.deepscan.facts import Event, Findings, said
+from precdoctor.recording.deepscan.shadows import Room, Shadows
+
+#: Errors followed per scan, ops each is followed through, shadows held at a time.
+_MAX_ERRORS, _MAX_HOPS, _MAX_SHADOWS = 64, 64, 64
+#: An error is diluted where its share of a result is below this part of its share of the tensor it began in.
+_DILUTED = 0.5
+#: Effects below this are no fact: an eighth of a unit in the last place of BF16, which every op is good to at most.
+_NOTED = 2.0**-12
+#: Ops that add, and which of their arguments is only added: what they dilute is bounded without running them again.
+_ADDED = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
+_ADDITIONS = names("add sub")
+
+
+@dataclass(eq=False)
+class Error:
+    """A tensor that is wrong, the fact about it, and what became of it.
+
+    Attributes:
+        share: of the tensor's magnitude that is wrong, over the elements that are.
+        effect: the largest share of a result that it ended in; None as long as none is known.
+        fed: the op that made that result.
+    """
+
+    kind: str
+    event: Event
+    weight: float
+    data: dict[str, Any]
+    share: float
+    effect: float | None = None
+    fed: Event | None = None
+    hops: int = 0
+
+    def settle(self, effect: float, fed: Event) -> None:
+        """One of the results it ended in."""
+        if self.effect is None or effect > self.effect:
+            self.effect, self.fed = effect, fed
+
+
+@dataclass(eq=False)
+class _Held:
+    """Errors that a tensor still carries, the effect each has on it, and the op that made it."""
+
+    effects: dict[Error, float | None] = field(default_factory=dict)
+    fed: Event | None = None
+    #: Nobody has read it so far.
+    unread: bool = True
+    #: Another look at the tensor that is next to it, perhaps only autograd's.
+    view: bool = False
+
+
+class Effects:
+    """All errors of one scan whose effects are followed."""
+
+    def __init__(self, findings: Findings, room: Room) -> None:
+        self._findings = findings
+        self._shadows: Shadows[_Held] = Shadows(room, _MAX_SHADOWS)
+        self._held: list[_Held] = []
+        self._errors: list[Error] = []
+
+    def begin(self, kind: str, event: Event, weight: float, x: Tensor, right: Tensor, **data: Any) -> Error | None:
+        """Follow a wrong tensor; the fact about it is noted when the scan ends.
+
+        Args:
+            kind: of the fact.
+            event: the op that made it wrong, by :meth:`Findings.event_of`.
+            weight: of the fact among those of one place.
+            x: as the run has it.
+            right: as it should be, in FP64.
+            data: what was measured.
+
+        Returns:
+            The error; None where too many are followed already, and the fact is noted without an effect.
+        """
+        if len(self._errors) >= _MAX_ERRORS:
+            self._findings.add_event(kind, event, weight, **data)
+            return None
+        error = Error(kind, event, weight, data, _shares(x.detach().double(), right, x.dtype)[0])
+        self._errors.append(error)
+        self.carry(error, x, right)
+        return error
+
+    def carry(self, error: Error, x: Tensor, right: Tensor) -> None:
+        """The error is in this tensor now."""
+        error.hops = 0
+        known = self._shadows.get(x)
+        before = known[1] if known is not None else _Held()
+        self._put(x, right, _Held({error: error.effect, **before.effects}, before.fed, view=before.view))
+
+    def _put(self, x: Tensor, right: Tensor, held: _Held) -> None:
+        self._shadows.tidy(lambda _: False)
+        if (known := self._shadows.get(x)) is not None:
+            known[1].unread = False
+        if self._shadows.put(x, right, held):
+            self._held.append(held)
+        else:
+            self._end(held)
+
+    def after(self, call: Call) -> None:
+        """An op of a forward pass has run."""
+        given = [(x, *found) for x in call.operands if (found := self._shadows.get(x)) is not None]
+        if not given or not call.results:
+            return
+        for _, _, held in given:
+            held.unread = False
+        if self._bounded(call, given):
+            return
+        errors = list(dict.fromkeys(e for _, _, held in given for e in held.effects))
+        for error in errors:
+            error.hops += 1
+        right, seen = call.again({id(x): value for x, value, _ in given}), call.exact()
+        if right is None or seen is None or max(e.hops for e in errors) > _MAX_HOPS:
+            for _, _, held in given:
+                self._end(held)
+            return
+        alone = dict.fromkeys(errors, right)
+        if len(errors) > 1:
+            alone = {e: call.again({id(x): v for x, v, h in given if e in h.effects}) or right for e in errors}
+        several = len(call.func._schema.returns) > 1  # what else they return is for their own backward pass
+        for number, result in enumerate(call.results[:1] if several else call.results):
+            effects = {e: _shares(seen[number], alone[e][number], result.dtype) for e in errors}
+            joint = _shares(seen[number], right[number], result.dtype)
+            if max(share for share, _ in effects.values()) < _DILUTED * joint[0]:
+                effects = dict.fromkeys(errors, joint)  # factors of one product: each by itself changes nothing
+            self._follow(call, result, right[number], effects)
+
+    def _follow(self, call: Call, result: Tensor, right: Tensor, effects: dict[Error, tuple[float, float]]) -> None:
+        held = _Held(fed=said(call), view=call.func.is_view)
+        for error, (share, effect) in effects.items():
+            if share >= _DILUTED * error.share:
+                held.effects[error] = effect
+            else:
+                error.settle(effect, said(call))
+        if held.effects:
+            self._put(result, right, held)
+        else:
+            self._shadows.drop(result)
+
+    def _bounded(self, call: Call, given: list[tuple[Tensor, Tensor, _Held]]) -> bool:
+        """Whether all it does is add tensors that are next to nothing beside the result; then they are settled."""
+        at, result = _ADDED.get(call.plain_name), call.results[0]
+        if call.kwargs or (call.plain_name not in _ADDITIONS and (at is None or at >= len(call.args))):
+            return False
+        if any(at is not None and x is not call.args[at] for x, _, _ in given):
+            return False
+        size = float(torch.linalg.vector_norm(result.detach(), 1, dtype=torch.float32)) / max(result.numel(), 1)
+        off = [float((right - call.before(x).detach().double()).abs().mean()) for x, right, _ in given]
+        effects = [o / size if size > 0 else 1.0 for o in off]
+        if not max(effects) < _NOTED:
+            return False
+        self._shadows.drop(result)
+        for effect, (_, _, held) in zip(effects, given, strict=True):
+            for error in held.effects:
+                error.settle(effect, said(call))
+        return True
+
+    def _end(self, held: _Held) -> None:
+        """It cannot be followed beyond this tensor."""
+        for error, effect in held.effects.items():
+            if effect is not None and held.fed is not None:
+                error.settle(effect, held.fed)
+
+    def finish(self) -> None:
+        """The scan is over: note the facts whose errors had an effect, and those whose effect is not known."""
+        for view in (False, True):
+            for held in self._held:
+                known = view and all(e.effect is not None for e in held.effects)
+                if held.unread and held.view == view and not known:
+                    self._end(held)
+        for error in self._errors:
+            effect = error.effect
+            if effect is None:
+                self._findings.add_event(error.kind, error.event, error.weight, **error.data)
+            elif effect >= _NOTED:
+                weight = min(error.weight, effect)
+                self._findings.add_event(
+                    error.kind, error.event, weight, **error.data, effect=effect, fed=error.fed
+                )  # fmt: skip
+        self._errors, self._held = [], []
+
+
+def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """How wrong a result is: sum of |right - seen| over sum of |right|, over the elements that differ; at most 1.
+
+    The second number leaves out what the format of the result cannot hold as a normal number in any case.
+
+    Args:
+        seen: FP64 on the run's values.
+        right: FP64 on the right ones.
+        dtype: of the run's result.
+    """
+    size = right.abs()
+    off = torch.where(torch.isfinite(seen), (right - seen).abs(), size)
+    differ = torch.isfinite(right) & (off > 0)
+    whole = float(torch.where(differ, size, 0.0).sum())
+    if not whole:
+        return (1.0, 0.0) if bool(differ.any()) else (0.0, 0.0)
+    held = differ & (size >= torch.finfo(dtype).tiny)
+    lost, of_it = (float(torch.where(kept, off, 0.0).sum()) for kept in (differ, held))
+    return min(1.0, lost / whole), min(1.0, of_it / whole)
