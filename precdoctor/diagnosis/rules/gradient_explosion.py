@@ -173,7 +173,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
         "grad_norm": {"before": explosion.baseline, "peak": explosion.peak},
         "loss": None if explosion.loss is None else {"before": explosion.loss[0], "after": explosion.loss[1]},
         "clip_norm": first.clip_norm,
-        "last_finite_step": explosion.steps[explosion.at - 1].step,
+        "last_finite_step": explosion.steps[explosion.left - 1].step if explosion.left else None,
         "last_bad_step": explosion.steps[-1].step,
         "confidence_reason": "norm and loss are recorded on every step"
         if explosion.loss is not None
