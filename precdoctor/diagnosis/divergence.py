@@ -26,7 +26,7 @@ OUTWEIGHED = 1.0
 #: Norms this many times the calmest level are out of line (as PD603's ``factor``); while above ``_RISING``, still so.
 EXPLODED, _RISING = 30.0, 4.0
 #: A learning rate this far above all before it is a jump (as PD605's ``rate_factor``).
-_JUMP = 4.0
+JUMP = 4.0
 #: Steps from whose median a level is told, and the fewest of them.
 _LEVEL, _FEWEST = 8, 4
 #: Updates back from the first step that is out of line, among which a jump of the rate is to blame.
@@ -211,7 +211,7 @@ def _jump(steps: Sequence[StepFacts], until: int) -> int | None:
     """Index of a rate far above all before it, among the updates just before ``until``."""
     for i in range(max(_FEWEST, until - _BLAMED - 1), until):
         before, rate = [s.lr for s in steps[:i] if s.lr], steps[i].lr
-        if len(before) >= _FEWEST and rate and rate >= _JUMP * max(before):
+        if len(before) >= _FEWEST and rate and rate >= JUMP * max(before):
             return i
     return None
 
@@ -286,9 +286,9 @@ def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, 
 def raised(steps: Sequence[StepFacts], at: int) -> tuple[float, float] | None:
     """The learning rate before, and the one in force at ``at``, where it is four times the median of those before."""
     before, present = [s.lr for s in steps[max(0, at - 32) : at] if s.lr], steps[at].lr
-    if len(before) < _FEWEST or not present or present < _JUMP * median(before):
+    if len(before) < _FEWEST or not present or present < JUMP * median(before):
         return None
-    usual = max(before) if present >= _JUMP * max(before) else median(before)
+    usual = max(before) if present >= JUMP * max(before) else median(before)
     return usual, present
 
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis import snippets, unzeroed
-from precdoctor.diagnosis.divergence import Divergence, clip_level, raised
+from precdoctor.diagnosis.divergence import EXPLODED, JUMP, REPLACED, Divergence, clip_level, raised
 from precdoctor.diagnosis.finding import Phase, Prescription
 from precdoctor.diagnosis.incident import Incident
 from precdoctor.diagnosis.rows import text
@@ -33,7 +33,8 @@ def tell_root(view: RunView, incident: Incident, divergence: Divergence) -> tupl
     """Title, message and prescription that lead with the root, and what they add to the evidence."""
     ended = _ended(incident)
     message = (
-        f"{chain_words(divergence, incident.step, ended)}{incident.cause.sentence} A wider format or a clamp at that "
+        f"{chain_words(divergence, incident.step, ended)} The limits are {REPLACED:g} for update / weight, {EXPLODED:g} "
+        f"times for a norm, {JUMP:g} times for a rate.{incident.cause.sentence} A wider format or a clamp at that "
         f"place would only hide it. {resume_advice(incident)}"
     )
     words = f"{root_words(view, divergence)}; at step {incident.step} {ended}"
@@ -84,7 +85,7 @@ def chain_words(divergence: Divergence, step: int, ended: str) -> str:
     """The chain as a sentence, step by step; ``ended``: what the incident at ``step`` is."""
     told = [(link.step, link.words) for link in divergence.links] + [(step, ended)]
     steps = dict.fromkeys(s for s, _ in told)
-    return f"{'; '.join(f'Step {at}: ' + ', '.join(w for s, w in told if s == at) for at in steps)}."
+    return f"{'. '.join(f'Step {at}: ' + ', '.join(w for s, w in told if s == at) for at in steps)}."
 
 
 def root_evidence(divergence: Divergence) -> dict[str, Any]:
