@@ -32,10 +32,10 @@ _PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
 def tell_root(view: RunView, incident: Incident, divergence: Divergence) -> tuple[Told, dict[str, Any]]:
     """Title, message and prescription that lead with the root, and what they add to the evidence."""
     ended = _ended(incident)
+    limits = f"{REPLACED:g} for update / weight, {EXPLODED:g} times for a norm, {JUMP:g} times for a rate"
     message = (
-        f"{chain_words(divergence, incident.step, ended)} The limits are {REPLACED:g} for update / weight, {EXPLODED:g} "
-        f"times for a norm, {JUMP:g} times for a rate.{incident.cause.sentence} A wider format or a clamp at that "
-        f"place would only hide it. {resume_advice(incident)}"
+        f"{chain_words(divergence, incident.step, ended)} The limits are {limits}.{incident.cause.sentence} A wider "
+        f"format or a clamp at that place would only hide it. {resume_advice(incident)}"
     )
     words = f"{root_words(view, divergence)}; at step {incident.step} {ended}"
     return (words, message, root_cure(view, divergence)), root_evidence(divergence)
