@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.divergence import clip_level, course_left
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.histories import after_an_ordinary_update
 from precdoctor.diagnosis.stable_rate import StableRate
@@ -41,6 +42,11 @@ class Explosion:
     def first(self) -> StepFacts:
         """The step at which it is seen."""
         return self.steps[self.at]
+
+    @property
+    def left(self) -> int:
+        """Index of the step that threw the run off: the one at which it is seen, or one before it."""
+        return course_left(self.steps, self.at)
 
     @property
     def sudden(self) -> bool:
@@ -105,12 +111,14 @@ def _prescribe(explosion: Explosion) -> Prescription:
             predicted={"grad_norm": {"from": explosion.peak, "to": explosion.baseline}},
             snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {usual!r}\n",
         )
-    clip = 2.0 * explosion.baseline
-    before = [s.grad_norm or 0.0 for s in explosion.steps[: explosion.at]]
-    touched = sum(n > clip for n in before) / len(before)
+    norms = [s.grad_norm for s in explosion.steps[: explosion.left] if s.grad_norm is not None]
+    clip = clip_level(norms)
+    touched = sum(n > clip for n in norms) / max(1, len(norms))
+    healthy = (
+        f"{percent(touched)} of the steps before touched" if norms else "the usual choice; no norm before is healthy"
+    )
     return Prescription(
-        title=f"clip the norm at {clip:.2g}: largest step {explosion.peak:.3g} -> {clip:.2g}, "
-        f"{percent(touched)} of the steps before touched",
+        title=f"clip the norm at {clip:.2g}: largest step {explosion.peak:.3g} -> {clip:.2g}, {healthy}",
         change={"clip_norm": {"from": explosion.first.clip_norm, "to": clip}},
         predicted={"largest_norm": {"from": explosion.peak, "to": clip}, "healthy_steps_clipped_share": touched},
         snippet=snippets.clip_norm(clip),

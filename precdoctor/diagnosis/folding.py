@@ -59,6 +59,8 @@ _EXPLAINS_TENSORS = {
 }
 #: ... when the worst tensor of the effect is.
 _EXPLAINS_WORST = {"PD404": ("PD401",)}
+#: Findings of non-finite values, and families that judge values: in a run off its course, both are what came of it.
+_NONFINITE, _OF_VALUES = ("PD101", "PD102", "PD103", "PD105", "PD106"), ("PD1", "PD2", "PD3", "PD6")
 #: Causes of a gradient beyond its format's range: a lower loss scale mends them.
 _OUT_OF_RANGE = ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "loss-scale-overflow")
 
@@ -75,6 +77,8 @@ def covered_steps(finding: Finding) -> tuple[int, int] | None:
 
 def explains(cause: Finding, effect: Finding) -> bool:
     """Whether ``effect`` is a consequence of ``cause``: named so above, and it begins while the cause is at work."""
+    if _follows(cause, effect):
+        return True
     if {cause.code, effect.code} == {"PD102", "PD301"}:
         gradient = cause if cause.code == "PD102" else effect
         return (cause.code == "PD301") == _mended_by_the_scale(gradient) and _begins_within(cause, effect)
@@ -95,6 +99,16 @@ def explains(cause: Finding, effect: Finding) -> bool:
     if effect.code in _EXPLAINS_WORST.get(cause.code, ()):
         return any(worst in _tensors(cause) for worst in _tensors(effect)[:1])
     return effect.code in _EXPLAINS.get(cause.code, ()) and _begins_within(cause, effect)
+
+
+def _follows(cause: Finding, effect: Finding) -> bool:
+    """Whether ``effect`` was seen only after the run had left its course, as ``cause`` has it."""
+    root, begun, ended = cause.evidence.get("left_its_course_at"), effect.location.step, cause.location.step
+    if "chain" not in cause.evidence or root is None or begun is None or ended is None:
+        return False
+    if effect.code in _NONFINITE:
+        return begun > ended
+    return begun >= root and effect.code[:3] in _OF_VALUES and effect.code != "PD104"
 
 
 def _same_place(a: Finding, b: Finding) -> bool:
@@ -145,9 +159,11 @@ def _effects(cause: Finding, findings: Sequence[Finding]) -> list[Finding]:
 
 def _with_consequences(finding: Finding, effects: Sequence[Finding]) -> Finding:
     own = list(finding.evidence.get("consequences", ()))
+    if "chain" in finding.evidence:  # what followed over steps says more than how many tensors it reached
+        own = [*({"code": e.code, "name": e.name, "message": e.title} for e in effects), *own]
     for effect in effects:
-        own += [{"code": effect.code, "name": effect.name, "message": effect.title}]
-        own += [c for c in effect.evidence.get("consequences", ()) if c not in own]
+        told = {"code": effect.code, "name": effect.name, "message": effect.title}
+        own += [c for c in (told, *effect.evidence.get("consequences", ())) if c not in own]
     heaviest = max([finding, *effects], key=lambda f: f.severity.weight)
     confidence = max(finding.confidence, *(min(0.9, e.confidence) for e in effects))
     evidence = {**finding.evidence, "consequences": own}

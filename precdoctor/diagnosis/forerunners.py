@@ -34,6 +34,8 @@ def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
         finding: kept; of any code.
         effects: what is told with it.
     """
+    if "chain" in finding.evidence:
+        return finding  # it leads with its root already
     own = [p for p in finding.prescriptions if not _is_general(p)]
     before = [e for e in effects if _led_to(e, finding) and (e.code != "PD504" or not own or _RATE in e.evidence)]
     off = sorted((at, e.code) for e in before if (at := _left_its_course(e)) is not None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from precdoctor.diagnosis.aftermath import without_aftermath
 from precdoctor.diagnosis.bad_steps import GRADIENTS, incident_steps, is_well, reference_of
 from precdoctor.diagnosis.causes import UNKNOWN, Cause, backward_cause, forward_cause
+from precdoctor.diagnosis.divergence import Divergence
 from precdoctor.diagnosis.examination import Culprit, culprit_at
 from precdoctor.diagnosis.examined import BadSetting, Examined, examined_at
 from precdoctor.diagnosis.finding import Phase
@@ -77,6 +78,8 @@ class Incident:
     poison: Examined | None = None
     #: The step at which the loss or a gradient showed the poison.
     shown: int | None = None
+    #: How the run had left its course before, where that made the operands what they were.
+    divergence: Divergence | None = None
 
     @property
     def identity(self) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from precdoctor.diagnosis import edge_prescriptions as edges
 from precdoctor.diagnosis import optimizer_prescriptions, snippets
 from precdoctor.diagnosis.bad_data import drop_samples
 from precdoctor.diagnosis.culprit_words import Maker, bad_of, data_of, line_words, look, operand_of
+from precdoctor.diagnosis.divergence import healthy_norms
 from precdoctor.diagnosis.examination import Culprit, scale_of_gradients
 from precdoctor.diagnosis.examined import BadSetting, Poisoned
 from precdoctor.diagnosis.finding import Prescription
@@ -143,7 +144,8 @@ def _hold_back(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
     """No format holds what leaves FP32's range: where exploding gradients led there, they are clipped."""
     steps = [s for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.grad_norm]
     norms = [s.grad_norm for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm)]
-    level = median(norms[:-1]) if len(norms) > _ENOUGH_NORMS else 1.0
+    healthy = healthy_norms(steps)  # with none, what most recipes clip to
+    level = median(healthy) if len(healthy) >= _ENOUGH_NORMS else 1.0
     if not norms or steps[-1].clip_norm is not None or norms[-1] <= _EXPLODED * level:
         # Before any step, no learning rate can have done it.
         return look(view, incident, culprit) if incident.last_finite is None else lower_rate(view, incident)

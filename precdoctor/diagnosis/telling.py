@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from precdoctor.diagnosis import words
+from precdoctor.diagnosis.divergence import divergence_before
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.incident import Incident, incidents
 from precdoctor.diagnosis.rows import TensorRow, path_evidence, range_evidence
@@ -19,6 +21,8 @@ plural, percent = words.plural, words.percent
 _LISTED = 16
 #: Backward passes behind the last optimizer step, in those of a usual step, that are no accumulation any more.
 _LATER_PASSES = 4
+#: Confidence of a finding that leads with what threw the run off, steps before.
+_ROOTED = 0.85
 #: Origins inferred from the tensors on both sides of code that no hook sees.
 _INFERRED = ("functional", "between-roots", "loss-backward", "between")
 
@@ -50,6 +54,10 @@ def resume_advice(incident: Incident) -> str:
     poisoned = incident.culprit is not None and incident.culprit.examined.poisoned
     if incident.recovered and not poisoned:
         return "The weights were never touched (the steps were skipped): nothing to resume."
+    if incident.divergence is not None and incident.divergence.root == 0:
+        return "The run was off its course from its first step on: no checkpoint is sound, start again."
+    if incident.divergence is not None:
+        return f"The run left its course at step {incident.divergence.root}: resume from a checkpoint before that step."
     if incident.last_finite is None:
         return "No step before it was finite: start again from the beginning or from an older checkpoint."
     return (
@@ -60,7 +68,8 @@ def resume_advice(incident: Incident) -> str:
 
 def headroom_story(incident: Incident) -> str:
     """How the tensor at the origin approached the limit on the healthy steps before."""
-    seen = [s for s in incident.history if s.step < incident.step and s.headroom is not None and s.amax is not None]
+    until = incident.step if incident.divergence is None else incident.divergence.root
+    seen = [s for s in incident.history if s.step < until and s.headroom is not None and s.amax is not None]
     if not seen:
         return ""
     last = seen[-1]
@@ -184,6 +193,12 @@ def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
     return round(max(confidence, 0.1), 2)
 
 
+def _confidence(view: RunView, incident: Incident, options: Options) -> float:
+    """That of the incident; a root is inferred from what was recorded on the way."""
+    known = confidence_of(view, incident, options)
+    return known if incident.divergence is None else min(known, _ROOTED)
+
+
 def where_words(view: RunView, incident: Incident) -> str:
     """``at step 37`` with the rank when there is more than one, and the micro-step when accumulation was on."""
     words = f"at step {incident.step}"
@@ -219,7 +234,7 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
     mine = [i for i in incidents(view) if i.code == rule.code]
     others = [i for i in incidents(view) if i.code != rule.code]
     findings = []
-    for incident in mine:
+    for incident in [with_divergence(view, i) for i in mine]:
         title, message, prescription, location, evidence = _told(view, incident, tell)
         more = len(incident.occurrences) - 1
         if more > 0:
@@ -233,7 +248,7 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
                 code=rule.code,
                 name=rule.name,
                 severity=Severity.WARNING if incident.recovered else rule.severity,
-                confidence=confidence_of(view, incident, options),
+                confidence=_confidence(view, incident, options),
                 title=title,
                 message=message,
                 location=location,
@@ -248,6 +263,20 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
         origins = ", ".join(sorted({f"{i.code} at step {i.step}" for i in others}))
         return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({origins})")
     return Checked((), f"{seen}, all finite where it matters")
+
+
+def with_divergence(view: RunView, incident: Incident) -> Incident:
+    """The incident with what threw the run off before, where its operands can have been made huge by that."""
+    from precdoctor.diagnosis.divergence_telling import OF_MAGNITUDE
+
+    settings = incident.culprit is not None and incident.culprit.examined.bad_settings
+    given = incident.culprit is not None and incident.culprit.blamed.external is not None
+    if incident.cause.name not in OF_MAGNITUDE or incident.recovered or settings or given:
+        return incident
+    poisoned = incident.poison is not None and incident.cause.name != "optimizer-overflow"
+    if incident.phase is Phase.DATA or incident.how == "start" or poisoned:
+        return incident
+    return replace(incident, divergence=divergence_before(view, incident.process, incident.step))
 
 
 def _never_stepped_again(view: RunView, incident: Incident) -> str:
@@ -267,16 +296,21 @@ def _never_stepped_again(view: RunView, incident: Incident) -> str:
 
 
 def _told(view: RunView, incident: Incident, tell: Teller) -> tuple[str, str, Prescription, Location, dict[str, Any]]:
-    """An incident the microscope led back to an op is told by the op, any other by its tensors."""
+    """An incident the microscope led back to an op is told by the op, any other by its tensors; a root comes first."""
+    from precdoctor.diagnosis.divergence_telling import tell_root
     from precdoctor.diagnosis.op_telling import culprit_evidence, locate_culprit, tell_culprit, tell_poison
 
     location, evidence = location_of(incident), evidence_of(view, incident)
-    if incident.culprit is None:
+    if incident.culprit is not None:
+        told = tell_culprit(view, incident, incident.culprit)
+        evidence |= culprit_evidence(incident.culprit)
+        location = locate_culprit(view, incident, incident.culprit, location)
+    else:
         told = tell(view, incident) if incident.poison is None else tell_poison(view, incident, incident.poison)
-        return (*told, location, evidence)
-    told = tell_culprit(view, incident, incident.culprit)
-    evidence |= culprit_evidence(incident.culprit)
-    return (*told, locate_culprit(view, incident, incident.culprit, location), evidence)
+    if incident.divergence is not None:
+        told, more = tell_root(view, incident, incident.divergence)
+        evidence |= more
+    return (*told, location, evidence)
 
 
 def looked_at(view: RunView, kinds: Sequence[str], noun: str) -> str:

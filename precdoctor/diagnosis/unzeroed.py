@@ -9,8 +9,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.histories import by_optimizer
 from precdoctor.diagnosis.rows import integer, text
 from precdoctor.diagnosis.step_facts import StepFacts
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def finding(view: RunView, found: Unzeroed, limit: float, exploded: Finding | No
             "last_bad_step": found.last,
             "confidence_reason": "before each backward pass the gradients were what the step before had applied",
         },
-        prescriptions=(_prescribe(steps, found),),  # what holds an explosion down is no cure of its cause
+        prescriptions=(cure(steps, found),),  # what holds an explosion down is no cure of its cause
     )  # fmt: skip
 
 
@@ -114,7 +114,8 @@ def _message(steps: Sequence[StepFacts], norms: Sequence[float], found: Unzeroed
     return message + "."
 
 
-def _prescribe(steps: Sequence[StepFacts], found: Unzeroed) -> Prescription:
+def cure(steps: Sequence[StepFacts], found: Unzeroed) -> Prescription:
+    """The missing line."""
     usual = max((s.micro_steps for s in _inside(steps, found)), default=1)
     return Prescription(
         title=f"`optimizer.zero_grad()` behind each step: gradients summed in the last one {found.summed} -> {usual}",

@@ -50,10 +50,11 @@ start.
 """,
     remedy="""
 Where the objective has no bound, give it one: a gradient penalty, spectral normalisation, clipped weights. Otherwise
-clip by norm at the level in the finding, which touches few of the healthy steps; then lower the learning rate or warm
-it up. Resume from before the explosion: weights and optimizer state have seen it. Where plain SGD diverges from the
-start on, the rate is what is wrong: how fast the gradient grows tells the largest one that is stable, and half of that
-is proposed. Where gradients are not zeroed, call `optimizer.zero_grad()` behind each `optimizer.step()`.
+clip by norm at the level in the finding: twice the usual norm before the run left its course, or 1 where no norm was
+recorded before that. Then lower the learning rate or warm it up. Resume from before the explosion: weights and
+optimizer state have seen it. Where plain SGD diverges from the start on, the rate is what is wrong: how fast the
+gradient grows tells the largest one that is stable, and half of that is proposed. Where gradients are not zeroed,
+call `optimizer.zero_grad()` behind each `optimizer.step()`.
 """,
     confidence="""
 0.85; 0.75 for an objective without a bound; 0.7 when no loss was recorded at those steps or the jump was seen on one
@@ -81,7 +82,8 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _explosions(view: RunView, options: Options) -> Checked:
     series = {
-        k: [s for s in steps if s.grad_norm is not None and not s.skipped] for k, steps in by_optimizer(view).items()
+        k: [s for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm) and not s.skipped]
+        for k, steps in by_optimizer(view).items()
     }
     if not (count := sum(map(len, series.values()))):
         return Checked.not_applicable("no gradient norm was recorded")
@@ -173,7 +175,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
         "grad_norm": {"before": explosion.baseline, "peak": explosion.peak},
         "loss": None if explosion.loss is None else {"before": explosion.loss[0], "after": explosion.loss[1]},
         "clip_norm": first.clip_norm,
-        "last_finite_step": explosion.steps[explosion.at - 1].step,
+        "last_finite_step": explosion.steps[explosion.left - 1].step if explosion.left else None,
         "last_bad_step": explosion.steps[-1].step,
         "confidence_reason": "norm and loss are recorded on every step"
         if explosion.loss is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.bad_steps import is_well
+from precdoctor.diagnosis.divergence import course_left
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import after_an_ordinary_update, by_optimizer, spread
 from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, path_evidence, range_evidence
@@ -195,8 +196,9 @@ def _norm_rises(spike: _Spike, options: Options) -> bool:
 def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     moved, known = _first_moved(view, spike, options)
     resized = _resized(view, spike)
-    heavy = spike.stays and not _other_size(resized) and (moved is not None or _norm_rises(spike, options))
     rate = _rate_spike(spike, options)
+    moved = None if rate is not None and moved is not None and moved.row.step < rate.step else moved
+    heavy = spike.stays and not _other_size(resized) and (moved is not None or _norm_rises(spike, options))
     heavy = heavy or (spike.stays and rate is not None)
     first, row = spike.first, moved.row if moved is not None else None
     above = _deviations(spike)
@@ -204,7 +206,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         "loss": {"before": spike.level, "peak": spike.peak},
         "deviations": above if math.isfinite(above) else None,
         "limit": options["deviations"],
-        "last_finite_step": spike.steps[spike.at - 1].step if spike.stays else None,
+        "last_finite_step": _sound(spike, rate) if spike.stays else None,
         "last_bad_step": first.step,
         "confidence_reason": "a tensor moved with it" if moved is not None else "no tensor was seen to move first",
     }
@@ -250,6 +252,13 @@ class _RateSpike:
             f"At step {self.step} the learning rate rose to {self.to:.3g}; it had been {self.before:.3g} at most until "
             "then. "
         )
+
+
+def _sound(spike: _Spike, rate: _RateSpike | None) -> int | None:
+    """The last step before what threw the run off; None where that is the first one."""
+    begun = spike.steps[course_left(spike.steps, spike.at)].step
+    begun = begun if rate is None else min(begun, rate.step)
+    return max((s.step for s in spike.steps if s.step < begun), default=None)
 
 
 def _rate_spike(spike: _Spike, options: Options) -> _RateSpike | None:

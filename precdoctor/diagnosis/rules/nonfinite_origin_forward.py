@@ -33,6 +33,11 @@ evidence; unless there are more `-inf` than ever before and the finite values ha
 some of them overflowed. When a module's *input* is bad although every recorded tensor before it is good, functional
 code in the module around them made it, and the finding names that module.
 
+If the operands were huge because the run had left its course before, the finding leads with what threw it off, and the
+op stays its place. The chain goes back over steps: loss, gradient norm, updates against their weights, learning rate,
+batch. A root is named only if a weight was replaced since (an update of 0.3 of its RMS or more), or if the loss falls
+without end. Undefined operations (the log of 0, a division by 0) are never put down to a divergence.
+
 Also a forward pass that makes a *buffer* non-finite (a running variance that overflows) while its outputs, the loss and
 all gradients stay finite: named at the step it happens, long before evaluation or a later step shows it.
 """,
@@ -57,7 +62,8 @@ checkpoint at or before the step the finding names.
 0.95 when a module's own output is the first bad tensor, 0.9 when functional code between two tensors is. 0.2 less when
 `--include`/`--exclude` left modules out, 0.2 less without execution order, 0.15 less when a mask is involved and no
 cause could be named. A step without recorded tensors is reported by PD102, PD103 or PD105, never guessed here. The
-cause is named only where arithmetic leaves one choice, and carries its own reason.
+cause is named only where arithmetic leaves one choice, and carries its own reason. At most 0.85 where the finding leads
+with what threw the run off.
 """,
     references=(
         "IEEE 754-2019, section 7 (overflow, invalid operation)",

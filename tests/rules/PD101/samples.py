@@ -1,7 +1,7 @@
 """Non-finite values that begin in the forward pass, and activations that only look like it."""
 
 from tests.support.samples import Sample
-from tests.support.training import Training, find, poison, spoil, tensor
+from tests.support.training import Training, find, normal, poison, spoil, tensor
 
 
 def linear_overflow() -> Training:
@@ -13,6 +13,18 @@ def diverged() -> Training:
     """FP32, and still out of range: the learning rate, not the format."""
     run = Training().change(lambda r: r.update(amax=1e37), kind="output", module="blocks.0.attn.proj")
     return run.poison(7, "output", "blocks.0.mlp.up", pos_inf=4)
+
+
+def rate_jumps() -> Training:
+    """Step 8 has a thousand times the rate; four steps later a product leaves FP32."""
+    run = Training(steps=13)
+    for step in range(8, 13):
+        size = 30.0 ** (step - 8)
+        run.step_rows[step].update(lr=1.0, loss=2.5 * size**2, grad_norm=size)
+        find(run.tensors[step], "weight", "blocks.0.mlp.up").update(normal(size))
+        find(run.tensors[step], "update", "blocks.0.mlp.up").update(normal(30.0 * size))
+        find(run.tensors[step], "output", "blocks.0.attn.proj").update(normal(size))
+    return run.poison(12, "output", "blocks.0.mlp.up", pos_inf=4)
 
 
 def weight_changed_in_between() -> Training:
@@ -177,6 +189,11 @@ def overflow_after_clean_run_of_masks() -> Training:
 
 
 FIRING = {
+    "rate_jumps": Sample(
+        rate_jumps, 12, module="blocks.0.mlp.up", last_finite=11,
+        says=("the learning rate rose from 0.001 to 1 at step 8", "resume from a checkpoint before that step"),
+        evidence={"left_its_course_at": 8},
+    ),
     "diverged": Sample(diverged, 7, "blocks.0.mlp.up", "output", "matmul-overflow"),
     "weight_changed_in_between": Sample(weight_changed_in_between, 7, "blocks.0.mlp.up", cause="nonfinite-weights"),
     "linear_overflow": Sample(

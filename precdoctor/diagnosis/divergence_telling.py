@@ -1,0 +1,212 @@
+"""How an incident that ends a divergence is told: the root first, one change that mends it, the op as the place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from precdoctor.diagnosis import snippets, unzeroed
+from precdoctor.diagnosis.divergence import EXPLODED, JUMP, REPLACED, Divergence, clip_level, raised
+from precdoctor.diagnosis.finding import Phase, Prescription
+from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.rows import text
+from precdoctor.diagnosis.stable_rate import rounded_down, stable_rate
+from precdoctor.diagnosis.telling import Told, resume_advice
+from precdoctor.diagnosis.view import RunView
+
+#: Causes of non-finite values that huge operands have. What is undefined of small ones is the op's own fault.
+OF_MAGNITUDE = frozenset(
+    (
+        *(None, "other", "matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow"),
+        *("exp-overflow", "optimizer-overflow", "inf-minus-inf"),
+    )
+)
+#: RMS of an update over RMS of its weight that a proposed rate aims at (as PD504's ``target``): brisk, but usual.
+_BRISK = 0.02
+#: Optimizers whose update is in proportion to the gradient: clipping it is clipping the update.
+_PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
+
+
+def tell_root(view: RunView, incident: Incident, divergence: Divergence) -> tuple[Told, dict[str, Any]]:
+    """Title, message and prescription that lead with the root, and what they add to the evidence."""
+    ended = _ended(incident)
+    limits = f"{REPLACED:g} for update / weight, {EXPLODED:g} times for a norm, {JUMP:g} times for a rate"
+    message = (
+        f"{chain_words(divergence, incident.step, ended)} The limits are {limits}.{incident.cause.sentence} A wider "
+        f"format or a clamp at that place would only hide it. {resume_advice(incident)}"
+    )
+    words = f"{root_words(view, divergence)}; at step {incident.step} {ended}"
+    return (words, message, root_cure(view, divergence)), root_evidence(divergence)
+
+
+def _ended(incident: Incident) -> str:
+    """``exp in `blocks.0.attn` overflows``: where and how the divergence showed."""
+    op = incident.culprit.op if incident.culprit is not None else None
+    if op is not None and op.phase == "optimizer":
+        return f"the optimizer step leaves `{'.'.join(filter(None, (op.module, op.parameter)))}` non-finite"
+    if op is not None and incident.culprit is not None:
+        module = incident.culprit.module if incident.culprit.examined.root else None
+        where = (
+            "the loss code" if not incident.culprit.examined.root else f"`{module or incident.culprit.examined.root}`"
+        )
+        return f"{op.short} in {where} becomes non-finite"
+    if incident.origin is not None:
+        return f"{incident.origin.row.label} becomes non-finite"
+    return "the loss is non-finite" if incident.phase is Phase.LOSS else "values become non-finite"
+
+
+def root_words(view: RunView, divergence: Divergence) -> str:
+    """What threw the run off, as the beginning of a title."""
+    root, first = divergence.root, divergence.links[0] if divergence.links else None
+    if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
+        return f"the learning rate rose from {rates[0]:.3g} to {rates[1]:.3g} at step {root}"
+    if divergence.kind == "unzeroed":
+        return f"gradients are added up from step {root} on, because nobody zeroes them"
+    if divergence.kind == "unbounded":
+        return f"the loss falls without end from step {root} on"
+    if divergence.kind == "multiplied" and first is not None:
+        return f"each step multiplies every weight matrix by {first.value:.3g}, from step {root} on"
+    if divergence.kind == "batch" and first is not None:
+        times = first.value / (first.usual or math.inf)
+        return f"the batch of step {root} is {times:.3g} times larger than any before"
+    if divergence.kind == "gradient":
+        return f"the gradient of step {root} exploded{_norm_words(divergence)}"
+    rate = divergence.first.lr
+    at_rate = f" at a learning rate of {rate:.3g}" if rate and not _proportional(view, divergence) else ""
+    if divergence.kind == "updates" and divergence.ratio is not None:
+        size = f"{divergence.ratio:.2g} times the size of `{divergence.parameter}`"
+        return f"updates{at_rate} are {size} from step {root} on"
+    return f"the run diverges from step {root} on{at_rate}"
+
+
+def chain_words(divergence: Divergence, step: int, ended: str) -> str:
+    """The chain as a sentence, step by step; ``ended``: what the incident at ``step`` is."""
+    told = [(link.step, link.words) for link in divergence.links] + [(step, ended)]
+    steps = dict.fromkeys(s for s, _ in told)
+    return f"{'. '.join(f'Step {at}: ' + ', '.join(w for s, w in told if s == at) for at in steps)}."
+
+
+def root_evidence(divergence: Divergence) -> dict[str, Any]:
+    """For a finding: where the run left its course, what that was, and the links."""
+    return {
+        "left_its_course_at": divergence.root,
+        "root": {
+            "kind": divergence.kind,
+            "step": divergence.root,
+            "optimizer": divergence.first.optimizer,
+            "update_to_weight": divergence.ratio,
+            "parameter": divergence.parameter or None,
+        },
+        "chain": [link.as_evidence() for link in divergence.links],
+        "confidence_reason": "rates, updates, norms and losses were recorded on the way",
+    }
+
+
+def root_cure(view: RunView, divergence: Divergence) -> Prescription:
+    """The one change that mends the root; its numbers are from before it."""
+    if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
+        return _rate_back(divergence, *rates)
+    if divergence.kind == "unzeroed" and (kept := unzeroed.unzeroed(view, 0.0)) is not None:
+        return unzeroed.cure(divergence.steps, kept)
+    if divergence.kind == "unbounded":
+        return _bound(divergence)
+    if divergence.kind == "multiplied":
+        return _decay(divergence)
+    if not _proportional(view, divergence) or _clipped(divergence):
+        return _lower(view, divergence)
+    slower = stable_rate(view, divergence.steps) if divergence.at == 0 else None
+    return slower.prescription if slower is not None else _clip(divergence)
+
+
+def _rate_back(divergence: Divergence, usual: float, present: float) -> Prescription:
+    predicted: dict[str, Any] = {"lr": {"from": present, "to": usual}}
+    if divergence.ratio is not None and divergence.usual_ratio is not None:
+        predicted = {"update_to_weight": {"from": divergence.ratio, "to": divergence.usual_ratio}}
+    return Prescription(
+        title=f"keep the learning rate at {usual:.3g} at step {divergence.root} (it rose to {present:.3g}), or warm "
+        "it up slowly",
+        change={"lr": {"from": present, "to": usual}},
+        predicted=predicted,
+        snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {usual!r}\n",
+    )
+
+
+def _lower(view: RunView, divergence: Divergence) -> Prescription:
+    ratio, rate = divergence.ratio, divergence.first.lr
+    factor = rounded_down(min(0.1, _BRISK / ratio)) if ratio else 0.1
+    one = sum(len(o.get("groups") or ()) for o in view.optimizers) == 1
+    rates = f" ({rate:.3g} -> {rate * factor:.3g})" if rate and one else ""
+    begun = ", or a warm-up that begins there" if divergence.at < 4 else ""
+    predicted: Mapping[str, Any] = {} if ratio is None else {"update_to_weight": {"from": ratio, "to": ratio * factor}}
+    return Prescription(
+        title=f"learning rate x {factor:g}{rates}{begun}",
+        change={"lr_factor": factor},
+        predicted=predicted,
+        snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor!r}\n",
+    )
+
+
+def _clip(divergence: Divergence) -> Prescription:
+    before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
+    norms = [s.grad_norm for s in divergence.steps[divergence.at :] if s.grad_norm is not None]
+    level, peak = clip_level(before), norms[0] if norms else None
+    healthy = len(before) >= 4
+    source = (
+        f"twice the usual {median(before[-32:]):.2g} before step {divergence.root}"
+        if healthy
+        else "the usual choice; no healthy norm was recorded"
+    )
+    batch = f", and look at the batch of step {divergence.root}" if divergence.kind == "batch" else ""
+    return Prescription(
+        title=f"clip the gradient norm at {level:.2g} ({source}){batch}",
+        change={"clip_norm": {"from": divergence.first.clip_norm, "to": level}},
+        predicted={"norm_at_the_root": {"from": peak, "to": min(level, peak) if peak is not None else level}},
+        snippet=snippets.clip_norm(level),
+    )
+
+
+def _bound(divergence: Divergence) -> Prescription:
+    first = next((s.loss for s in divergence.steps if s.loss is not None), None)
+    return Prescription(
+        title="give the objective a lower bound: clamp the exponent or the score it rewards, or penalise a critic's "
+        "gradient",
+        change={"objective": {"from": "unbounded", "to": "bounded"}},
+        predicted={"smallest_loss": {"from": divergence.steps[-1].loss, "to": first}},
+        snippet=(
+            "import torch\n\n"
+            "ratio = torch.exp((new_logp - old_logp).clamp(-5.0, 5.0))  # a critic: spectral_norm(layer)\n"
+        ),
+    )
+
+
+def _decay(divergence: Divergence) -> Prescription:
+    factor = divergence.links[0].value
+    return Prescription(
+        title="look for what adds a share of every weight to it, such as weight decay with the wrong sign; leave it "
+        "to the optimizer",
+        change={"weight_decay": {"from": "added", "to": "subtracted"}},
+        predicted={"weights_per_step": {"from": factor, "to": 1.0}},
+        snippet=(
+            "import torch\n\n"
+            "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)  # takes it away\n"
+        ),
+    )
+
+
+def _proportional(view: RunView, divergence: Divergence) -> bool:
+    name = divergence.first.optimizer
+    mine = next((o for o in view.optimizers if text(o.get("name")) == name), {})
+    return text(mine.get("class")) in _PROPORTIONAL
+
+
+def _clipped(divergence: Divergence) -> bool:
+    clip = divergence.first.clip_norm
+    return clip is not None and 0.0 < clip < math.inf
+
+
+def _norm_words(divergence: Divergence) -> str:
+    usual = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
+    norm = divergence.first.grad_norm
+    return f" (norm {median(usual[-8:]):.3g} -> {norm:.3g})" if usual and norm is not None else ""

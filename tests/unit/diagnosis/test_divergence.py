@@ -1,0 +1,149 @@
+"""A run that had left its course is led back to the step that threw it off; an op-level fault is left where it is."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from precdoctor.diagnosis.divergence import calm, clip_level, healthy_norms
+from precdoctor.diagnosis.engine import diagnose
+from precdoctor.diagnosis.finding import Diagnosis, Finding
+from precdoctor.diagnosis.step_facts import StepFacts
+from tests.support.training import FACTS, Training, find, normal
+
+LAST = 12
+LAYER = "blocks.0.mlp.up"
+
+
+def course(
+    lr: Callable[[int], float] = lambda _: 1e-3,
+    norm: Callable[[int], float] = lambda _: 0.5,
+    loss: Callable[[int], float] = lambda s: 3.0 - 0.05 * s,
+    ratio: Callable[[int], float] = lambda _: 2.0**-8,
+) -> Training:
+    """A run in FP32 that becomes infinite at step 12: rates, norms, losses, and updates of one layer before that."""
+    run = Training(steps=LAST + 1)
+    size = 1.0
+    for step, row in run.step_rows.items():
+        row.update(lr=lr(step), grad_norm=norm(step), loss=loss(step))
+        rows = run.tensors[step]
+        find(rows, "weight", LAYER).update(normal(size))
+        find(rows, "output", LAYER).update(normal(size))
+        find(rows, "update", LAYER).update(normal(ratio(step) * size))
+        size *= max(1.0, ratio(step))
+    return run.poison(LAST, "output", "blocks.0.mlp.down", pos_inf=4)
+
+
+def sgd(run: Training) -> Training:
+    """The same with an optimizer whose updates are in proportion to the gradient."""
+    run.facts = {**FACTS, "optimizers": [{**FACTS["optimizers"][0], "name": "AdamW#0", "class": "SGD"}]}
+    return run
+
+
+def first(run: Training, where: Path) -> tuple[Finding, Diagnosis]:
+    """The leading finding."""
+    diagnosis = diagnose(run.write(where))
+    return diagnosis.findings[0], diagnosis
+
+
+def after(step: int, sick: float, well: float) -> Callable[[int], float]:
+    """``sick`` times more per step from ``step`` on."""
+    return lambda s: well if s < step else well * sick ** (s - step + 1)
+
+
+def test_a_jump_of_the_rate_leads_and_the_op_stays_the_place(tmp_path: Path) -> None:
+    run = course(
+        lr=lambda s: 1e-3 if s < 8 else 1.0,
+        norm=after(9, 100.0, 0.5),
+        loss=after(9, 100.0, 2.5),
+        ratio=lambda s: 2.0**-8 if s < 8 else 10.0,
+    )
+    found, diagnosis = first(run, tmp_path)
+    assert (found.code, found.location.step, found.location.module) == ("PD101", LAST, "blocks.0.mlp.down")
+    assert found.title.startswith("the learning rate rose from 0.001 to 1 at step 8")
+    assert found.evidence["root"]["kind"] == "learning-rate"
+    assert found.resume_step == 7
+    assert [p.change for p in found.prescriptions] == [{"lr": {"from": 1.0, "to": 1e-3}}]
+    assert [link["step"] for link in found.evidence["chain"]] == sorted(c["step"] for c in found.evidence["chain"])
+    assert "before that step" in found.message
+    assert all(f.resume_step in (None, 7) for f in diagnosis.findings)
+    assert [f.code for f in diagnosis.findings if f.severity.value == "error"] == ["PD101"]
+
+
+def test_a_rate_too_high_from_the_first_step_is_told_by_its_updates(tmp_path: Path) -> None:
+    run = course(lr=lambda _: 0.3, norm=after(1, 2.0, 1.0), loss=after(1, 1.5, 3.0), ratio=lambda _: 4.0)
+    found, _ = first(run, tmp_path)
+    assert found.evidence["root"]["step"] == 0
+    assert found.title.startswith("updates at a learning rate of 0.3 are 4 times the size of")
+    assert found.resume_step is None and "start again" in found.message
+    assert found.prescriptions[0].change == {"lr_factor": 0.005}
+
+
+def test_one_gradient_that_explodes_is_clipped_at_what_was_usual_before(tmp_path: Path) -> None:
+    run = sgd(course(norm=after(9, 1e4, 0.5), loss=after(10, 1e4, 2.5), ratio=lambda s: 2.0**-8 if s < 9 else 1e3))
+    found, _ = first(run, tmp_path)
+    assert found.title.startswith("the gradient of step 9 exploded (norm 0.5 -> 5e+03)")
+    assert found.prescriptions[0].change["clip_norm"]["to"] == 1.0 == 2.0 * 0.5
+    assert found.resume_step == 8
+
+
+def test_without_a_healthy_norm_the_convention_is_advised(tmp_path: Path) -> None:
+    run = sgd(course(norm=lambda s: 4000.0, loss=after(1, 1.5, 30.0), ratio=lambda s: 20.0))
+    found, _ = first(run, tmp_path)
+    assert found.prescriptions[0].change["clip_norm"]["to"] == 1.0
+    assert "no healthy norm" in found.prescriptions[0].title
+
+
+def test_an_objective_without_a_bound_is_named(tmp_path: Path) -> None:
+    found, _ = first(course(loss=lambda s: -0.5 * 10.0**s, norm=after(1, 10.0, 1.0)), tmp_path)
+    assert found.evidence["root"]["kind"] == "unbounded"
+    assert "lower bound" in found.prescriptions[0].title
+
+
+def test_weights_that_one_number_multiplies_are_no_matter_of_the_rate(tmp_path: Path) -> None:
+    run = course(norm=after(4, 10.0, 0.5), loss=after(4, 10.0, 3.0))
+    for step, rows in run.tensors.items():
+        for row in rows:
+            if row["kind"] in ("weight", "update"):
+                row.update(normal(1.9**step * (0.9 if row["kind"] == "update" else 1.0)))
+            elif row["kind"] == "output" and not row["pos_inf"] and not row["nan"]:
+                row.update(normal(1.9**step))
+    found, _ = first(run, tmp_path)
+    assert found.title.startswith("each step multiplies every weight matrix by 1.9, from step 0 on")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        course(),
+        course(lr=lambda s: 1e-3 if s < 8 else 1.0),  # as an optimizer that divides by the gradient's size takes it
+        course(norm=lambda s: 0.5 if s < 11 else 500.0, loss=lambda s: 3.0 if s < 11 else 900.0),  # no weight moved
+        course(ratio=lambda _: 0.5),  # brisk, and it learns
+        course(norm=lambda s: 90.0 if s == 6 else 0.5, ratio=lambda s: 0.4 if s == 6 else 0.01),  # survived
+    ],
+    ids=["calm", "rate without effect", "loud and harmless", "brisk", "long over"],
+)
+def test_what_did_not_throw_the_weights_is_no_root(run: Training, tmp_path: Path) -> None:
+    found, _ = first(run, tmp_path)
+    assert "chain" not in found.evidence
+    assert found.title.startswith("first non-finite value")
+    assert found.resume_step == LAST - 1
+
+
+def facts(*norms: float) -> list[StepFacts]:
+    return [
+        StepFacts(i, 3.0 - 0.01 * i, 0, False, True, True, None, 1e-3, False, grad_norm=n) for i, n in enumerate(norms)
+    ]
+
+
+def test_norms_of_the_sick_phase_are_no_yardstick() -> None:
+    well, sick = [1.0, 1.1, 0.9, 1.01, 1.0, 0.95], [1e3, 2.7e7, 1e9]
+    assert healthy_norms(facts(*well, *sick)) == well
+    assert clip_level(healthy_norms(facts(*well, *sick))) == pytest.approx(2.0)
+    assert healthy_norms(facts(*well)) == well
+    assert clip_level([4000.0]) == 1.0
+
+
+def test_the_calmest_level_ignores_what_came_later() -> None:
+    assert calm([1.0] * 8 + [100.0] * 20)[-1] == 1.0
+    assert calm([1.0, 1.0])[-1] is None
