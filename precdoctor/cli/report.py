@@ -15,7 +15,7 @@ from precdoctor.errors import RunExistsError, UsageError
 _EXAMPLES = """\b
 Examples:
   precdoctor report
-  precdoctor report precdoctor-runs/train-20260101T120000Z-4242 -o numerics.html
+  precdoctor report precdoctor-runs/train-20260101T120000Z-4242 -o run.html
   precdoctor report runs/fp16 --against runs/bf16
   precdoctor report runs/a -o - > a.html"""
 

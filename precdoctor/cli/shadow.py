@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   precdoctor shadow -- python train.py --lr 3e-4
-  precdoctor shadow --at 0,100,1000 -o runs/a -- torchrun --nproc-per-node 8 train.py
+  precdoctor shadow --at 0,100 -- torchrun --nproc-per-node 2 train.py
   precdoctor shadow --reference fp64 --every 50 -m project.train"""
 
 
