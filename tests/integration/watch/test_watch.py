@@ -189,7 +189,7 @@ def test_a_pipe_gets_a_line_per_interval_and_the_findings(growing):
     )  # fmt: skip
     try:
         first = watching.stdout.readline()
-        assert first.startswith("running: step 0, loss 1, loss scale 2^12, blocks.0.proj output 7 binades left")
+        assert first.startswith("running: step 0, loss 1, loss scale 2^12, blocks.0.proj output 2^7 below its maximum")
         write(writer, 1, nan=3)
         lines = [watching.stdout.readline()]
         while not lines[-1].startswith("running: step 1, loss nan"):
