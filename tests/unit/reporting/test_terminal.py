@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import precdoctor
 from precdoctor.diagnosis.finding import (
     Diagnosis,
     Finding,
@@ -221,3 +222,8 @@ def test_figures_that_are_predicted_say_so_once(title, change, predicted):
         shown = dataclasses.replace(BROKEN, findings=(dataclasses.replace(found, severity=severity),))
         text = printed(shown)
         assert f"do        {change}\n            predicted: {predicted}\n" in text
+
+
+def test_no_message_offers_the_second_run_that_the_last_lines_offer():
+    texts = [path.read_text() for path in (Path(precdoctor.__file__).parent / "diagnosis").rglob("*.py")]
+    assert not [text for text in texts if re.search(r"(?<!`)`precdoctor autopsy", text)]
