@@ -126,7 +126,7 @@ def test_it_appears_follows_and_quits(terminal, growing):
     assert "train.py" in screen.read_until("starting", "q quits", "not judged yet")
     writer = RankWriter(create_rank_directory(growing, 0))
     write(writer, 0)
-    assert "2^12" in screen.read_until("running", "step 0", "blocks.0.proj output", "7.0")
+    assert "2^12" in screen.read_until("running", "step 0", "blocks.0.proj output", "2^7 ")
     screen.read_until("as of step 0")
     screen.resize(40, 120)
     write(writer, 1, nan=3)
