@@ -1,4 +1,5 @@
-"""Writes the generated pages: docs/rules/ from the rules themselves, docs/images/diagnose.svg from a sample run.
+"""Writes the generated pages: docs/rules/ from the rules themselves, docs/screens.md and docs/images/diagnose.svg from
+recorded runs.
 
 ``make docs`` runs it; a test compares the pages with what it would write.
 """
@@ -16,14 +17,90 @@ from rich.terminal_theme import MONOKAI
 from precdoctor.comparison.leading import INDICATORS
 from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.finding import Diagnosis
 from precdoctor.diagnosis.registry import RULES
-from precdoctor.reporting.console import THEME
+from precdoctor.reporting.console import THEME, make_console
 from precdoctor.reporting.terminal import print_full
 from precdoctor.runlog import open_run
 
 DOCS = Path(__file__).resolve().parent
 #: The run in the picture; `make samples` records it.
 PICTURED = DOCS.parent / "sample_runs" / "gpt-fp16-attention-nan" / "run"
+#: Columns of the page of screens.
+WIDTH = 80
+#: Title, recorded run, what was run, what to do next and the command for it, in which RUN is the run's path.
+SCREENS = (
+    (
+        "A clean run",
+        "sample_runs/gpt-bf16-healthy/run",
+        "A small GPT in BF16. Nothing is wrong with it.",
+        "Nothing needs to be done. To see what was checked, type",
+        "precdoctor diagnose RUN --verbose",
+    ),
+    (
+        "NaN in the model",
+        "sample_runs/gpt-fp16-attention-nan/run",
+        "The same GPT in FP16, with attention scores that are not scaled.",
+        "Put the snippet into the script and resume from the step that is named. To read on, type",
+        "precdoctor explain PD101",
+    ),
+    (
+        "NaN in the data",
+        "sample_runs/nan-in-data/run",
+        "A regression on a table in which one cell is missing.",
+        "Put the snippet into the loader. To learn what else can be wrong with a batch, type",
+        "precdoctor explain PD104",
+    ),
+    (
+        "FP8 with a wrong scale",
+        "sample_runs/gpt-fp8-wrong-margin/run",
+        "The GPT with FP8 layers whose scales leave no margin.",
+        "Ask what other recipes would have done to the same tensors:",
+        "precdoctor whatif RUN --recipe current",
+    ),
+    (
+        "A loss scale that collapses",
+        "tests/rules/PD301/firing/gan-auxiliary-loss/run",
+        "A GAN in FP16, one layer of which overflows at every loss scale.",
+        "Put the snippet into the script. To see the loss scale over time, type",
+        "precdoctor show RUN",
+    ),
+    (
+        "LoRA in BF16",
+        "sample_runs/lora-bf16/run",
+        "Adapters trained in BF16 without a wider copy.",
+        "Have the change written to a file, for `precdoctor record --apply fix.toml`:",
+        "precdoctor diagnose RUN --prescription fix.toml",
+    ),
+    (
+        "Two ranks",
+        "sample_runs/two-ranks/run",
+        "DistributedDataParallel; one rank takes the logarithm of a negative number.",
+        "Look at the data of the rank that is named, then train from the step that is named. For the timeline, type",
+        "precdoctor show RUN",
+    ),
+    (
+        "A crash after one step",
+        "sample_runs/crash-after-one-step/run",
+        "The script fails where it logs its first step.",
+        "The traceback on the terminal is the script's own. When it is mended, record it again:",
+        "precdoctor record -- python train.py",
+    ),
+    (
+        "A compiled model",
+        "sample_runs/compiled/run",
+        "`torch.compile`, and a loss that takes the logarithm of a probability that becomes 0.",
+        "Change the line that is named, and resume from the step that is named. For the reason, type",
+        "precdoctor explain PD102",
+    ),
+    (
+        "A short run",
+        "sample_runs/five-steps/run",
+        "Five healthy steps, as in a smoke test.",
+        "Record more steps:",
+        "precdoctor record -- python train.py",
+    ),
+)
 
 
 def pages() -> dict[Path, str]:
@@ -52,7 +129,31 @@ def pages() -> dict[Path, str]:
         "",
     ]
     generated = {DOCS / "rules" / f"{rule.code}.md": rule.markdown() for rule in RULES}
-    return generated | {DOCS / "rules" / "index.md": "\n".join(index)}
+    return generated | {DOCS / "rules" / "index.md": "\n".join(index), DOCS / "screens.md": screens()}
+
+
+def screens() -> str:
+    """The page of screens: what `precdoctor diagnose` prints for recorded runs, and what to type next."""
+    what = f"What `precdoctor diagnose` prints for {len(SCREENS)} recorded runs on a terminal of {WIDTH} columns"
+    where = "The runs are in the repository: the commands work there."
+    parts = ["# Ten screens", f"{what}, and what to type next.\n{where}"]
+    for title, run, about, then, command in SCREENS:
+        screen = f"$ precdoctor diagnose {run}\n{printed(DOCS.parent / run)}"
+        parts += [f"## {title}", about, f"```text\n{screen}```", then, f"    {command.replace('RUN', run)}"]
+    return "\n\n".join(parts) + "\n"
+
+
+def printed(run: Path) -> str:
+    """What `precdoctor diagnose` prints for a run of the repository, without colours."""
+    stream = io.StringIO()
+    print_full(shown_diagnosis(run), make_console(stream, WIDTH, colour=False))
+    return stream.getvalue()
+
+
+def shown_diagnosis(run: Path) -> Diagnosis:
+    """The diagnosis of a run, with its path as it is in the repository."""
+    diagnosis = diagnose(open_run(run))
+    return replace(diagnosis, run={**diagnosis.run, "path": str(run.relative_to(DOCS.parent))})
 
 
 def picture(run: Path) -> str:
@@ -60,9 +161,7 @@ def picture(run: Path) -> str:
     console = Console(
         file=io.StringIO(), record=True, width=104, theme=THEME, force_terminal=True, markup=False, highlight=False
     )
-    diagnosis = diagnose(open_run(run))
-    shown = {**diagnosis.run, "path": str(run.relative_to(DOCS.parent))}
-    print_full(replace(diagnosis, run=shown), console)
+    print_full(shown_diagnosis(run), console)
     svg = console.export_svg(title="precdoctor diagnose", theme=MONOKAI)
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 

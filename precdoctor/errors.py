@@ -16,6 +16,13 @@ is a defect of precdoctor and is shown as one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+#: Likeness from which a known name is a likely slip of the fingers; below it a suggestion is a guess.
+_ALIKE = 0.75
+#: So many letters may stand for the only longer name that holds them.
+_FRAGMENT = 4
+
 
 class PrecdoctorError(Exception):
     """Base of every error meant for the user; the message is one clear sentence."""
@@ -55,3 +62,31 @@ class NothingRecordedError(RunUnreadableError):
 
 class IncomparableRunsError(RunUnreadableError):
     """Two runs have no model or no steps in common, so that nothing can be said of one against the other."""
+
+
+def likely(word: str, known: Iterable[str]) -> str | None:
+    """The name in ``known`` that ``word`` most likely misspells, or None: no suggestion is better than a silly one.
+
+    Letter case, and ``_`` for ``-``, do not count as differences.
+    """
+    from difflib import SequenceMatcher  # only where something was mistyped: `import precdoctor` is next to nothing
+
+    names = list(known)
+    wanted = _plain(word)
+    if swapped := [n for n in names if sorted(_plain(n)) == sorted(wanted)]:  # `cvs` for `csv`
+        return swapped[0]
+    ratio, near = max(((SequenceMatcher(None, wanted, _plain(n)).ratio(), n) for n in names), default=(0.0, ""))
+    if ratio >= _ALIKE:
+        return near
+    holding = [n for n in names if len(wanted) >= _FRAGMENT and wanted in _plain(n)]
+    return holding[0] if len(holding) == 1 else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A closing ``; did you mean 'x'?``, or nothing when no name is near."""
+    near = likely(word, known)
+    return f"; did you mean {near!r}?" if near is not None else ""
+
+
+def _plain(name: str) -> str:
+    return name.strip().strip("-").lower().replace("_", "-")

@@ -24,6 +24,15 @@ EVERY = {
 }
 
 
+#: Recorded as nobody asks for anything: led by the budget.
+BUDGETED = ("crash-after-one-step", "five-steps", "nan-in-data", "lora-bf16", "two-ranks", "compiled")
+
+#: What is not run by `python train.py`.
+LAUNCHED = {"two-ranks": ("-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")}
+
+#: Samples whose command fails.
+FAILING = ("crash-after-one-step",)
+
 #: Samples of what is said without a replay of the step.
 OBSERVED = ("constant-sample-batchnorm",)
 
@@ -49,22 +58,28 @@ def record(folder: Path) -> None:
         precdoctor(folder, "shadow", "--redact-names", "-o", "run", "--force", "--", "python", "train.py")
         (folder / "run" / "attach.jsonl").unlink()
         return
-    options = ("--every", EVERY.get(folder.name, "1"), "--redact-names", "-o", "run", "--force")
+    every = () if folder.name in BUDGETED else ("--every", EVERY.get(folder.name, "1"))
+    options = (*every, "--redact-names", "-o", "run", "--force")
     if folder.name in OBSERVED:
         options += ("--on-nonfinite", "observe")
-    precdoctor(folder, "record", *options, "--", "python", "train.py")
+    command = LAUNCHED.get(folder.name, ("train.py",))
+    precdoctor(folder, "record", *options, "--", "python", *command, fails=folder.name in FAILING)
     (folder / "run" / "attach.jsonl").unlink()  # speaks of this machine's processes only
     if folder.parent == SAMPLE_RUNS:
         precdoctor(folder, "diagnose", "run", "--output-format", "json", "-o", "diagnosis.json", "--force")
         precdoctor(folder, "diagnose", "run", "-o", "diagnosis.txt", "--force")
 
 
-def precdoctor(folder: Path, *arguments: str) -> None:
-    """Runs a command in ``folder``, its text as wide and as plain on every machine."""
+def precdoctor(folder: Path, *arguments: str, fails: bool = False) -> None:
+    """Runs a command in ``folder``, its text as wide and as plain on every machine; one that ``fails`` ends with 1."""
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment.pop("FORCE_COLOR", None)
-    subprocess.run([sys.executable, "-m", "precdoctor", *arguments], cwd=folder, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "precdoctor", *arguments], cwd=folder, env=environment, check=not fails
+    )
+    if fails and done.returncode != 1:
+        raise SystemExit(f"{folder.name} was to end with status 1, not {done.returncode}")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from precdoctor.errors import PrecdoctorError, UsageError
+from precdoctor.errors import PrecdoctorError, UsageError, did_you_mean
 
 INTERRUPTED = 130
 #: What a shell reports for a process that a closed pipe ended; never mistaken for a verdict.
@@ -62,11 +63,16 @@ def _run(args: list[str]) -> int:
 
 
 def _sentence(error: Exception) -> str:
-    """What click has to say about an argument, and where to look."""
+    """What click has to say about an argument, the name that was likely meant, and where to look."""
     message: str = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "precdoctor"
-    return f"{message}; see {path} --help"
+    if context is not None and (flag := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
+        flags = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+        message = f"no such option: {flag}{did_you_mean(flag, flags)}"
+    elif context is not None and (unknown := re.match(r"No such command '(.*?)'", message)):
+        message = f"no such command: {unknown[1]}{did_you_mean(unknown[1], context.command.list_commands(context))}"
+    return f"{message}{'' if message.endswith('?') else ';'} see {path} --help"
 
 
 def _say(message: object, status: int) -> int:

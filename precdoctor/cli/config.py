@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor.cli import values
-from precdoctor.errors import UsageError
+from precdoctor.errors import UsageError, did_you_mean
 
 #: Every key a file or the environment may set, by section, with what reads it.
 SETTINGS: dict[str, dict[str, values.Parser]] = {
@@ -109,7 +109,7 @@ class Settings:
         sections = [*SETTINGS, "rules"]
         for section, entries in table.items():
             if section not in sections:
-                raise UsageError(f"{file}: no section {section!r}{values.did_you_mean(section, sections)}")
+                raise UsageError(f"{file}: no section {section!r}{did_you_mean(section, sections)}")
             if not isinstance(entries, dict):
                 raise UsageError(f"{file}: {section!r} is a section; write [{_title(file, section)}] above its keys")
             if section == "rules":
@@ -118,7 +118,7 @@ class Settings:
             for written, value in entries.items():
                 key = written.replace("_", "-")
                 if key not in SETTINGS[section]:
-                    near = values.did_you_mean(key, SETTINGS[section])
+                    near = did_you_mean(key, SETTINGS[section])
                     raise UsageError(f"{file}: no key {written!r} in [{_title(file, section)}]{near}")
                 self._values[section, key] = _parse(SETTINGS[section][key], value, f"{file}: {written}")
                 if SETTINGS[section][key] is values.parse_path:  # paths in a file are meant from where the file lies
@@ -139,7 +139,7 @@ class Settings:
                 key = name.removeprefix(prefix).lower().replace("_", "-")
                 if key not in keys:
                     known = [prefix + k.upper().replace("-", "_") for k in keys]
-                    raise UsageError(f"environment: no setting {name!r}{values.did_you_mean(name, known)}")
+                    raise UsageError(f"environment: no setting {name!r}{did_you_mean(name, known)}")
                 self._values[section, key] = _parse(keys[key], environ[name], name)
 
 

@@ -48,6 +48,7 @@ def diagnose(
     ignore: Annotated[
         list[str] | None, typer.Option(help="Leave these rules out; may be repeated.", metavar="CODE")
     ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="List every rule with what it saw.")] = False,
     fail_on: Annotated[
         str | None,
         typer.Option(help="Exit with 1 on a finding of this level (error, warning); default: never.", metavar="LEVEL"),
@@ -73,7 +74,7 @@ def diagnose(
     view = view_of(opened(run))
     diagnosis = diagnose_view(view, rules, thresholds)
     status = exit_code(diagnosis, level)
-    report = Report(diagnosis, status, level)
+    report = Report(diagnosis, status, level, verbose=verbose)
     deliver(report, shape, output, settings.get("diagnose", "also", also) or (), force=force)
     if prescription is not None:
         _write_prescription(view, diagnosis, prescription, force=force)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precdoctor.cli.common import opened, say
-from precdoctor.cli.values import choice, did_you_mean
-from precdoctor.errors import RunExistsError, UsageError
+from precdoctor.cli.values import choice
+from precdoctor.errors import RunExistsError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   precdoctor gate runs/pull-request
-  precdoctor gate runs/main-1 runs/main-2 runs/main-3 --write-baseline numerics.toml
-  precdoctor gate runs/pull-request --baseline numerics.toml --output-format github --also junit=gate.xml
-  precdoctor gate runs/a --fail-if 'flushed.grad_output:blocks.*:2%' --fail-if 'headroom:*:4'"""
+  precdoctor gate runs/main-1 runs/main-2 --write-baseline good.toml
+  precdoctor gate runs/pull-request --baseline good.toml --also junit=gate.xml
+  precdoctor gate runs/a --fail-if 'flushed:*:2%' --fail-if 'headroom:*:4'"""
 
 
 def register(app: typer.Typer) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precdoctor.cli.common import destination
-from precdoctor.cli.values import OUTPUT_FORMATS, did_you_mean
-from precdoctor.errors import UsageError
+from precdoctor.cli.values import OUTPUT_FORMATS
+from precdoctor.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from precdoctor.reporting.outputs import Report

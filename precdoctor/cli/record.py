@@ -63,11 +63,14 @@ def record(
     force: Annotated[bool, typer.Option("--force", help="Replace the run directory if there is one.")] = False,
     every: Annotated[
         str | None,
-        typer.Option(help="Full statistics on every N-th step, a power of two; default: led by --budget.", metavar="N"),
+        typer.Option(
+            help="Full statistics on every N-th step, a power of two; default: chosen to stay within --budget.",
+            metavar="N",
+        ),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="What recording may cost, of the time of the training; default: 1%.", metavar="PERCENT"),
+        typer.Option(help="Maximum recording overhead, as a share of training time; default: 1%.", metavar="PERCENT"),
     ] = None,
     ranks: Annotated[
         str | None, typer.Option(help="Record all ranks (the default), 0, or those in a list.", metavar="all|0|LIST")
@@ -88,7 +91,7 @@ def record(
         str | None,
         typer.Option(
             help="At a non-finite loss or gradient: examine (replay the step, go on; the default), stop (exit code "
-            "66), skip (leave the weights alone, go on), observe (never wait).",
+            "66), skip (leave the weights alone, go on), observe (only log it).",
             metavar="examine|stop|skip|observe",
         ),
     ] = None,
@@ -136,7 +139,7 @@ def record(
     ] = None,
     reference: Annotated[
         Path | None,
-        typer.Option(help="A healthy run of this training, for --halt-on and --on-finding to lean on.", metavar="RUN"),
+        typer.Option(help="A known-good run; --halt-on and --on-finding compare against it.", metavar="RUN"),
     ] = None,
     on_finding: Annotated[
         str | None,
@@ -152,8 +155,8 @@ def record(
 ) -> int:
     """Run a training command and record its numerics.
 
-    The script is not changed, and neither is a bit of its training, but for what --apply and --compiled are told to.
-    The exit status is the command's own.
+    Your script is not modified, and training stays bitwise identical unless you pass --apply, --compiled instrument or
+    --on-nonfinite skip. The exit status is the command's own.
     """
     from precdoctor.recording.launch import command_line, launch
     from precdoctor.recording.options import RecordOptions

@@ -15,7 +15,7 @@ from precdoctor.errors import RunExistsError, UsageError
 _EXAMPLES = """\b
 Examples:
   precdoctor report
-  precdoctor report precdoctor-runs/train-20260101T120000Z-4242 -o numerics.html
+  precdoctor report precdoctor-runs/train-20260101T120000Z-4242 -o run.html
   precdoctor report runs/fp16 --against runs/bf16
   precdoctor report runs/a -o - > a.html"""
 
@@ -36,9 +36,7 @@ def report(
             metavar="FILE",
         ),
     ] = None,
-    against: Annotated[
-        Path | None, typer.Option(help="Another run, drawn on the same axes in a second hue.", metavar="RUN")
-    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Overlay a second run in another colour.", metavar="RUN")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file even if it is not a report.")] = False,
 ) -> int:
     """Write a run's numerics as one HTML file.

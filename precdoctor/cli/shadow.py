@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   precdoctor shadow -- python train.py --lr 3e-4
-  precdoctor shadow --at 0,100,1000 -o runs/a -- torchrun --nproc-per-node 8 train.py
+  precdoctor shadow --at 0,100 -- torchrun --nproc-per-node 2 train.py
   precdoctor shadow --reference fp64 --every 50 -m project.train"""
 
 
@@ -66,8 +66,8 @@ def shadow(
 ) -> int:
     """Run a training command; on some steps, run them again in FP32 and compare.
 
-    Says which layer is further from FP32 than its format explains, or that none is: then it is not precision. The
-    script is not changed, and neither is a bit of its training. The exit status is the command's own.
+    Says which layer is further from FP32 than its format explains, or that none is: then it is not precision. Your
+    script is not modified, and its training stays bitwise identical. The exit status is the command's own.
     """
     import datetime as dt
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+
+from precdoctor.errors import did_you_mean
 
 Parser = Callable[[Any], Any]
 
@@ -152,9 +153,3 @@ def choice(*options: str) -> Parser:
         raise ValueError(f"{raw!r} is not one of {', '.join(options)}{did_you_mean(str(raw), options)}")
 
     return parse
-
-
-def did_you_mean(name: str, known: Any) -> str:
-    """A closing ``; did you mean ...?``, or nothing when no name is near."""
-    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""

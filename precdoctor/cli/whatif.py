@@ -10,9 +10,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from precdoctor.cli.common import destination, opened
-from precdoctor.cli.values import choice, did_you_mean, parse_count, parse_steps
+from precdoctor.cli.values import choice, parse_count, parse_steps
 from precdoctor.cli.whatif_replay import ReplayQuestion, write_replay
-from precdoctor.errors import UsageError
+from precdoctor.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.whatif.forecast import Question

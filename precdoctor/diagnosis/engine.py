@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from precdoctor.diagnosis.cost import overhead
 from precdoctor.diagnosis.ending import facts_of_end
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.folding import fold
@@ -192,11 +193,9 @@ def _applied(view: RunView) -> dict[str, Any]:
 
 def describe_recorder(view: RunView) -> dict[str, Any]:
     """What recording cost, what it lost, and (if anything) what of its options changed the training."""
-    known = view.steps[["recorder_ns", "step_ns"]].apply(lambda c: c.astype("float64")).dropna()
-    total = float(known["step_ns"].sum()) if len(known) else 0.0
     changed_by = _changing_options(view.run.info.get("options"))
     return {
-        "overhead_fraction": round(float(known["recorder_ns"].sum()) / total, 6) if total > 0 else None,
+        **overhead(view),
         "dropped": dict(view.dropped),
         "errors": list(view.recorder_errors),
         **({"changed_by": changed_by} if changed_by else {}),

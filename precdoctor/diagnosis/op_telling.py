@@ -58,7 +58,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     else:
         message = (message + _operand_words(op)).rstrip() + culprit.cause.sentence
     if culprit.cause.name is None and external is not None and not external[1]:
-        message += " It was made without a gradient; `precdoctor autopsy RUN` runs the training again and finds the op."
+        message += " It was made without a gradient, so no replay of the step reaches the op that made it."
     message += _reference_words(op, culprit.cause) if external is None else ""
     message += headroom_story(incident) if culprit.cause.name in _OF_RANGE else ""
     effects = consequences(incident)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
@@ -65,7 +64,7 @@ from precdoctor.diagnosis.rules import (
     vanishing_gradients,
     weight_gradient_underflow,
 )
-from precdoctor.errors import UsageError
+from precdoctor.errors import UsageError, did_you_mean
 
 #: In triage order (data, learning rate, loss scale, forward, loss, backward, optimizer), then by code.
 RULES: tuple[Rule, ...] = tuple(
@@ -156,7 +155,18 @@ def find(name: str, known: Sequence[NamedT]) -> NamedT:
     for rule in known:
         if wanted in (rule.code.lower(), rule.name):
             return rule
-    raise UsageError(f"no rule is called {name!r}{nearest(name, [n for r in known for n in (r.code, r.name)])}")
+    raise UsageError(f"no rule is called {name!r}{_meant(wanted, known)}")
+
+
+def _meant(wanted: str, known: Sequence[Named]) -> str:
+    """Codes differ by a digit, so that one code never stands for another; names are compared letter by letter."""
+    longer = [r.code for r in known if wanted.startswith("pd") and r.code.lower().startswith(wanted)]
+    within = [r.code for r in known if r.code.lower() in wanted]
+    if len(longer) > 1:
+        return f"; {min(longer)} to {max(longer)} begin like this, name one"
+    if within or longer:
+        return f"; did you mean {(within or longer)[0]!r}?"
+    return did_you_mean(wanted, [r.name for r in known]) or "; `precdoctor explain` lists the rules"
 
 
 def select(known: Sequence[NamedT], wanted: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[NamedT, ...]:
@@ -191,6 +201,4 @@ def _matching(names: Iterable[str], known: Sequence[NamedT]) -> set[str]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or else the list of what there is."""
     names = list(known)
-    lowered = {n.lower(): n for n in names}
-    close = difflib.get_close_matches(word.strip().lower(), list(lowered), n=1)
-    return f"; did you mean {lowered[close[0]]!r}?" if close else f"; known: {', '.join(sorted(names))}"
+    return did_you_mean(word, names) or f"; known: {', '.join(sorted(names))}"

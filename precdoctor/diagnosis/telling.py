@@ -73,7 +73,9 @@ def headroom_story(incident: Incident) -> str:
     if not seen:
         return ""
     last = seen[-1]
-    return f" At healthy step {last.step} it reached {last.amax:.4g}, {last.headroom:.1f} binades below the limit."
+    headroom = last.headroom or 0.0
+    room = f"2^{headroom:.1f} times" if headroom >= 0.05 else "just"
+    return f" At healthy step {last.step} it reached {last.amax:.4g}, {room} below the limit."
 
 
 def consequences(incident: Incident) -> list[str]:
@@ -262,7 +264,7 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
     if others:
         origins = ", ".join(sorted({f"{i.code} at step {i.step}" for i in others}))
         return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({origins})")
-    return Checked((), f"{seen}, all finite where it matters")
+    return Checked((), f"{seen}, all finite, masks aside")
 
 
 def with_divergence(view: RunView, incident: Incident) -> Incident:

@@ -1,15 +1,17 @@
-"""Counts and shares in the words of a report: one element is, three elements are."""
+"""Counts and shares in the words of every report: one element is, three elements are, and 0.9996 is not all of it."""
 
 from __future__ import annotations
 
+import math
+
 
 def plural(count: int, noun: str) -> str:
-    """``1 step``, ``12 steps``, ``2 losses``, ``3 matrices``."""
+    """``1 step``, ``2,000 steps``, ``2 losses``, ``3 batches``, ``3 matrices``."""
     if count == 1:
         return f"1 {noun}"
     if noun.endswith("matrix"):
         return f"{count:,} {noun[:-1]}ces"
-    return f"{count:,} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
+    return f"{count:,} {noun}{'es' if noun.endswith(('ch', 'sh', 's', 'x')) else 's'}"
 
 
 def there_are(count: int, noun: str) -> str:
@@ -26,7 +28,18 @@ def memory(count: float) -> str:
     return f"{count:,.3g} TiB"
 
 
-def percent(fraction: float) -> str:
-    """``41 %``, ``0.3 %``, ``0.002 %``: two significant digits below ten."""
+def percent(fraction: float | None) -> str:
+    """A fraction for people: ``41 %``, ``0.3 %``, ``99.6 %``; two significant digits below ten, unknown as an en dash.
+
+    Rounding never reaches an end: only a true zero is ``0 %`` and only the whole is ``100 %``.
+    """
+    if fraction is None or math.isnan(fraction):
+        return "–"
     value = 100.0 * fraction
-    return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
+    if 0.0 < abs(value) < 0.01:
+        return "<0.01 %" if value > 0.0 else ">-0.01 %"
+    if 99.0 < value < 100.0:
+        return f"{value:.1f} %" if value < 99.9 else ">99.9 %"
+    if abs(value) < 9.95:
+        return f"{value:.2g} %"
+    return f"{value:,.0f} %"

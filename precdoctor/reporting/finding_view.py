@@ -16,7 +16,7 @@ from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar
 from precdoctor.reporting.sparkline import sparkline
-from precdoctor.reporting.text import clean, clean_block, number, percent
+from precdoctor.reporting.text import clean, clean_block, factor, number, percent
 
 _LABEL = 9
 #: Of a snippet, in cells.
@@ -56,7 +56,7 @@ def finding_view(finding: Finding, console: Console) -> RenderableType:
 def note_view(finding: Finding) -> RenderableType:
     """What it is and what to do, for a finding that can wait."""
     first = next(iter(finding.prescriptions), None)
-    return Group(headline(finding), *([_grid([("do", Text(clean(first.title)))])] if first is not None else []))
+    return Group(headline(finding), *([_grid([("do", _prescription(first))])] if first is not None else []))
 
 
 def headline(finding: Finding) -> Text:
@@ -79,7 +79,7 @@ def place(location: Location) -> str:
     if location.kind:
         thing = f"{thing} {KINDS.get(location.kind, location.kind)}".strip()
     parts = [thing] if thing else []
-    if location.phase is not None:
+    if location.phase is not None and location.phase.value != location.kind:
         parts.append(location.phase.value)
     if location.step is not None:
         parts.append(f"step {location.step}")
@@ -157,11 +157,13 @@ def _trend(history: Any, console: Console) -> str:
 
 
 def _words(key: str) -> str:
-    return clean(key).replace("_", " ")
+    return clean(key.removesuffix("_binades")).replace("_", " ")
 
 
 def _value(key: str, value: Any) -> str:
-    """Fractions as percentages, whatever else as a number."""
+    """Fractions as percentages, distances as factors, whatever else as a number."""
+    if key.endswith("_binades") and isinstance(value, (int, float)):
+        return factor(float(value))
     if key.endswith(("fraction", "share")) and isinstance(value, (int, float)):
         return percent(float(value))
     return number(value)
@@ -180,55 +182,68 @@ def _range(evidence: Any, console: Console) -> RenderableType | None:
     amax = evidence.get("amax")
     caption = f"{bar.format.dtype}: subnormal, then normal"
     if isinstance(amax, (int, float)) and 0.0 < amax < float("inf"):
-        caption += f"; amax {number(float(amax))}, {number(round(bar.format.headroom(amax), 1))} binades of headroom"
+        caption += f"; amax {number(float(amax))}, {_distance(bar.format.headroom(amax))} {number(bar.format.max)}"
     return Group(bar.text(ascii_only=plain), Text(caption, "pd.quiet"))
 
 
 def _path(path: Sequence[Any], console: Console) -> Table:
     """The tensors in execution order; the last one is the finding's own."""
+    entries = [entry for entry in path if isinstance(entry, Mapping)]
+    bad = [bool(entry.get("nan") or entry.get("inf")) for entry in entries]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
     table.add_column("  module")
     table.add_column("tensor")
     table.add_column("dtype", no_wrap=True)
-    for title in ("amax", "headroom", "NaN", "Inf"):
+    for title in ("amax", "headroom", *(("NaN", "Inf") if any(bad) else ())):
         table.add_column(title, justify="right", no_wrap=True)
     mark = "▸ " if can_draw(console) else "> "
-    for position, entry in enumerate(path):
-        if not isinstance(entry, Mapping):
-            continue
-        kind = " ".join(str(entry.get(k)) for k in ("kind", "name") if entry.get(k))
-        bad = bool(entry.get("nan") or entry.get("inf"))
-        last = position == len(path) - 1
+    for entry, is_bad in zip(entries, bad, strict=True):
+        kind = " ".join(KINDS.get(str(v), str(v)) for v in (entry.get("kind"), entry.get("name")) if v)
+        last = entry is entries[-1]
         table.add_row(
             Name((mark if last else "  ") + clean(entry.get("module") or "(model)")),
             Name(kind),
             clean(entry.get("dtype") or ""),
             number(_float(entry.get("amax"))),
-            number(_float(entry.get("headroom_binades"), 1)),
-            number(entry.get("nan")),
-            number(entry.get("inf")),
-            style="pd.bad" if bad else "pd.strong" if last else None,
+            factor(_float(entry.get("headroom_binades"))),
+            *((number(entry.get("nan")), number(entry.get("inf"))) if any(bad) else ()),
+            style="pd.bad" if is_bad else "pd.strong" if last else None,
         )
     return table
 
 
-def _float(value: Any, digits: int | None = None) -> float | None:
-    if not isinstance(value, (int, float)):
-        return None
-    return float(value) if digits is None else round(float(value), digits)
+def _distance(binades: float) -> str:
+    """``2^12.3 below`` or ``2^0.4 above``, ``just below``, or ``at``."""
+    if abs(binades) < 0.05:
+        return "just below" if binades > 0.0 else "at" if binades == 0.0 else "just above"
+    return f"{factor(abs(binades))} {'below' if binades >= 0.0 else 'above'}"
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _prescription(prescription: Prescription) -> RenderableType:
     """The change, and what it is predicted to do."""
-    title = Text(clean(prescription.title), "pd.good")
-    predicted = predicted_effect(prescription.predicted)
+    change, effect = stated_effect(prescription.title)
+    title = Text(clean(change), "pd.good")
+    predicted = clean(effect) or predicted_effect(prescription.predicted)
     return Group(title, Text.assemble(("predicted: ", "pd.label"), predicted)) if predicted else title
+
+
+def stated_effect(title: str) -> tuple[str, str]:
+    """The change a prescription's title names, and the predicted effect it states behind a colon, or "".
+
+    ``eps=1e-12: elements below it 41 % -> 0 %`` is ``eps=1e-12`` and ``elements below it 41 % -> 0 %``.
+    """
+    change, _, effect = title.rpartition(": ")
+    return (change, effect) if change and " -> " in effect else (title, "")
 
 
 def predicted_effect(predicted: Mapping[str, Any]) -> str:
     """``flushed fraction 0.41 to 0.003, overflow 0``."""
     out = []
-    for key, value in jsonable(dict(predicted)).items():
+    for key, value in jsonable({k: v for k, v in predicted.items() if v is not None}).items():
         if isinstance(value, Mapping) and {"from", "to"} <= set(value):
             shown = f"{_value(key, value['from'])} to {_value(key, value['to'])}"
         elif isinstance(value, list):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +34,8 @@ _FAILS, _WARNS, _OPEN, _PASSED = (
 
 def print_gate(report: GateReport, console: Console, *, concise: bool = False) -> None:
     """The verdict, why it may not be trusted, and the checks; ``concise`` leaves out those that passed."""
-    console.print(_verdict(report))
+    idle = {(d.run.get("path"), f"{r.code} {r.name}") for d in report.diagnoses for r in d.rules if r.status is _IDLE}
+    console.print(_verdict(report, sum((c.run, c.check) not in idle for c in report.checks)))
     for reason in report.untrustworthy:
         console.print(Text(f"  {clean(reason)}", "pd.near"))
     for note in report.notes:
@@ -41,7 +43,6 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
     if report.suspects:
         named = [clean(module) or "the model itself" for module in report.suspects[:_SUSPECTS]]
         console.print(Text(f"  Look first at: {', '.join(named)}", "pd.strong"), soft_wrap=True)
-    idle = {(d.run.get("path"), f"{r.code} {r.name}") for d in report.diagnoses for r in d.rules if r.status is _IDLE}
     for run in report.runs:
         checks = [c for c in report.checks if c.run == run and (run, c.check) not in idle]
         checks = sorted((c for c in checks if not concise or c.passed is False), key=_urgency)
@@ -55,7 +56,8 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
         if idle_here and not concise:
             console.print(Text(f"  {plural(idle_here, 'check')} not applicable to this run", "pd.quiet"))
         if any(c.passed is False for c in checks):
-            console.print(Text(f"  Causes and remedies: precdoctor diagnose {clean(run)}", "pd.quiet"), soft_wrap=True)
+            said = f"  Causes and remedies: precdoctor diagnose {clean(shlex.quote(run))}"
+            console.print(Text(said, "pd.quiet"), soft_wrap=True)
 
 
 def _shortened(checks: Sequence[GateCheck]) -> list[GateCheck]:
@@ -72,11 +74,11 @@ def _shortened(checks: Sequence[GateCheck]) -> list[GateCheck]:
     return shown
 
 
-def _verdict(report: GateReport) -> Text:
+def _verdict(report: GateReport, applicable: int) -> Text:
     failing = sum(c.fails for c in report.checks)
-    tail = f": {failing} of {plural(len(report.checks), 'check')} at or above {report.fail_on}"
+    tail = f": {failing} of {plural(applicable, 'check')} at or above {report.fail_on}"
     if report.exit_code == ExitCode.CLEAN:
-        return Text(f"PASSED: {plural(len(report.checks), 'check')}, none fails at {report.fail_on}.", "pd.good")
+        return Text(f"PASSED: {plural(applicable, 'check')}, none fails at {report.fail_on}.", "pd.good")
     if report.exit_code == ExitCode.FINDINGS:
         return Text(f"FAILED{tail}.", "pd.error")
     return Text(f"NO TRUSTWORTHY VERDICT{tail if failing else ''}.", "pd.warning")

@@ -10,7 +10,7 @@ from precdoctor.diagnosis.finding import Finding, Source, Status
 from precdoctor.reporting.finding_view import place, predicted_effect
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.terminal import run_facts
-from precdoctor.reporting.text import clean, clean_block, not_neutral, percent, plural
+from precdoctor.reporting.text import clean, clean_block, not_neutral, plural, recording_cost
 
 #: Findings told in full; GitHub cuts a job summary off at 1 MiB.
 FULL_FINDINGS = 20
@@ -76,9 +76,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.gate is not None:
         yield from _checks(report)
     yield from _rules(report)
-    overhead = diagnosis.recorder.get("overhead_fraction")
-    if isinstance(overhead, (int, float)):
-        yield f"Recording took {percent(float(overhead))} of the run's time."
+    if cost := recording_cost(diagnosis.recorder):
+        yield cost
     if changed := not_neutral(diagnosis.recorder):
         yield f"It was {changed}."
 

@@ -24,6 +24,7 @@ class Report:
         fail_on: the level that fails a build; None when nothing does.
         gate: the checks one by one, where this is a gate's report.
         comparison: of two runs, where this is what `compare` found.
+        verbose: the screen lists every rule, whatever it saw.
     """
 
     diagnosis: Diagnosis
@@ -31,6 +32,7 @@ class Report:
     fail_on: str | None
     gate: GateReport | None = None
     comparison: Comparison | None = None
+    verbose: bool = False
 
     @property
     def failing(self) -> list[Finding]:
@@ -78,8 +80,10 @@ def _terminal(*, concise: bool) -> Writer:
             from precdoctor.reporting.compare_view import print_compare
 
             print_compare(report.comparison, console, concise=concise)
+        elif concise:
+            print_concise(report.diagnosis, console)
         else:
-            (print_concise if concise else print_full)(report.diagnosis, console)
+            print_full(report.diagnosis, console, verbose=report.verbose)
 
     return write
 

@@ -15,7 +15,7 @@ from precdoctor.reporting.names import Name
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
 from precdoctor.reporting.terminal import print_ending, run_facts
-from precdoctor.reporting.text import clean, not_neutral, number, percent, plural, power, size
+from precdoctor.reporting.text import clean, factor, not_neutral, number, percent, plural, power, recording_cost, size
 
 #: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.
 _SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}
@@ -68,9 +68,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "dtypes", ", ".join(f"{dtype} {number(count)}" for dtype, count in summary.dtypes.items())
     if summary.events:
         yield "events", ", ".join(f"{event} {number(count)}" for event, count in summary.events.items())
-    overhead = summary.recorder.get("overhead_fraction")
-    if overhead is not None:
-        yield "overhead", f"{percent(overhead)} of the run's time"
+    if cost := recording_cost(summary.recorder):
+        yield "overhead", cost.removeprefix("Recording took ")
     if changed := not_neutral(summary.recorder):
         yield "neutral", f"no: {changed}"
     dropped = summary.recorder.get("dropped") or {}
@@ -146,7 +145,7 @@ def _print_tensors(title: str, tensors: Sequence[TensorSummary], several: bool, 
             *named(_owner(t, several), f"{t.kind} {t.name}".strip()),
             clean(t.dtype),
             number(t.amax),
-            number(None if t.headroom_binades is None else round(t.headroom_binades, 1)),
+            factor(t.headroom_binades),
             percent(t.subnormal_fraction),
             percent(t.zero_fraction),
             number(t.non_finite),
@@ -167,7 +166,7 @@ def _print_casts(tensors: Sequence[TensorSummary], several: bool, console: Conso
             *named(_owner(t, several), t.name),
             clean(t.format or ""),
             number(t.amax),
-            number(None if t.headroom_binades is None else round(t.headroom_binades, 1)),
+            factor(t.headroom_binades),
             *("–" if share is None else percent(share) for share in (t.saturated_fraction, t.flushed_fraction)),
         )
     console.print(Padding(table, (0, 0, 0, 2)))

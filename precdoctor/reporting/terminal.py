@@ -15,10 +15,12 @@ from precdoctor.diagnosis.ending import ending
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.finding_view import finding_view, note_view, place
-from precdoctor.reporting.text import clean, not_neutral, number, percent, plural
+from precdoctor.reporting.text import clean, not_neutral, number, plural, recording_cost
 
 #: Findings beyond this many are named on one line each; `--output-format json` has them all.
 FULL_FINDINGS = 8
+#: The rules that follow a run over its steps (growth, explosions, dead layers, updates) ask for 6 to 8 of them.
+ENOUGH_STEPS = 8
 _MARKS = {
     Status.PASSED: ("✓", "ok", "pd.good"),
     Status.FAILED: ("✗", "!!", "pd.bad"),
@@ -27,12 +29,15 @@ _MARKS = {
 }
 
 
-def print_full(diagnosis: Diagnosis, console: Console) -> None:
-    """Header, findings or what was checked instead, and how well the recording itself went.
+def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False) -> None:
+    """Header, findings, how many rules were checked, and how well the recording itself went.
 
     Notes come last and take two lines each, unless only their rule was run.
+
+    Args:
+        verbose: list every rule with what it saw, too.
     """
-    _header(diagnosis, console)
+    _header(diagnosis, console, verbose=verbose)
     asked = len(diagnosis.rules) == 1  # `--select PD505`: then a note is what somebody came for
     notes = [f for f in diagnosis.findings if f.severity is Severity.INFO and not asked]
     heavy = [f for f in diagnosis.findings if f not in notes]
@@ -48,15 +53,16 @@ def print_full(diagnosis: Diagnosis, console: Console) -> None:
         console.print()
         for finding in notes:
             console.print(note_view(finding))
-    console.print()
-    _checked(diagnosis, console)
+    if diagnosis.findings:
+        console.print()
+    _checked(diagnosis, console, verbose=verbose)
     _recorder(diagnosis.recorder, console)
     if notes:
         console.print(Text(f"A note in full: precdoctor diagnose --select {clean(notes[0].code)}", "pd.quiet"))
     if any(map(_lacks_its_op, heavy)) and diagnosis.run.get("cwd"):
         again = f"precdoctor autopsy {shlex.quote(str(diagnosis.run.get('path')))}"
         console.print(
-            Text(f"Which op it was: {clean(again)} (runs the command again, traced)", "pd.quiet"), soft_wrap=True
+            Text(f"To find the op, run the command again, traced: {clean(again)}", "pd.quiet"), soft_wrap=True
         )
     if heavy:
         console.print(Text(f"More on a finding: precdoctor explain {clean(heavy[0].code)}", "pd.quiet"))
@@ -77,9 +83,17 @@ def print_concise(diagnosis: Diagnosis, console: Console) -> None:
 def verdict_line(diagnosis: Diagnosis) -> str:
     """``2 errors, 1 warning`` or ``No findings``, and what could not be judged."""
     counts = _tally([f.severity.value for f in diagnosis.findings], ("error", "warning", "info"))
-    out = ", ".join(plural(n, "note" if level == "info" else level) for level, n in counts) or "No findings"
+    out = ", ".join(plural(n, "note" if level == "info" else level) for level, n in counts) or _nothing(diagnosis)
     unknown = sum(r.status is Status.INDETERMINATE for r in diagnosis.rules)
     return f"{out}; {plural(unknown, 'rule')} could not be judged" if unknown else out
+
+
+def _nothing(diagnosis: Diagnosis) -> str:
+    """``No findings``, and whether the run was long enough for that to mean much."""
+    steps = diagnosis.run.get("steps")
+    if not isinstance(steps, int) or not 0 < steps < ENOUGH_STEPS:
+        return "No findings"
+    return f"No findings, but {plural(steps, 'step')} {'is' if steps == 1 else 'are'} too few to judge"
 
 
 def _tally(values: Sequence[str], order: Sequence[str]) -> list[tuple[str, int]]:
@@ -99,7 +113,7 @@ def _line(finding: Finding) -> Text:
     )
 
 
-def _header(diagnosis: Diagnosis, console: Console) -> None:
+def _header(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
     run = diagnosis.run
     if run.get("path"):
         console.print(Text(clean(run["path"]), "pd.quiet"), soft_wrap=True)
@@ -110,7 +124,12 @@ def _header(diagnosis: Diagnosis, console: Console) -> None:
     findings = bool(diagnosis.findings)
     style = "pd.strong" if findings else "pd.near" if diagnosis.verdict == "indeterminate" else "pd.good"
     console.print()
-    console.print(Text(verdict_line(diagnosis) + ".", style))
+    said = Text(verdict_line(diagnosis) + ".", style)
+    if not findings and not verbose and diagnosis.rules:
+        said.append(f" {_counted(diagnosis)}; `--verbose` lists them.", "none")
+    console.print(said)
+    if verbose and not findings:
+        console.print()
 
 
 def print_ending(run: Mapping[str, Any], console: Console) -> None:
@@ -152,24 +171,27 @@ def run_facts(run: Mapping[str, Any]) -> str:
     return "; ".join(out)
 
 
-def _checked(diagnosis: Diagnosis, console: Console) -> None:
-    """With nothing found: every rule with its reason, in triage order; what does not apply comes last, by reason. With
-    findings: only what could not be judged.
+def _counted(diagnosis: Diagnosis) -> str:
+    """``21 rules checked, 35 not applicable``."""
+    absent = sum(r.status is Status.NOT_APPLICABLE for r in diagnosis.rules)
+    checked = sum(r.status in (Status.PASSED, Status.FAILED) for r in diagnosis.rules)
+    return f"{plural(checked, 'rule')} checked" + (f", {absent} not applicable" if absent else "")
+
+
+def _checked(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
+    """The rules that could not be judged; if asked for, all of them with their reasons, in triage order, those that do
+    not apply last and by reason. With findings their number is printed here, else it stands in the headline.
     """
-    quiet = bool(diagnosis.findings)
-    if quiet:
-        order = (Status.PASSED, Status.NOT_APPLICABLE, Status.INDETERMINATE)
-        words = {s.value: s.value.replace("-", " ") for s in order}
-        counts = _tally([r.status.value for r in diagnosis.rules], list(words))
-        if counts:
-            console.print("Other rules: " + ", ".join(f"{n} {words[status]}" for status, n in counts) + ".")
-    absent = [] if quiet else [r for r in diagnosis.rules if r.status is Status.NOT_APPLICABLE]
-    shown = [r for r in diagnosis.rules if r not in absent and (not quiet or r.status is Status.INDETERMINATE)]
+    if diagnosis.findings and not verbose and len(diagnosis.rules) > 1:
+        console.print(f"{_counted(diagnosis)}; `--verbose` lists them.")
+    absent = [r for r in diagnosis.rules if verbose and r.status is Status.NOT_APPLICABLE]
+    listed = (Status.INDETERMINATE, Status.PASSED, Status.FAILED) if verbose else (Status.INDETERMINATE,)
+    shown = [r for r in diagnosis.rules if r.status in listed]
     for title, table in (("Checked, in this order:", _outcomes(shown, console)), ("Not applicable:", _reasons(absent))):
         if table.row_count:
-            if not quiet:
+            if verbose:
                 console.print(title)
-            console.print(Padding(table, (0, 0, 1 if not quiet else 0, 2)))
+            console.print(Padding(table, (0, 0, 1 if verbose else 0, 2)))
 
 
 def _outcomes(outcomes: Sequence[RuleOutcome], console: Console) -> Table:
@@ -216,10 +238,7 @@ def _ranges(codes: Sequence[str]) -> str:
 
 def _recorder(recorder: Mapping[str, Any], console: Console) -> None:
     """What recording cost and lost."""
-    out = []
-    overhead = recorder.get("overhead_fraction")
-    if isinstance(overhead, (int, float)):
-        out.append(f"Recording took {percent(float(overhead))} of the run's time.")
+    out = [cost] if (cost := recording_cost(recorder)) else []
     if changed := not_neutral(recorder):
         out.append(f"It was {changed}.")
     dropped = {k: v for k, v in dict(recorder.get("dropped") or {}).items() if v}

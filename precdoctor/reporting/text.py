@@ -7,12 +7,19 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from precdoctor.diagnosis import words
+
+#: Counts and shares as the findings have them: every reporter imports them from here.
+plural, percent = words.plural, words.percent
+
 #: What a terminal might obey or hide: C0 and C1 controls (ESC, CR, LF ...), bidirectional and zero-width marks, line
 #: and paragraph separators, lone surrogates (undecodable bytes of an argv).
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 _UNSAFE_IN_BLOCK = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
+#: From this overhead on the reader is told why.
+_MUCH = 0.05
 #: CI runners obey ``##[error]`` and ``##vso[...]`` anywhere in a line; the console takes care of ``::error``.
 _CI = re.compile(r"##(?=\[|vso\[)")
 #: Longest name or message worth a screen; anything longer is an accident or an attack.
@@ -63,16 +70,9 @@ def power(scale: float) -> str:
     return f"2^{exponent}" if exponent and scale == 2.0**exponent else number(scale)
 
 
-def percent(fraction: float | None) -> str:
-    """A fraction for people: ``0.0001`` is ``0.01 %``, and only a true zero is ``0 %``."""
-    if fraction is None or math.isnan(fraction):
-        return "–"
-    value = 100.0 * fraction
-    if value == 0.0:
-        return "0 %"
-    if 0.0 < value < 0.01:
-        return "<0.01 %"
-    return ">99.9 %" if 99.9 < value < 100.0 else f"{value:.3g} %"
+def factor(binades: float | None) -> str:
+    """A distance in binades as the factor it is: ``2^12.3``; unknown as an en dash."""
+    return "–" if binades is None else f"2^{number(round(binades, 1) + 0.0)}"
 
 
 def size(count: float) -> str:
@@ -84,16 +84,30 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def recording_cost(recorder: Mapping[str, Any]) -> str | None:
+    """What recording cost and, where that was much, why and what it costs after the first steps; None: not measured."""
+    overhead, cost = recorder.get("overhead_fraction"), recorder.get("cost")
+    if not isinstance(overhead, (int, float)):
+        return None
+    said = f"Recording took {percent(float(overhead))} of the run's time"
+    if overhead < _MUCH or not isinstance(cost, Mapping):
+        return f"{said}."
+    full, scanned, budget, settled = (
+        cost.get(name) for name in ("full_steps", "scanned_steps", "budget", "settled_fraction")
+    )
+    if not isinstance(full, int) or full < 1:
+        return f"{said}."
+    scans = f" ({number(scanned)} of them op by op)" if scanned and full > 1 else ""
+    said += f": {f'the first {full:,} steps are' if full > 1 else 'the first step is'} recorded in full{scans}."
+    if settled is not None:
+        return f"{said} Since then it took {percent(settled)}, {cost['settled_ns'] / 1e6:.2g} ms a step."
+    return said if budget is None else f"{said} Longer runs are sampled to stay near `--budget`, {percent(budget)}."
+
+
 def not_neutral(recorder: Mapping[str, Any]) -> str | None:
     """What a diagnosis says of the recorder, when options of ``record`` changed the training."""
     changed_by = recorder.get("changed_by")
     return f"recorded with {', '.join(changed_by)}, which may change the training" if changed_by else None
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 step``, ``3 steps``, ``2 batches``."""
-    ending = "" if count == 1 else "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
-    return f"{number(count)} {noun}{ending}"
 
 
 def spans(steps: Iterable[int], most: int = 4) -> str:

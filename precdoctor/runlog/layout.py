@@ -6,7 +6,6 @@ below the run directory.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -26,6 +25,7 @@ from precdoctor.errors import (
     RunNotFoundError,
     RunUnreadableError,
     UsageError,
+    likely,
 )
 from precdoctor.runlog.files import (
     ATTACH_FILE,
@@ -197,14 +197,7 @@ def newest_run(base: Path = DEFAULT_BASE) -> Path:
     Raises:
         RunNotFoundError: there is none.
     """
-    try:
-        runs = [
-            ((child / RUN_FILE).lstat().st_mtime_ns, child.name, child)
-            for child in Path(base).iterdir()
-            if child.is_dir() and _is_regular(child / RUN_FILE)
-        ]
-    except OSError:
-        runs = []
+    runs = _runs_in(Path(base))
     if not runs:
         raise RunNotFoundError(f"there is no run below {base}/; name a run directory, or {_RECORD_HINT}")
     return max(runs)[2]
@@ -220,14 +213,14 @@ def read_run_info(run: Path) -> dict[str, Any]:
         RunUnreadableError: the operating system refuses to read it.
     """
     if not run.exists():
-        close = difflib.get_close_matches(run.name, _siblings(run), n=1)
-        hint = f"did you mean {run.parent / close[0]}?" if close else _RECORD_HINT
-        raise RunNotFoundError(f"there is no run directory {run}; {hint}")
+        raise RunNotFoundError(f"there is no run directory {run}; {_run_meant(run) or _RECORD_HINT}")
     if not run.is_dir():
         raise RunNotFoundError(f"{run} is a file, not a run directory; name the directory that holds {RUN_FILE}")
     try:
         if not _is_regular(run / RUN_FILE):
-            raise RunNotFoundError(f"{run} is not a run directory: it holds no {RUN_FILE}; {_RECORD_HINT}")
+            inside = _runs_in(run)
+            hint = f"name a run in it, such as {max(inside)[2]}" if inside else _RECORD_HINT
+            raise RunNotFoundError(f"{run} is not a run directory: it holds no {RUN_FILE}; {hint}")
         info = read_json(run / RUN_FILE)
     except OSError as error:
         raise RunUnreadableError(f"cannot read {run / RUN_FILE}: {error.strerror or error}") from error
@@ -242,9 +235,23 @@ def read_run_info(run: Path) -> dict[str, Any]:
     return info
 
 
-def _siblings(run: Path) -> list[str]:
+def _run_meant(run: Path) -> str:
+    """``did you mean runs/a?``: a run of nearly this name beside it or where runs are put by default; "" for none."""
+    for base in dict.fromkeys((run.parent, DEFAULT_BASE)):
+        name = likely(run.name, [child.name for *_, child in _runs_in(base)])
+        if name is not None:
+            return f"did you mean {base / name}?"
+    return ""
+
+
+def _runs_in(base: Path) -> list[tuple[int, str, Path]]:
+    """The run directories in ``base`` with the time of their launch and their name; none where it cannot be read."""
     try:
-        return [child.name for child in run.parent.iterdir()]
+        return [
+            ((child / RUN_FILE).lstat().st_mtime_ns, child.name, child)
+            for child in base.iterdir()
+            if child.is_dir() and _is_regular(child / RUN_FILE)
+        ]
     except OSError:
         return []
 

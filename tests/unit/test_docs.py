@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from precdoctor.cli import main
 from precdoctor.cli.config import SETTINGS
 from precdoctor.runlog.schema import EVENTS, KINDS, TABLES
 from tests.support.runs import write_run
@@ -26,9 +28,25 @@ def generator():
 
 def test_generated_pages_are_in_step():
     wanted = generator().pages()
-    assert set((DOCS / "rules").glob("*.md")) == set(wanted), "run: make docs"
+    assert {*(DOCS / "rules").glob("*.md"), DOCS / "screens.md"} == set(wanted), "run: make docs"
     for path, content in wanted.items():
         assert path.read_text() == content, f"{path.name} is stale; run: make docs"
+
+
+def test_the_page_of_screens_shows_ten_that_fit_and_what_to_type_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    text = (DOCS / "screens.md").read_text()
+    shown = r"```text\n\$ precdoctor diagnose (\S+)\n(.*?)```\n\n[^\n]*\n\n    (precdoctor [^\n]+)\n"
+    found = re.findall(shown, text, re.DOTALL)
+    assert len(found) == text.count("\n## ") == 10
+    for run, screen, command in found:
+        assert (ROOT / run / "run.json").exists()
+        assert max(map(len, screen.splitlines())) <= 80
+        assert "binade" not in screen and screen.count("autopsy") <= 1
+        name, *arguments = shlex.split(command.replace("fix.toml", str(tmp_path / "fix.toml")))[1:]
+        if name != "record":  # which trains something
+            assert main([name, *arguments, *(["--force"] if "--prescription" in arguments else [])]) == 0, command
+            assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 import precdoctor
+from precdoctor.cli import main
 from precdoctor.cli.app import app
 from tests.support.processes import AS_ANYWHERE
 
@@ -35,6 +36,7 @@ FLAGS = {
     "diagnose": {
         "--prescription",
         "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
+        "--verbose",
     },
     "gate": {
         "--baseline", "--write-baseline", "--aggregate", "--fail-if", "--allow", "--output-format", "-o", "--output",
@@ -103,6 +105,13 @@ def test_every_command_and_parameter_has_help(name):
         assert getattr(parameter, "help", None), f"{name}: {parameter.name} has no help"
     if name and not getattr(command, "commands", None):
         assert "Examples:" in (command.epilog or ""), f"{name} shows no example"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_fits_80_columns(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*name.split(), "--help"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("name", sorted(n for n in COMMANDS if n and not getattr(COMMANDS[n][0], "commands", None)))

@@ -15,7 +15,7 @@ from precdoctor.reporting.live.picture import Picture
 from precdoctor.reporting.live.screen import Size, finding_line, label_of, screen
 from precdoctor.reporting.live.terminal import Keys
 from precdoctor.reporting.live.watcher import OVER, Watcher
-from precdoctor.reporting.text import clean, number, percent, power
+from precdoctor.reporting.text import clean, factor, number, percent, power
 
 #: Longest pause between two looks at the keyboard and at a diagnosis under way, in seconds.
 _TICK = 0.2
@@ -111,7 +111,7 @@ def _values(picture: Picture) -> list[str]:
     if picture.non_finite:
         words.append(f"{number(picture.non_finite)} non-finite")
     for tensor in picture.tightest(1):
-        room = "NaN/Inf" if tensor.bad_since is not None else f"{number(round(tensor.headroom or 0.0, 1))} binades left"
+        room = "NaN/Inf" if tensor.bad_since is not None else f"{factor(tensor.headroom)} below its maximum"
         words.append(f"{label_of(tensor)} {room}")
     if picture.overhead is not None:
         words.append(f"recorder {percent(picture.overhead)}")

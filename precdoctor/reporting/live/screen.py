@@ -16,7 +16,7 @@ from precdoctor.reporting.live.picture import Picture, Tensor
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.reporting.rangebar import RangeBar
 from precdoctor.reporting.sparkline import sparkline
-from precdoctor.reporting.text import clean, number, percent, plural, power
+from precdoctor.reporting.text import clean, factor, number, percent, plural, power
 
 _STYLES = {Phase.STARTING: "pd.near", Phase.RUNNING: "pd.good", Phase.SILENT: "pd.near", Phase.ENDED: "pd.strong"}
 #: Of the sentence on it: what is lost is red, what is strange yellow, the rest quiet.
@@ -157,7 +157,7 @@ def _tables(picture: Picture, size: Size, room: int) -> list[list[Text]]:
 def _table(title: str, tensors: Sequence[Tensor], size: Size, *, share: bool) -> list[Text]:
     bar = max(10, min(40, size.width // 4))
     name = size.width - bar - 32
-    value = "of them" if share else "binades"
+    value = "of them" if share else "headroom"
     lines = [Text.assemble((f"{title:<{name}}", "pd.strong"), (f"  {'':8}{'amax':>10}{value:>10}  ", "pd.label"))]
     for tensor in tensors:
         bad = tensor.bad_since is not None
@@ -181,7 +181,7 @@ def _table(title: str, tensors: Sequence[Tensor], size: Size, *, share: bool) ->
 def _room(tensor: Tensor) -> str:
     if tensor.bad_since is not None:
         return "NaN/Inf"
-    return "–" if tensor.headroom is None else f"{tensor.headroom:.1f}"
+    return factor(tensor.headroom)
 
 
 def label_of(tensor: Tensor) -> str:

@@ -126,7 +126,7 @@ def test_it_appears_follows_and_quits(terminal, growing):
     assert "train.py" in screen.read_until("starting", "q quits", "not judged yet")
     writer = RankWriter(create_rank_directory(growing, 0))
     write(writer, 0)
-    assert "2^12" in screen.read_until("running", "step 0", "blocks.0.proj output", "7.0")
+    assert "2^12" in screen.read_until("running", "step 0", "blocks.0.proj output", "2^7 ")
     screen.read_until("as of step 0")
     screen.resize(40, 120)
     write(writer, 1, nan=3)
@@ -189,7 +189,7 @@ def test_a_pipe_gets_a_line_per_interval_and_the_findings(growing):
     )  # fmt: skip
     try:
         first = watching.stdout.readline()
-        assert first.startswith("running: step 0, loss 1, loss scale 2^12, blocks.0.proj output 7 binades left")
+        assert first.startswith("running: step 0, loss 1, loss scale 2^12, blocks.0.proj output 2^7 below its maximum")
         write(writer, 1, nan=3)
         lines = [watching.stdout.readline()]
         while not lines[-1].startswith("running: step 1, loss nan"):

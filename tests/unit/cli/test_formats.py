@@ -51,7 +51,7 @@ def test_one_number(capsys):
     status, out, _ = run(capsys, "1e-5")
     assert status == 0
     assert any(line.split() == ["FP16", "0", "00000", "0010101000"] for line in out.splitlines())
-    assert any(line.split()[:4] == ["FP16", "1.00136e-05", "0.136", "%"] for line in out.splitlines())
+    assert any(line.split()[:4] == ["FP16", "1.00136e-05", "0.14", "%"] for line in out.splitlines())
     assert "flushed" in out
 
 

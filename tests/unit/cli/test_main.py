@@ -64,8 +64,6 @@ def test_no_arguments_print_help_with_three_examples(capsys):
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["diagnos"], "did you mean 'diagnose'"),
-        (["diagnose", "--outputformat", "json"], "--output-format"),
         (["diagnose", "nowhere"], "there is no run directory nowhere"),
         (["gate"], "missing argument"),
         (["diagnose", "--fail-on", "eror"], "did you mean 'error'"),
@@ -81,6 +79,38 @@ def test_bad_usage_is_one_sentence_and_status_2(args, complaint, capsys, tmp_pat
     assert complaint.lower() in captured.err.lower()
     assert captured.err.startswith(("precdoctor: ", "newest run: "))
     assert "Traceback" not in captured.err and not captured.out
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["diagnos"], "no such command: diagnos; did you mean 'diagnose'? see precdoctor --help"),
+        (["reprot"], "no such command: reprot; did you mean 'report'? see precdoctor --help"),
+        (["foo"], "no such command: foo; see precdoctor --help"),
+        (["log", "verfiy"], "no such command: verfiy; did you mean 'verify'? see precdoctor log --help"),
+        (["diagnose", "--outputformat", "json"], "did you mean '--output-format'? see precdoctor diagnose --help"),
+        (["diagnose", "--fail_on", "error"], "no such option: --fail_on; did you mean '--fail-on'?"),
+        (["diagnose", "--foo"], "no such option: --foo; see precdoctor diagnose --help"),
+        (["explain", "PD999"], "no rule is called 'PD999'; `precdoctor explain` lists the rules"),
+        (["explain", "PD10"], "no rule is called 'PD10'; PD101 to PD108 begin like this, name one"),
+        (["explain", "PD101."], "did you mean 'PD101'?"),
+        (["explain", "dead-layr"], "did you mean 'dead-layer'?"),
+        (["explain", "loss"], "no rule is called 'loss'; `precdoctor explain` lists the rules"),
+        (["diagnose", "--select", "PD999"], "no rule is called 'PD999'; `precdoctor explain` lists the rules"),
+        (["diagnose", "train-2"], "there is no run directory train-2; did you mean precdoctor-runs/train-1?"),
+        (["diagnose", "precdoctor-runs/trian-1"], "did you mean precdoctor-runs/train-1?"),
+        (["diagnose", "trian.py"], "there is no run directory trian.py; record one with: precdoctor record"),
+        (["diagnose", "precdoctor-runs"], "name a run in it, such as precdoctor-runs/train-1"),
+    ],
+)
+def test_a_slip_of_the_fingers_gets_a_sensible_hint_or_none(args, complaint, tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "precdoctor-runs" / "train-1", *rows())
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    said = capsys.readouterr().err
+    assert complaint in said and said.count("\n") == 1
+    assert ("did you mean" in said) == ("did you mean" in complaint)
 
 
 def test_the_newest_run_is_taken_and_named_on_stderr(tmp_path, monkeypatch, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import precdoctor
 from precdoctor.diagnosis.finding import (
     Diagnosis,
     Finding,
@@ -19,7 +20,7 @@ from precdoctor.diagnosis.finding import (
     Status,
 )
 from precdoctor.reporting.console import PIPED_WIDTH, make_console
-from precdoctor.reporting.terminal import FULL_FINDINGS, print_concise, print_full, verdict_line
+from precdoctor.reporting.terminal import ENOUGH_STEPS, FULL_FINDINGS, print_concise, print_full, verdict_line
 from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNDERFLOW, UNKNOWN
 from tests.support.hostile import NAMES
 
@@ -29,7 +30,7 @@ CASES = {"broken": BROKEN, "clean": CLEAN, "unknown": UNKNOWN}
 
 def printed(diagnosis, printer=print_full, width=None, file=None, **options):
     file = file or io.StringIO()
-    printer(diagnosis, make_console(file, width, **options))
+    printer(diagnosis, make_console(file, width), **options)
     return file.getvalue()
 
 
@@ -150,13 +151,13 @@ def test_values_of_the_wrong_type_do_not_break_the_screen():
             Prescription("x", {}, {"a": None, "b": [1, float("nan")], "c": {"from": None, "to": float("inf")}}, ""),
         ),
     )
-    assert "predicted: a –, b 1 to NaN, c – to Infinity" in printed(dataclasses.replace(BROKEN, findings=(odd,)))
+    assert "predicted: b 1 to NaN, c – to Infinity" in printed(dataclasses.replace(BROKEN, findings=(odd,)))
 
 
 def test_rules_that_do_not_apply_for_one_reason_share_a_line():
     codes = ("PD402", "PD403", "PD404", "PD405", "PD411", "PD501")
     absent = [RuleOutcome(c, "name", Status.NOT_APPLICABLE, "no FP8" if c < "PD5" else "all FP32") for c in codes]
-    text = printed(dataclasses.replace(CLEAN, rules=tuple(absent)))
+    text = printed(dataclasses.replace(CLEAN, rules=tuple(absent)), verbose=True)
     assert re.search(r"PD402-PD405, PD411 +no FP8", text)
     assert re.search(r"PD501 +all FP32", text)
     assert "Checked, in this order" not in text
@@ -175,4 +176,54 @@ def test_a_second_run_is_offered_where_the_op_is_not_known(location, cause, cwd,
     found = dataclasses.replace(OVERFLOW, location=dataclasses.replace(OVERFLOW.location, **location), cause=cause)
     run = {**BROKEN.run, "path": "runs/my model", "cwd": cwd}
     text = printed(dataclasses.replace(BROKEN, run=run, findings=(found,)))
-    assert ("Which op it was: precdoctor autopsy 'runs/my model'" in text) == offered
+    assert ("To find the op, run the command again, traced: precdoctor autopsy 'runs/my model'\n" in text) == offered
+    assert text.count("autopsy") == offered
+
+
+def test_a_clean_run_is_five_lines():
+    text = printed(CLEAN, width=80)
+    assert len(text.splitlines()) == 5
+    assert "No findings. 4 rules checked, 1 not applicable; `--verbose` lists them.\n" in text
+
+
+def test_every_rule_is_listed_when_asked_for():
+    text = printed(CLEAN, width=80, verbose=True)
+    assert all(r.code in text for r in CLEAN.rules) and "--verbose" not in text
+    assert all(r.code in printed(BROKEN, verbose=True) for r in BROKEN.rules)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (1, "No findings, but 1 step is too few to judge."),
+        (ENOUGH_STEPS - 1, f"No findings, but {ENOUGH_STEPS - 1} steps are too few to judge."),
+        (ENOUGH_STEPS, "No findings."),
+    ],
+)
+def test_a_run_too_short_to_judge_is_no_clean_one(steps, said):
+    run = {**CLEAN.run, "first_step": 0, "last_step": steps - 1, "steps": steps}
+    assert f"{said} 4 rules checked" in " ".join(printed(dataclasses.replace(CLEAN, run=run)).split())
+    assert printed(dataclasses.replace(BROKEN, run={**BROKEN.run, "steps": steps})).count("too few") == 0
+
+
+@pytest.mark.parametrize(
+    ("title", "change", "predicted"),
+    [
+        ("eps=1e-12: below it 41 % -> 0 %", "eps=1e-12", "below it 41 % -> 0 %"),
+        ("a scale: to 3 -> 4: lost 2 % -> 1 %", "a scale: to 3 -> 4", "lost 2 % -> 1 %"),
+        ("allow_tf32 True -> False", "allow_tf32 True -> False", "overflow 2 to 0"),
+        ("x: as the paper has it", "x: as the paper has it", "overflow 2 to 0"),
+    ],
+)
+def test_figures_that_are_predicted_say_so_once(title, change, predicted):
+    prescription = Prescription(title, {}, {"overflow": {"from": 2, "to": 0}}, "")
+    found = dataclasses.replace(OVERFLOW, prescriptions=(prescription,))
+    for severity in (Severity.ERROR, Severity.INFO):
+        shown = dataclasses.replace(BROKEN, findings=(dataclasses.replace(found, severity=severity),))
+        text = printed(shown)
+        assert f"do        {change}\n            predicted: {predicted}\n" in text
+
+
+def test_no_message_offers_the_second_run_that_the_last_lines_offer():
+    texts = [path.read_text() for path in (Path(precdoctor.__file__).parent / "diagnosis").rglob("*.py")]
+    assert not [text for text in texts if re.search(r"(?<!`)`precdoctor autopsy", text)]

@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdoctor.reporting.text import LIMIT, clean, clean_block, number, percent, plural, size, spans
+from precdoctor.diagnosis import words
+from precdoctor.reporting.text import (
+    LIMIT,
+    clean,
+    clean_block,
+    factor,
+    number,
+    percent,
+    plural,
+    recording_cost,
+    size,
+    spans,
+)
 from tests.support.hostile import NAMES
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
@@ -37,10 +49,65 @@ def test_numbers_as_people_read_them():
     assert [number(v) for v in (None, True, 1234567, 12.0, 0.00012345, 65504.0, float("nan"), float("inf"))] == [
         "–", "yes", "1,234,567", "12", "0.0001234", "65504", "nan", "inf",
     ]  # fmt: skip
-    shares = (None, 0.0, 1e-7, 0.0123, 0.41, 0.97, 0.99999, 1.0)
-    assert [percent(v) for v in shares] == ["–", "0 %", "<0.01 %", "1.23 %", "41 %", "97 %", ">99.9 %", "100 %"]
     assert [size(v) for v in (0, 1023, 1024, 3 << 20, 5 << 30)] == ["0 B", "1023 B", "1.0 KiB", "3.0 MiB", "5.0 GiB"]
-    assert [plural(1, "step"), plural(0, "batch"), plural(2000, "row")] == ["1 step", "0 batches", "2,000 rows"]
+    assert [factor(b) for b in (None, 12.34, -5.06, -0.01)] == ["–", "2^12.3", "2^-5.1", "2^0"]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "shown"),
+    [
+        (None, "–"), (float("nan"), "–"), (0.0, "0 %"), (2e-5, "<0.01 %"), (1e-4, "0.01 %"), (0.0123, "1.2 %"),
+        (0.0996, "10 %"), (0.414, "41 %"), (0.9894, "99 %"), (0.9949, "99.5 %"), (0.9996, ">99.9 %"), (1.0, "100 %"),
+        (12.3, "1,230 %"), (-0.3, "-30 %"),
+    ],
+)  # fmt: skip
+def test_a_share_is_rounded_in_one_way_and_never_to_an_end(fraction, shown):
+    assert percent(fraction) == shown
+
+
+@given(st.floats(0.0, 1.0, exclude_min=True, exclude_max=True))
+def test_what_is_not_all_is_never_all_and_what_is_not_nothing_is_never_nothing(fraction):
+    assert percent(fraction) not in ("0 %", "100 %")
+
+
+def test_findings_and_screens_round_and_count_alike():
+    assert percent is words.percent and plural is words.plural
+    counts = [(1, "step"), (0, "batch"), (2000, "row"), (2, "loss"), (3, "weight matrix"), (2, "box"), (1, "matrix")]
+    shown = ["1 step", "0 batches", "2,000 rows", "2 losses", "3 weight matrices", "2 boxes", "1 matrix"]
+    assert [plural(*c) for c in counts] == shown
+
+
+COST = {"full_steps": 64, "scanned_steps": 3, "budget": 0.01, "settled_fraction": None, "settled_ns": None}
+
+
+@pytest.mark.parametrize(
+    ("recorder", "said"),
+    [
+        ({"overhead_fraction": None}, None),
+        ({"overhead_fraction": 0.012, "cost": COST}, "Recording took 1.2 % of the run's time."),
+        ({"overhead_fraction": 0.62}, "Recording took 62 % of the run's time."),
+        (
+            {"overhead_fraction": 0.62, "cost": COST},
+            (
+                "Recording took 62 % of the run's time: the first 64 steps are recorded in full (3 of them op by op). "
+                "Longer runs are sampled to stay near `--budget`, 1 %."
+            ),
+        ),
+        (
+            {"overhead_fraction": 0.62, "cost": {**COST, "settled_fraction": 0.031, "settled_ns": 340_000}},
+            (
+                "Recording took 62 % of the run's time: the first 64 steps are recorded in full (3 of them op by op). "
+                "Since then it took 3.1 %, 0.34 ms a step."
+            ),
+        ),
+        (
+            {"overhead_fraction": 0.9, "cost": {**COST, "full_steps": 1, "budget": None}},
+            "Recording took 90 % of the run's time: the first step is recorded in full.",
+        ),
+    ],
+)
+def test_a_high_cost_is_explained(recorder, said):
+    assert recording_cost(recorder) == said
 
 
 def test_step_ranges():

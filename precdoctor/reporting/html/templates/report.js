@@ -48,7 +48,8 @@
     const v = 100 * x;
     if (v === 0) return "0 %";
     if (v < 0.01) return "<0.01 %";
-    return v > 99.9 && v < 100 ? ">99.9 %" : `${Number(v.toPrecision(3))} %`;
+    if (v > 99 && v < 100) return v < 99.9 ? `${v.toFixed(1)} %` : ">99.9 %";
+    return v < 9.95 ? `${Number(v.toPrecision(2))} %` : `${v.toFixed(0)} %`;
   };
   const raised = (k) => "2" + [...String(k)].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("");
   const power = (x) => x === 1 ? "1" : Number.isInteger(Math.log2(x)) ? raised(Math.log2(x)) : String(Number(x.toPrecision(4)));
