@@ -309,27 +309,3 @@ def test_hostile_names_do_nothing_in_a_browser(tmp_path):
     found, console = shown(tmp_path, text, "#kind=output&format=FP16&step=0&scale=0", "--window-size=400,800")
     assert console == [] and len(found) == len(STORABLE)
     assert any("</script><script>alert(1)</script>" in label for label in found)
-
-
-PROBE = """<script>
-  const box = document.documentElement, page = getComputedStyle(document.body).backgroundColor;
-  const beyond = [...document.querySelectorAll("main td, main th, main p")].filter(
-    (e) => !e.closest(".scroll, .maptable, details") && e.getBoundingClientRect().right > box.clientWidth + 1);
-  parent.document.title = JSON.stringify([box.clientWidth, box.scrollWidth, page, beyond.length]);
-</script></body>"""
-
-
-@in_browser
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)], ids=["desk, light", "phone, dark"])
-def test_a_page_fits_its_window_and_follows_the_theme(tmp_path, failing, width, dark):
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", failing).replace("</body>", PROBE)
-    frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(text)}"></iframe>'
-    page = f'<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title></title>{frame}'
-    (tmp_path / "report.html").write_text(page, encoding="utf-8")  # a window itself is never so narrow
-    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    dom, console = dump(tmp_path / "report.html", "--window-size=1400,1000", scheme)
-    seen = json.loads(html.unescape(re.search("<title>(.*?)</title>", dom)[1]))
-    assert console == []
-    assert seen[0] == pytest.approx(width, abs=20) and seen[1] <= seen[0] and seen[3] == 0
-    brightness = sum(map(int, re.findall(r"\d+", seen[2])[:3])) / 3
-    assert brightness < 60 if dark else brightness > 200
