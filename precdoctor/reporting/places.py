@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from precdoctor.diagnosis.finding import Diagnosis, Finding, Source
+from precdoctor.reporting.checkout import repository_file
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,11 @@ class FileLine:
 
 
 def file_line(finding: Finding, diagnosis: Diagnosis) -> FileLine | None:
-    """The line of the user's code that the finding names; None for none, or one outside the current directory.
-
-    CI calls from the root of the checkout, so what lies below it is the repository's.
-    """
-    home = str(diagnosis.run.get("cwd") or "")
+    """The line of the user's code that the finding names; None for none, or one that is not in the repository."""
+    home = _home(finding, diagnosis)
     for source in (finding.location.source, finding.evidence.get("detected_at")):
         if isinstance(source, Source):
-            file = _below_here(source.file, home)
+            file = repository_file(source.file, home, source.line, source.code)
             if file is not None:
                 return FileLine(file, max(1, source.line))
     return None
@@ -35,13 +32,26 @@ def file_line(finding: Finding, diagnosis: Diagnosis) -> FileLine | None:
 
 def script(diagnosis: Diagnosis) -> FileLine | None:
     """The recorded training script, for formats that cannot do without a file."""
-    for run in diagnosis.run.get("runs") or [diagnosis.run]:
-        command = run.get("command") if isinstance(run, Mapping) else None
-        for word in command if isinstance(command, (list, tuple)) else ():
-            file = _below_here(str(word), str(run.get("cwd") or "")) if str(word).endswith(".py") else None
+    for run in _runs(diagnosis):
+        command, home = run.get("command"), str(run.get("cwd") or "")
+        words = [str(word) for word in command] if isinstance(command, (list, tuple)) else []
+        for before, word in itertools.pairwise(["", *words]):
+            name = word.replace(".", "/") + ".py" if before == "-m" else word
+            file = repository_file(name, home) if name.endswith(".py") else None
             if file is not None:
                 return FileLine(file, 1)
     return None
+
+
+def _runs(diagnosis: Diagnosis) -> list[Mapping[str, Any]]:
+    return [run for run in diagnosis.run.get("runs") or [diagnosis.run] if isinstance(run, Mapping)]
+
+
+def _home(finding: Finding, diagnosis: Diagnosis) -> str:
+    """The directory in which the finding's run was recorded; empty where the log does not hold it."""
+    runs, name = _runs(diagnosis), finding.evidence.get("run")
+    own = next((run for run in runs if run.get("path") == name), runs[0] if runs else {})
+    return str(own.get("cwd") or "")
 
 
 def subject_of(finding: Finding) -> str:
@@ -60,10 +70,3 @@ def identity(finding: Finding, diagnosis: Diagnosis) -> str:
     place = file_line(finding, diagnosis) or script(diagnosis)
     where.append(place.file if place is not None else None)
     return hashlib.sha256("\0".join(map(ascii, where)).encode()).hexdigest()[:32]
-
-
-def _below_here(file: str, home: str) -> str | None:
-    """``file``, recorded in the directory ``home``, relative to the current one; None if it lies elsewhere."""
-    here = Path.cwd()
-    path = Path(os.path.normpath(here / home / file))
-    return path.relative_to(here).as_posix() if file and path.is_relative_to(here) and path != here else None

@@ -14,7 +14,15 @@ from markupsafe import Markup
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.html.layers import KIND_TITLES, has_several_roots, in_order, label, short
+from precdoctor.reporting.html.layers import (
+    KIND_TITLES,
+    LABEL,
+    NARROW_LABEL,
+    elided,
+    has_several_roots,
+    in_order,
+    label,
+)
 from precdoctor.reporting.html.survey import Survey, column_spans, headroom
 from precdoctor.reporting.text import clean, number, percent, plural
 
@@ -33,9 +41,13 @@ _SCALED_BITS = 8
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of a chart and its line of the table; with ``full`` empty, the heading of a kind of tensors."""
+    """One tensor of a chart and its line of the table; with ``full`` empty, the heading of a kind of tensors.
+
+    ``label`` and ``narrow`` are ``full`` with the middle left out where there is no room for it.
+    """
 
     label: str
+    narrow: str
     full: str
     kind: str
     dtype: str
@@ -116,19 +128,20 @@ def _heatmap(
     shown = [t for t in told if t in set(kept)]
     spans = column_spans(survey)
     several = has_several_roots(survey.tensors)
+    fulls = {t: label(survey.tensors[t], several_roots=several) for t in shown}
+    wide, narrow = (elided(fulls.values(), limit) for limit in (LABEL, NARROW_LABEL))
     rows: list[Row] = []
     lines: list[npt.NDArray[np.int64] | None] = []
     for t in shown:
-        tensor = survey.tensors[t]
-        if not rows or rows[-1].kind != KIND_TITLES.get(tensor.kind):
-            rows.append(Row(KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40)), "", "", "", "", ""))
+        tensor, full = survey.tensors[t], fulls[t]
+        kind = KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40))
+        if not rows or rows[-1].kind != kind:
+            rows.append(Row(kind, kind, "", kind, "", "", ""))
             lines.append(None)
-        full = label(tensor, several_roots=several)
         _, text, column = worst(t)
         a, b = spans[column]
         steps = number(a) if a == b else f"{number(a)}–{number(b)}"
-        kind = KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40))
-        rows.append(Row(short(full), full, kind, clean(tensor.dtype, 40), text, steps))
+        rows.append(Row(wide[full], narrow[full], full, kind, clean(tensor.dtype, 40), text, steps))
         lines.append(levels[t])
     drawing = _cells(lines, len(spans), prefix)
     quiet = len(ordered) - len(told)

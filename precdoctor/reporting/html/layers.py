@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from rich.cells import cell_len, set_cell_size
 
 from precdoctor.diagnosis.rows import FORWARD_KINDS
 from precdoctor.diagnosis.view import RunView
@@ -33,8 +38,13 @@ KIND_ORDER = (
 )
 #: Kinds whose values carry the loss scale.
 SCALED_KINDS = ("grad_output", "weight_grad", "loss")
-#: Longest label on the page; the middle of a longer one is left out, its full form is in the tooltip and the table.
-LABEL = 44
+#: Longest label on the page, the longest of the range map, and the longest on a telephone, in columns of a monospaced
+#: font. The middle of a longer name is left out; the whole is in the tooltip and the table, and is what is copied.
+LABEL, MAP_LABEL, NARROW_LABEL = 42, 30, 22
+#: What stands for the middle of a name; a part cut to fewer columns than this is dropped instead.
+_DROPPED, _LEAST = "…", 3
+_PARTS = re.compile(r"[^. ]+[. ]*|[. ]+")
+_RUN = re.compile("…{2,}")
 
 assert set(KIND_ORDER) == set(KINDS) == set(KIND_TITLES)
 
@@ -94,9 +104,70 @@ def label(tensor: TensorId, *, several_roots: bool = False) -> str:
     return clean(f"{module} #{tensor.call + 1}" if tensor.call else module, 400)
 
 
-def short(text: str, limit: int = LABEL) -> str:
-    """At most ``limit`` characters, the middle left out: both ends of a module's name tell it apart."""
-    if len(text) <= limit:
+def elided(names: Iterable[str], limit: int) -> dict[str, str]:
+    """Each name in at most ``limit`` columns of a monospaced font; different names stay different where they can.
+
+    What all of them begin with goes first; numbers of layers and the last part stay:
+    ``model.transformer.h.11.attn.c_attn`` in 20 columns is ``…h.11.attn.c_attn``.
+    """
+    known = list(dict.fromkeys(names))
+    start = _common_start(known) if any(cell_len(name) > limit for name in known) else ""
+    found = {
+        name: _elide(_DROPPED + name.removeprefix(start) if start and name.startswith(start) else name, limit)
+        for name in known
+    }
+    ways = (partial(_elide, from_end=True), partial(_elide_all, from_end=True), _middle)
+    for cut in (partial(way, limit=limit) for way in ways):
+        count = Counter(found.values())
+        found |= {name: cut(name) for name, text in found.items() if count[text] > 1}
+    return found
+
+
+def _common_start(names: Sequence[str]) -> str:
+    """What all names of several parts begin with, up to the first number or the last part."""
+    leads = [parts[:-1] for parts in map(_PARTS.findall, names) if len(parts) > 1]
+    shared = [same[0] for same in zip(*leads, strict=False) if len(set(same)) == 1]
+    at = next((n for n, part in enumerate(shared) if _is_number(part)), len(shared))
+    return "".join(shared[:at]) if len(leads) > 1 else ""
+
+
+def _is_number(part: str) -> bool:
+    return part.strip(". …").isdigit()
+
+
+def _elide(name: str, limit: int, *, from_end: bool = False) -> str:
+    """Drop parts from the left, or from the right, until the rest fits; behind a part that stays, keep a beginning."""
+    parts = _PARTS.findall(name)
+    if cell_len(name) <= limit:
+        return name
+    droppable = [at for at, part in enumerate(parts[:-1]) if not _is_number(part)]
+    for at in reversed(droppable) if from_end else droppable:
+        parts[at], whole = _DROPPED, parts[at]
+        if cell_len(_joined(parts)) <= limit:
+            room = limit - cell_len("".join(parts[:at]) + _joined(parts[at:]))
+            if room >= _LEAST and (from_end or any(part != _DROPPED for part in parts[:at])):
+                parts[at] = set_cell_size(whole, min(room, cell_len(whole) - 1)).rstrip(". ") + _DROPPED
+            return _joined(parts)
+    return _elide_all(name, limit, from_end=from_end)
+
+
+def _elide_all(name: str, limit: int, *, from_end: bool = False) -> str:
+    """The same, the last part in at most half of the limit."""
+    *before, last = _PARTS.findall(name)
+    shorter = _middle(last, limit // 2)
+    if not before or shorter == last:
+        return _middle(name, limit)
+    return _elide("".join([*before, shorter]), limit, from_end=from_end)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return _RUN.sub(_DROPPED, "".join(parts))
+
+
+def _middle(text: str, limit: int) -> str:
+    """Both ends, the second twice as long."""
+    if cell_len(text) <= limit:
         return text
     tail = (limit - 1) * 2 // 3
-    return f"{text[: limit - 1 - tail]}…{text[-tail:]}"
+    start, end = set_cell_size(text, limit - 1 - tail), set_cell_size(text[::-1], tail)[::-1]
+    return f"{start.rstrip()}{_DROPPED}{end.lstrip()}"

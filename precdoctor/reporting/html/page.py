@@ -18,9 +18,9 @@ from markupsafe import Markup, escape
 import precdoctor
 from precdoctor.diagnosis.ending import ending
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
-from precdoctor.diagnosis.finding import Diagnosis, Status
+from precdoctor.diagnosis.finding import Diagnosis, RuleOutcome, Status
 from precdoctor.diagnosis.registry import RULES
-from precdoctor.numerics.formats import E4M3FN, FP16
+from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, versus
 from precdoctor.reporting.html.layers import KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
@@ -127,6 +127,11 @@ def prose(text: str) -> Markup:
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped first
 
 
+def breakable(name: str) -> Markup:
+    """A name that a narrow page breaks behind its dots and underscores; copied, it is still one word."""
+    return Markup(re.sub(r"([._])(?=[^._])", r"\1<wbr>", str(escape(name))))  # noqa: S704 - escaped first
+
+
 def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
     view, survey, diagnosis = ours.view, ours.survey, ours.diagnosis
     views = [view] if other is None else [view, other.view]
@@ -140,10 +145,8 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
         "ending": clean(ending(diagnosis.run) or ""),
         "cards": [cards.card(view, f) for f in diagnosis.findings[:FULL_FINDINGS]],
         "more": [clean(f"{f.code} {f.title}", 400) for f in diagnosis.findings[FULL_FINDINGS:]],
-        "rules": [
-            (clean(r.code, 20), clean(r.name, 80), r.status.value, clean(r.reason), _MARKS[r.status])
-            for r in diagnosis.rules
-        ],
+        "evaluated": [_outcome(r) for r in diagnosis.rules if r.status is not Status.NOT_APPLICABLE],
+        "inapplicable": [_outcome(r) for r in diagnosis.rules if r.status is Status.NOT_APPLICABLE],
         "timeline": lines,
         "underflow": heatmap.underflow(view, survey),
         "saturation": heatmap.saturation(view, survey),
@@ -163,20 +166,19 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
 
 
 def _start(ours: Subject) -> dict[str, Any]:
-    """Where the range map begins: at what the first finding with a tensor is about, else at the obvious next question.
+    """Where the range map begins: at the tensor of the first finding that has one, else at the activations.
 
-    In an FP16 run that is whether FP16 holds the values as they are; in one that uses FP8 already, the same of E4M3; in
-    any other, whether E4M3 would hold them, scaled.
+    In the format that the run itself uses. Of a run with FP8 operands that is E4M3 with a scale per tensor, as its own.
     """
-    located = [f.location for f in ours.diagnosis.findings if f.location.kind is not None]
-    place = located[0] if located else None
-    dtypes = {t.dtype for t in ours.survey.tensors}
-    half = "float16" in dtypes
+    located = next((f for f in ours.diagnosis.findings if f.location.kind is not None), None)
+    evidence = located.evidence.get("range") if located is not None else None
+    fmt = rangemap.offered(str(evidence.get("dtype"))) if isinstance(evidence, Mapping) else None
+    own = fmt or rangemap.own_format(ours.survey)
     return {
-        "kind": clean(place.kind) if place is not None else "output",
-        "step": None if place is None else place.step,
-        "format": FP16.name if half else E4M3FN.name,
-        "fill": not half and not any(d.startswith("float8") for d in dtypes),
+        "kind": "output" if located is None else clean(located.location.kind),
+        "step": None if located is None else located.location.step,
+        "format": own.name,
+        "fill": fmt is None and own is E4M3FN,
     }
 
 
@@ -186,6 +188,11 @@ _MARKS = {
     Status.INDETERMINATE: "?",
     Status.NOT_APPLICABLE: "–",
 }
+
+
+def _outcome(rule: RuleOutcome) -> tuple[str, str, str, str, str]:
+    """Code, name, status, reason, and the status as a mark."""
+    return (clean(rule.code, 20), clean(rule.name, 80), rule.status.value, clean(rule.reason), _MARKS[rule.status])
 
 
 def _other(other: Subject) -> dict[str, Any]:
@@ -219,4 +226,6 @@ def _template() -> Any:
         lstrip_blocks=True,
     )
     environment.filters["prose"] = prose
+    environment.filters["breakable"] = breakable
+    environment.globals["plural"] = plural
     return environment.get_template("report.html.j2")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,21 +15,32 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.records import batch_records
-from precdoctor.diagnosis.rows import TensorRow, known_format
+from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.cells import Limits
-from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, Format
+from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, Format
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.tail import flushed_tail
-from precdoctor.reporting.html.layers import KIND_TITLES, SCALED_KINDS, has_several_roots, in_order, label
+from precdoctor.reporting.html.layers import (
+    KIND_TITLES,
+    MAP_LABEL,
+    SCALED_KINDS,
+    elided,
+    has_several_roots,
+    in_order,
+    label,
+)
 from precdoctor.reporting.html.survey import Survey, TensorId, Total
 from precdoctor.reporting.text import clean
+from precdoctor.runlog.schema import KINDS
 
 #: What the map can be switched to; the first four are drawn over it.
-FORMATS: tuple[Format, ...] = (FP16, BF16, E4M3FN, E5M2, E2M1)
+FORMATS: tuple[Format, ...] = (FP16, BF16, E4M3FN, E5M2, E2M1, FP32)
 #: Bytes of histograms the page carries, and the most steps on its slider.
 BUDGET = 700_000
 MOST_STEPS = 48
+#: A format that holds less than this share of the activations is not the run's own.
+OWN_SHARE = 0.1
 #: Share of a tail whose lowest bins are not worth their bytes.
 _NEGLIGIBLE = 1e-11
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -36,6 +48,30 @@ _COLUMNS = (
     *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel"),
     *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "amin_nonzero", "exp_lo", "exp_hist", "scale"),
 )
+
+
+def offered(dtype: str) -> Format | None:
+    """The format of the map that a logged dtype is in, or the nearest to it; None for what is no floating point."""
+    fmt = known_format(dtype)
+    if fmt is None or fmt in FORMATS:
+        return fmt
+    return min(FORMATS, key=lambda f: (abs(f.bits - fmt.bits), abs(f.mantissa_bits - fmt.mantissa_bits)))
+
+
+def own_format(survey: Survey) -> Format:
+    """The narrowest format that at least a tenth of the activations are in; E4M3 where operands are cast to FP8."""
+    if any(tensor.kind == "fp8_operand" for tensor in survey.tensors):
+        return E4M3FN
+    elements: Counter[Format] = Counter()
+    for kinds in (("output",), FORWARD_KINDS, KINDS):
+        for at, tensor in enumerate(survey.tensors):
+            fmt = offered(tensor.dtype) if tensor.kind in kinds else None
+            if fmt is not None:
+                elements[fmt] += max(survey.total(at).numel, 1)
+        if elements:
+            break
+    shares = {fmt: count / elements.total() for fmt, count in elements.items()}
+    return min((fmt for fmt, share in shares.items() if share >= OWN_SHARE), key=lambda fmt: fmt.bits, default=FP32)
 
 
 def format_data(fmt: Format) -> dict[str, Any]:
@@ -156,9 +192,14 @@ class RangeMap:
 
 
 def tensor_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:
-    """Names and dtypes, by number."""
+    """Names and dtypes, by number; a name that is too long for the map also with its middle left out."""
     several = has_several_roots(tensors)
-    return [{"label": label(t, several_roots=several), "dtype": clean(t.dtype, 40)} for t in tensors]
+    labels = [label(t, several_roots=several) for t in tensors]
+    short = elided(labels, MAP_LABEL)
+    return [
+        {"label": full, "dtype": clean(t.dtype, 40)} | ({"short": short[full]} if short[full] != full else {})
+        for t, full in zip(tensors, labels, strict=True)
+    ]
 
 
 def kind_data(tensors: Sequence[TensorId]) -> list[dict[str, Any]]:

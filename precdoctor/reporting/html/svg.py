@@ -50,6 +50,13 @@ def line_path(points: Sequence[tuple[float, float] | None]) -> str:
     return "".join(out)
 
 
+def dot_path(points: Sequence[tuple[float, float] | None]) -> str:
+    """Path data of the points without a neighbour, to be drawn wider than a line: alone they are hardly seen."""
+    padded = [None, *points, None]
+    alone = (p for a, p, b in zip(padded, points, padded[2:], strict=False) if p is not None and a is None is b)
+    return "".join(f"M{_short(x)} {_short(y)}h0.01" for x, y in alone)
+
+
 def percentage(share: float) -> str:
     """A place along an axis, for elements outside stretched drawings."""
     return f"{_short(100.0 * min(max(share, 0.0), 1.0))}%"

@@ -96,7 +96,7 @@ def timeline(views: Sequence[RunView], findings: Iterable[Finding]) -> Timeline:
     first = min(int(v.steps["step"].min()) for v in views)
     last = max(int(v.steps["step"].max()) for v in views)
     incidents = sorted({int(f.location.step) for f in findings if f.location.step is not None})
-    across = _Across(first, max(last, first + 1))
+    across = _Across(first, last)
     panels = []
     for column, title, log in _SERIES:
         found = [series(v, column) for v in views]
@@ -118,7 +118,7 @@ class _Across:
     last: int
 
     def share(self, step: float) -> float:
-        return (step - self.first) / (self.last - self.first)
+        return (step - self.first) / (self.last - self.first) if self.last > self.first else 0.5
 
 
 def _panel(title: str, found: Sequence[Series], across: _Across, incidents: Sequence[int], log: bool | None) -> Panel:
@@ -145,7 +145,10 @@ def _panel(title: str, found: Sequence[Series], across: _Across, incidents: Sequ
             else:
                 points.append(None)
                 marks.append(_cross(across.share(int(s.steps[i])), which))
-        lines.append(svg.el("path", d=svg.line_path(points), class_=f"line run{which}"))
+        drawn = [svg.el("path", d=svg.line_path(points), class_=f"line run{which}")]
+        if alone := svg.dot_path(points):
+            drawn.append(svg.el("path", d=alone, class_=f"line lone run{which}"))
+        lines.append(svg.join(drawn))
         table.append(_row("AB"[which], s, said))
     drawing = svg.join([svg.stretched(_incident_lines(across, incidents), *reversed(lines)), *marks[:400]])
     return Panel(title, said(high), said(low), log, low == high, drawing, table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.html.layers import has_several_roots, in_order, label, short
+from precdoctor.reporting.html.layers import LABEL, elided, has_several_roots, in_order, label
 from precdoctor.reporting.html.survey import Survey, headroom
 from precdoctor.reporting.text import clean, number, percent
 
@@ -64,17 +64,18 @@ def updates(view: RunView, survey: Survey) -> Updates | None:
         return None
     most = ROWS if any(lost for _, lost, _, _ in found) else ROWS // 2
     kept = {f[0] for f in sorted(found, key=lambda f: -(f[1] / max(f[2], 1)))[:most]}
+    labels = {t: label(survey.tensors[t], several_roots=several) for t in kept}
+    short = elided(labels.values(), LABEL)
     rows = []
     for t, lost, intended, relative in found:
         if t in kept:
-            tensor = survey.tensors[t]
-            full, share = label(tensor, several_roots=several), lost / intended if intended else 0.0
+            full, share = labels[t], lost / intended if intended else 0.0
             bar = svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="lostbar")
             counts = (number(lost), number(intended))
             rows.append(
                 Update(
-                    short(full), full, clean(tensor.dtype, 40), percent(share), *counts,
-                    _relative(relative, tensor.dtype), svg.stretched(bar),
+                    short[full], full, clean(survey.tensors[t].dtype, 40), percent(share), *counts,
+                    _relative(relative, survey.tensors[t].dtype), svg.stretched(bar),
                 )
             )  # fmt: skip
     note = f"{number(len(rows))} of {number(len(found))} parameters" + (
@@ -160,12 +161,14 @@ def forecasts(view: RunView, survey: Survey) -> list[Forecast]:
         drawing = _sketch(survey, room, slope if near and not bad.size else None)
         kind = KINDS.get(tensor.kind, clean(tensor.kind, 40))
         shown = Forecast(
-            short(full), full, kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, said,
+            full, full, kind, clean(tensor.dtype, 40), f"{number(round(now, 1))} binades", rate, said,
             near, drawing,
         )  # fmt: skip
         found.append((reaches, float(np.nanmin(room)), shown))
     found.sort(key=lambda f: (f[0], f[1]))
-    return [shown for _, _, shown in found[: ROWS // 2]]
+    rows = [shown for _, _, shown in found[: ROWS // 2]]
+    short = elided((row.full for row in rows), LABEL)
+    return [replace(row, label=short[row.full]) for row in rows]
 
 
 def _trend(steps: npt.NDArray[np.float64], room: npt.NDArray[np.float64]) -> float | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from precdoctor.reporting.html.layers import KIND_TITLES, has_several_roots, label, short
+from precdoctor.reporting.html.layers import KIND_TITLES, LABEL, elided, has_several_roots, label
 from precdoctor.reporting.html.survey import Survey, TensorId, Total
 from precdoctor.reporting.text import clean, number, percent
 
@@ -50,7 +50,9 @@ def side_by_side(ours: Survey, other: Survey) -> Versus:
     note = f"{number(len(found))} of {number(len(ours.tensors))} tensors are in both runs"
     if len(found) > ROWS:
         note += f"; shown are the {ROWS} whose largest element differs most"
-    return Versus([pair for _, pair in found[:ROWS]], note + ".")
+    pairs = [pair for _, pair in found[:ROWS]]
+    short = elided((pair.full for pair in pairs), LABEL)
+    return Versus([replace(pair, label=short[pair.full]) for pair in pairs], note + ".")
 
 
 def _pair(tensor: TensorId, match: TensorId, a: Total, b: Total, several: bool) -> tuple[float, Pair]:
@@ -60,7 +62,7 @@ def _pair(tensor: TensorId, match: TensorId, a: Total, b: Total, several: bool) 
     full = label(tensor, several_roots=several)
     dtypes = dict.fromkeys((clean(tensor.dtype, 40), clean(match.dtype, 40)))
     return abs(moved), Pair(
-        label=short(full),
+        label=full,
         full=full,
         kind=KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40)),
         dtype=" / ".join(dtypes),

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import re
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -22,6 +23,12 @@ from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNDERFLOW, UNKNOWN
 from tests.support.hostile import NAMES
 
 BROKEN_REPORT = Report(BROKEN, 1, "error")
+
+
+@pytest.fixture(autouse=True)
+def outside_any_repository(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where recorded paths below the current directory are taken as they are; test_places.py has the others."""
+    monkeypatch.chdir(tmp_path_factory.getbasetemp())
 
 
 def written(name: str, report: Report = BROKEN_REPORT) -> str:
@@ -115,6 +122,16 @@ def test_github_never_exceeds_what_is_shown_and_counts_the_rest() -> None:
     assert len(errors) == MAX_ANNOTATIONS
     assert errors[-1][2].startswith("16 more errors")
     assert sum(a[0] == "warning" for a in found) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_names_are_looked_for_in_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for shape in ("github", "gitlab", "sarif"):
+        assert written(shape, Report(hostile(name), 1, "error"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,6 +22,25 @@
   dark.addEventListener("change", nameTheme);
   nameTheme();
 
+  // -- names: shown without their middle where there is no room, copied whole ------------------------------------------
+  document.addEventListener("copy", (event) => {
+    const selected = getSelection(), at = selected.anchorNode && selected.anchorNode.parentElement.closest("[data-name]");
+    let text = selected.toString(), from = 0;
+    if (at && at.contains(selected.focusNode)) {
+      text = at.dataset.name;
+    } else {
+      for (const name of document.querySelectorAll("[data-name]")) {
+        const place = selected.containsNode(name, true) ? text.indexOf(name.innerText, from) : -1;
+        if (place < 0) continue;
+        text = text.slice(0, place) + name.dataset.name + text.slice(place + name.innerText.length);
+        from = place + name.dataset.name.length;
+      }
+      if (!from) return;
+    }
+    event.clipboardData.setData("text/plain", text);
+    event.preventDefault();
+  });
+
   // -- the rows of a step --------------------------------------------------------------------------------------------
   if (!data.kinds.length) return;
   $("map").hidden = false;
@@ -206,8 +225,10 @@
     if ($("worst").checked) shown.sort((a, b) => badness(b) - badness(a) || a.p.headroom - b.p.headroom);
     const body = [];
     for (const s of shown) {
-      const tr = make("tr"), th = make("th", { scope: "row" }), name = data.tensors[s.n].label;
-      const button = make("button", { type: "button", "aria-expanded": opened.has(s.n), title: name }, name);
+      const tr = make("tr"), th = make("th", { scope: "row" }), { label, short, dtype } = data.tensors[s.n];
+      const button = make("button", { type: "button", "aria-expanded": opened.has(s.n), title: label });
+      const name = make("span", { class: "name" }, short || label);
+      if (short) name.dataset.name = label;
       button.addEventListener("click", () => {
         if (!opened.delete(s.n)) opened.add(s.n);
         draw();
@@ -215,11 +236,13 @@
         if (again) again.focus();
       });
       button.dataset.n = s.n;
-      button.append(" ", make("small", {}, data.tensors[s.n].dtype));
+      button.append(name, " ", make("small", {}, dtype));
       th.append(button);
       const td = make("td", { class: "strips" });
       td.append(strip(s.row, s.other, f));
-      if (s.row.bad) td.append(make("span", { class: "mark" }, `${s.row.bad.toLocaleString("en")} NaN or Inf`));
+      // Beside the bars, not on them: they stand at one end of the range more often than not.
+      const middle = s.row.lo + Math.log2(s.scale) + s.row.counts.length / 2;
+      if (s.row.bad) td.append(make("span", { class: middle > (view.lo + view.hi) / 2 ? "mark left" : "mark" }, `${s.row.bad.toLocaleString("en")} NaN or Inf`));
       const of = (name) => (q) => q.elements ? percent(q[name].estimate) : "–";
       const zero = s.row.numel ? s.row.zero / s.row.numel : 0;
       const others = s.other ? make("span", { class: "b" }, percent(s.other.zero / s.other.numel)) : "";

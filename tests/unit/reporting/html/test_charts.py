@@ -9,12 +9,13 @@ import re
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends
-from precdoctor.reporting.html.layers import in_order, label, short
+from precdoctor.reporting.html.layers import elided, in_order, label
 from precdoctor.reporting.html.survey import Survey, TensorId
 from precdoctor.reporting.html.timeline import BUCKETS, reduce, series, timeline
 from precdoctor.runlog import open_run
@@ -92,7 +93,38 @@ def test_labels():
     assert label(TensorId("Net#0", "a.b", "output", "logits", "float32", 1)) == "a.b [logits] #2"
     assert label(TensorId("Net#0", "", "output", "", "float32", 0)) == "Net#0"
     assert label(TensorId("Net#1", "a", "output", "", "float32", 0), several_roots=True) == "Net#1 a"
-    assert short("abcdefghij", 7) == "ab…ghij" and short("abc", 7) == "abc"
+
+
+def test_names_lose_what_all_begin_with_and_keep_the_layer_and_the_end():
+    names = [*(f"model.transformer.h.{n}.attn.c_attn" for n in (0, 11)), "model.transformer.ln_f", "lm_head"]
+    assert list(elided(names, 40).values()) == names
+    assert list(elided(names, 20).values()) == ["…h.0.attn.c_attn", "…h.11.attn.c_attn", "…ln_f", "lm_head"]
+
+
+@pytest.mark.parametrize("limit", [22, 30, 42])
+def test_names_that_differ_still_do_when_their_middle_is_left_out(limit):
+    names = [
+        *(
+            f"model.layers.{n}.mlp.experts.{m}.{p}_proj.weight"
+            for n in (3, 30)
+            for m in (1, 17)
+            for p in ("up", "down")
+        ),
+        *(f"{net}#0 main.{n}.self_attention_projection" for net in ("Generator", "Discriminator") for n in (1, 12)),
+        *(f"{side}coder.layers.{n}.self_attn_layer_norm" for side in ("en", "de") for n in (1, 12)),
+        *(f"layers.{n}.blocks.{m}.attn.qkv.weight" for n in (0, 2) for m in (1, 11)),
+        *(f"vgg.features.a_very_long_name_of_the_last_layer_{end}" for end in "ab"),
+        *("x" * n for n in (1, 60)),
+        *(f"{'漢字' * 20}.{n}.weight" for n in (1, 2)),
+        *("student.encoder.block.weight", "teacher.encoder.block.weight", "." * 60, " "),
+    ]
+    short = elided(names, limit)
+    assert list(short) == names and len(set(short.values())) == len(names)
+    assert max(map(cell_len, short.values())) <= limit
+    for name, text in short.items():
+        assert text == name or "…" in text
+        layers = re.findall(r"\.(\d+)\.", name)
+        assert all(layer in text for layer in layers)
 
 
 # -- layer x step -----------------------------------------------------------------------------------------------------

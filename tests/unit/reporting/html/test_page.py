@@ -51,7 +51,7 @@ TAGS = {
     *("h1", "h2", "h3", "h4", "p", "strong", "em", "b", "br", "code", "pre", "small", "article", "dl", "dt", "dd"),
     *("figure", "figcaption", "svg", "path", "rect", "text", "details", "summary", "table", "thead", "tbody", "tr"),
     *("th", "td", "ol", "ul", "li", "noscript", "form", "label", "select", "fieldset", "legend", "input", "output"),
-    *("footer", "script"),
+    *("footer", "script", "wbr"),
 }
 
 
@@ -221,13 +221,48 @@ def test_a_report_never_exceeds_its_size(tmp_path, monkeypatch):
     assert MOST_BYTES == 2_000_000
 
 
+@pytest.mark.parametrize(
+    ("dtypes", "started"),
+    [
+        (("bfloat16", "float32"), ("BF16", False)),
+        (("float16", "bfloat16"), ("FP16", False)),
+        (("float32",), ("FP32", False)),
+        (("float64",), ("FP32", False)),
+        (("float8_e4m3fn", "bfloat16"), ("E4M3FN", True)),
+    ],
+)
+def test_the_range_map_opens_on_the_format_that_the_run_uses(tmp_path, dtypes, started):
+    rows = [tensor([1.0, 2.0], module=f"m{n}", kind="output", dtype=d) for n, d in enumerate(dtypes)]
+    start = data_of(render(open_run(write_run(tmp_path / "run", rows, [{"step": 0, "loss": 1.0}]))))["start"]
+    assert (start["kind"], start["format"], start["fill"]) == ("output", *started)
+
+
+def test_one_tensor_in_a_narrow_format_does_not_make_it_the_run_s_own(tmp_path):
+    rows = [tensor([1.0] * n, module=d, kind="output", dtype=d) for n, d in ((1, "float16"), (99, "bfloat16"))]
+    text = render(open_run(write_run(tmp_path / "run", rows, [{"step": 0, "loss": 1.0}])))
+    assert data_of(text)["start"]["format"] == "BF16"
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("gpt-bf16-healthy", ("output", None, "BF16", False)),
+        ("cnn-fp16-underflow", ("grad_output", 4, "FP16", False)),
+        ("gpt-fp8-wrong-margin", ("fp8_operand", 4, "E5M2", False)),
+    ],
+)
+def test_the_range_map_opens_at_the_finding(name, place):
+    start = data_of(render(open_run(SAMPLES / name / "run")))["start"]
+    assert tuple(start[key] for key in ("kind", "step", "format", "fill")) == place
+
+
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT_BROWSER)
 
 
 def shown(tmp_path, text, fragment, *arguments):
-    """The rows of the range map as the browser shows them: label to cells; and the console."""
+    """The rows of the range map as the browser shows them: whole name and dtype to cells; and the console."""
     file = tmp_path / "report.html"
     file.write_text(text, encoding="utf-8")
     dom, console = dump(file, *arguments, fragment=fragment)
@@ -237,6 +272,8 @@ def shown(tmp_path, text, fragment, *arguments):
         label, *cells = [
             html.unescape(re.sub(r"<[^>]+>", "", c)) for c in re.findall(r"<t[hd].*?</t[hd]>", row, re.DOTALL)
         ]
+        whole = re.search('data-name="(.*?)"', row)
+        label = f"{html.unescape(whole[1])} {label.split()[-1]}" if whole else label
         rows[label] = cells[1:]  # the first is the drawing
     return rows, console
 
@@ -272,27 +309,3 @@ def test_hostile_names_do_nothing_in_a_browser(tmp_path):
     found, console = shown(tmp_path, text, "#kind=output&format=FP16&step=0&scale=0", "--window-size=400,800")
     assert console == [] and len(found) == len(STORABLE)
     assert any("</script><script>alert(1)</script>" in label for label in found)
-
-
-PROBE = """<script>
-  const box = document.documentElement, page = getComputedStyle(document.body).backgroundColor;
-  const beyond = [...document.querySelectorAll("main td, main th, main p")].filter(
-    (e) => !e.closest(".scroll, .maptable, details") && e.getBoundingClientRect().right > box.clientWidth + 1);
-  parent.document.title = JSON.stringify([box.clientWidth, box.scrollWidth, page, beyond.length]);
-</script></body>"""
-
-
-@in_browser
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)], ids=["desk, light", "phone, dark"])
-def test_a_page_fits_its_window_and_follows_the_theme(tmp_path, failing, width, dark):
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", failing).replace("</body>", PROBE)
-    frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(text)}"></iframe>'
-    page = f'<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title></title>{frame}'
-    (tmp_path / "report.html").write_text(page, encoding="utf-8")  # a window itself is never so narrow
-    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    dom, console = dump(tmp_path / "report.html", "--window-size=1400,1000", scheme)
-    seen = json.loads(html.unescape(re.search("<title>(.*?)</title>", dom)[1]))
-    assert console == []
-    assert seen[0] == pytest.approx(width, abs=20) and seen[1] <= seen[0] and seen[3] == 0
-    brightness = sum(map(int, re.findall(r"\d+", seen[2])[:3])) / 3
-    assert brightness < 60 if dark else brightness > 200

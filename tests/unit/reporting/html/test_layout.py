@@ -1,0 +1,123 @@
+"""The page as Chromium lays it out: on a telephone and on a desk, light and dark, nothing is cut off."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from precdoctor.numerics.prediction import TensorStatistics
+from precdoctor.reporting.html.page import render
+from precdoctor.runlog import open_run
+from tests.support.browser import CHROMIUM, WITHOUT_BROWSER, dump
+from tests.support.runs import write_run
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT_BROWSER)
+
+SAMPLES = Path(__file__).resolve().parents[4] / "sample_runs"
+BLOCK = ("ln_1", "attn.c_attn", "attn.resid_dropout", "ln_2", "mlp.c_fc", "mlp.c_proj")
+
+#: What runs in the page. An element is cut off when its content is wider than its box and it can neither be scrolled
+#: nor says its whole text elsewhere; a box that scrolls may be wider than the page, everything else may not.
+PROBE = """<script>
+  const root = document.documentElement, cut = [], beyond = [], twins = {};
+  for (const e of document.querySelectorAll("body *")) {
+    const box = e.getBoundingClientRect(), style = getComputedStyle(e);
+    const name = `${e.tagName}.${e.className} ${e.textContent.slice(0, 40)}`;
+    if (!box.width || e.closest("svg, .away, .skip, script, style, details:not([open]) > :not(summary)")) continue;
+    if (!e.closest(".scroll, .maptable, pre") && (box.right > root.clientWidth + 1 || box.left < -1)) beyond.push(name);
+    const hides = style.overflowX === "hidden" || style.overflowX === "clip";
+    if (hides && e.scrollWidth > e.clientWidth + 1 && !(style.textOverflow === "ellipsis" && e.title)) cut.push(name);
+    const cell = e.closest("td, th, li");
+    if (e.matches(".name") && cell && box.right > cell.getBoundingClientRect().right + 1) cut.push(name);
+    if (e.matches(".maptable, .controls, .heat") && e.scrollWidth > e.clientWidth + 1) beyond.push(name);
+    if (e.matches("[data-name]")) (twins[e.closest("section").id + e.innerText] ||= new Set()).add(e.dataset.name);
+  }
+  parent.document.title = JSON.stringify({
+    width: root.clientWidth, scroll: root.scrollWidth, cut, beyond,
+    page: getComputedStyle(document.body).backgroundColor,
+    alike: Object.entries(twins).filter(([, names]) => names.size > 1).map(([text]) => text),
+    elided: document.querySelectorAll("#rows [data-name]").length,
+    shares: document.querySelectorAll("#rows td:not(.strips)").length,
+    unseen: [...document.querySelectorAll("#rows tbody td, td.num")].filter(
+      (e) => !e.closest("details:not([open])") && !e.matches(".minor") && !e.getBoundingClientRect().width).length,
+  });
+</script></body>"""
+
+
+def measured(tmp_path, text, width, *, dark):
+    """What :data:`PROBE` found in a frame of ``width`` pixels; a window itself is never as narrow as a telephone."""
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", text).replace("</body>", PROBE)
+    frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(text)}"></iframe>'
+    page = f'<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title></title>{frame}'
+    (tmp_path / "report.html").write_text(page, encoding="utf-8")
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    dom, console = dump(tmp_path / "report.html", "--window-size=1400,1000", scheme)
+    assert console == []
+    return json.loads(html.unescape(re.search("<title>(.*?)</title>", dom)[1]))
+
+
+def fits(seen, width):
+    assert seen["width"] == pytest.approx(width, abs=20) and seen["scroll"] <= seen["width"]
+    assert (seen["cut"], seen["beyond"], seen["alike"], seen["unseen"]) == ([], [], [], 0)
+
+
+def deep_run(path, layers, steps=3, ranks=1, **last):
+    """A transformer with the names that Hugging Face gives; ``last`` goes into the outputs of the last step."""
+    modules = [f"model.transformer.h.{n}.{part}" for n in range(layers) for part in BLOCK]
+    modules = ["model.transformer.wte", *modules, "model.transformer.ln_f", "lm_head"]
+    rng = np.random.default_rng(0)
+    rows = []
+    for step in range(steps):
+        for order, module in enumerate(modules):
+            for kind, power in (("output", 12), ("grad_output", -20), ("update", -12)):
+                x = (rng.standard_normal(16) * 2.0**power).astype(np.float16).astype(np.float64)
+                t = TensorStatistics.of_values(x)
+                row = {"numel": x.size, "zero": int((x == 0).sum()), "amax": t.amax, "amin_nonzero": t.amin_nonzero,
+                       "exp_lo": t.histogram.lo, "exp_hist": t.histogram.counts.tolist()}  # fmt: skip
+                row |= {"step": step, "module": module, "kind": kind, "dtype": "float16", "subnormal": 3}
+                row |= {"order": order} if kind == "output" else {"name": "weight"} if kind == "update" else {}
+                row |= {"unchanged": 4, "rel_lo": -20, "rel_hist": [2] * 8} if kind == "update" else {}
+                rows.append(row | (last if step == steps - 1 and kind == "output" else {}))
+    return write_run(path, rows, [{"step": s, "loss": 1.0, "lr": 0.1} for s in range(steps)], ranks=ranks)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)], ids=["desk, light", "phone, dark"])
+def test_a_page_fits_its_window_and_follows_the_theme(tmp_path, width, dark):
+    text = render(open_run(SAMPLES / "gpt-fp16-attention-nan" / "run"))
+    seen = measured(tmp_path, text, width, dark=dark)
+    fits(seen, width)
+    brightness = sum(map(int, re.findall(r"\d+", seen["page"])[:3])) / 3
+    assert brightness < 60 if dark else brightness > 200
+
+
+@pytest.mark.parametrize("width", [320, 400, 700, 1280])
+def test_deep_names_are_shortened_so_that_the_layer_can_be_told(tmp_path, width):
+    seen = measured(tmp_path, render(open_run(deep_run(tmp_path / "run", layers=12, nan=2))), width, dark=False)
+    fits(seen, width)
+    assert seen["elided"] > 12 and seen["shares"] > 5 * 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("name", sorted(p.parent.name for p in SAMPLES.glob("*/run")))
+def test_the_samples_fit(tmp_path, name, width):
+    fits(measured(tmp_path, render(open_run(SAMPLES / name / "run")), width, dark=width == 400), width)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("made", [{"layers": 60}, {"layers": 2, "steps": 1}, {"layers": 4, "ranks": 8}], ids=str)
+def test_large_small_and_parallel_runs_fit(tmp_path, made, width):
+    fits(measured(tmp_path, render(open_run(deep_run(tmp_path / "run", **made))), width, dark=False), width)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1280])
+def test_two_runs_fit(tmp_path, width):
+    ours, other = (open_run(deep_run(tmp_path / n, layers=6, pos_inf=int(n == "a"))) for n in "ab")
+    fits(measured(tmp_path, render(ours, other), width, dark=False), width)
