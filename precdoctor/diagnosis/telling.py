@@ -50,6 +50,8 @@ def resume_advice(incident: Incident) -> str:
     poisoned = incident.culprit is not None and incident.culprit.examined.poisoned
     if incident.recovered and not poisoned:
         return "The weights were never touched (the steps were skipped): nothing to resume."
+    if incident.inference:
+        return "Nothing was trained, so there is no checkpoint to go back to."
     if incident.last_finite is None:
         return "No step before it was finite: start again from the beginning or from an older checkpoint."
     return (
