@@ -83,6 +83,8 @@ class Claim:
         """... and has returned: the step holds all it will hold, but for calls of modules without parameters."""
         recorder = self._recorder
         recorder.current.complete = bool(recorder.current.root)
+        if recorder.trace is not None:
+            recorder.trace.end(answered=True)
 
     def backward_begins(self) -> None:
         """A backward pass begins: a step is to be expected, and from now on it is the optimizer's."""

@@ -286,7 +286,7 @@ class Recorder:
             self._note_cost()
         finally:  # whatever a signal handler of the script's raises here, the next step is another one
             self._begin_step(self.step + 1)
-        if self.trace is not None:
+        if self.trace is not None and not self.claim.forwards_are_steps:  # else inside a call, which begins it
             self.trace.begin_if_due()
         if self.facts is not None:
             self.facts.write_if_changed()

@@ -376,6 +376,10 @@ def test_a_bad_answer_of_an_inference_run_is_led_back(server):
     (finding,) = precdoctor.diagnose(run.run).findings
     assert (finding.code, finding.cause, finding.location.step) == ("PD101", "exp-overflow", 5)
     assert finding.resume_step is None and "checkpoint at or before" not in finding.message
+    again = finish(start(server, [*PRECDOCTOR, "autopsy", "sick"]), run.run)
+    assert again.status == 0, again.err
+    (finding,) = precdoctor.diagnose(run.run).findings
+    assert (finding.code, finding.location.source.file, finding.location.source.line) == ("PD101", "server.py", 13)
 
 
 def test_from_its_first_backward_pass_on_an_inference_run_has_optimizer_steps(server):
