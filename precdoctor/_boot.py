@@ -101,7 +101,8 @@ def note(run: str, event: str, message: str | None = None) -> None:
 
     Args:
         run: the run directory.
-        event: ``boot``, ``torch``, ``armed`` or ``error``.
+        event: ``boot``, ``torch``, ``model`` (one was called), ``backward``, ``armed`` (a rank began: its directory is
+            there), ``left out`` (by ``--ranks``) or ``error``.
         message: what went wrong, for ``error``.
     """
     said = "null" if message is None else _quoted(message)

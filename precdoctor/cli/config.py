@@ -38,6 +38,7 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "halt-on": values.parse_list,
         "on-finding": values.parse_text,
         "reference": values.parse_path,
+        "inference": values.parse_switch,
         "redact-names": values.parse_switch,
         "strict": values.parse_switch,
     },

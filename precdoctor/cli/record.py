@@ -145,6 +145,13 @@ def record(
         str | None,
         typer.Option(help="Run this shell command for each new finding, with it as JSON on stdin.", metavar="CMD"),
     ] = None,
+    inference: Annotated[
+        bool | None,
+        typer.Option(
+            "--inference/--no-inference",
+            help="Also record processes that only run models; each call of a model is one step.",
+        ),
+    ] = None,
     redact_names: Annotated[
         bool | None,
         typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log."),
@@ -176,6 +183,7 @@ def record(
         "compiled": compiled,
         "scene-memory": scene_memory,
         "max-disk": max_disk,
+        "inference": inference,
         "redact-names": redact_names,
         "strict": strict,
     }

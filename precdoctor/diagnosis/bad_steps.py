@@ -25,6 +25,8 @@ from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView
 
 #: Healthy steps an incident is compared with: enough to see a mask that only some batches have.
 REFERENCE_STEPS = 8
+#: Steps of an inference run looked into for a bad answer; the first ones explain the others.
+_MAX_ANSWERS = 64
 #: Kinds whose overflow a loss scaler takes care of.
 GRADIENTS = frozenset({"weight_grad", "weight_grad_step"})
 
@@ -48,6 +50,8 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
             mine.setdefault(step, frozenset({"buffer"}))
         for step, kind in traced_steps(view, process).items():
             mine.setdefault(step, frozenset({kind}))
+        for step in _bad_answers(view, process, [f.step for f in steps if f.inference and f.sampled]):
+            mine.setdefault(step, frozenset({"output"}))
         if steps and not steps[-1].complete and steps[-1].step not in mine and _died_of_it(view, process, steps[-1]):
             mine[steps[-1].step] = frozenset({"output"})
     return {p: {s: frozenset(k) for s, k in sorted(m.items())} for p, m in kinds.items()}
@@ -122,6 +126,22 @@ def _died_of_it(view: RunView, process: Process, facts: StepFacts) -> bool:
     return any(r.bad and not r.mask_like and r.kind != "batch" for r in rows) and _suspect(
         rows, reference_of(view, process, facts.step, frozenset({facts.step})), loss_is_finite=False
     )
+
+
+def _bad_answers(view: RunView, process: Process, steps: Sequence[int]) -> list[int]:
+    """Steps of an inference run on which what a model made last is non-finite and no mask: its answer, most likely."""
+    if not steps:
+        return []
+    made: set[int] = set()
+    for frame in view.scan(["kind", *BAD_COUNTS], ("output",), bad=True):
+        mine = frame[(frame["rank"] == process.rank) & (frame["attempt"] == process.attempt)]
+        made.update(map(int, mine["step"].unique()))
+    found = []
+    for step in sorted(made.intersection(steps))[:_MAX_ANSWERS]:
+        last = {r.root: r for r in view.rows(process, step) if r.kind == "output"}
+        if any(r.bad and not r.mask_like for r in last.values()):
+            found.append(step)
+    return found
 
 
 def _suspect(rows: Sequence[TensorRow], reference: Reference, *, loss_is_finite: bool) -> bool:

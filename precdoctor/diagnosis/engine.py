@@ -61,11 +61,13 @@ def view_of(run: Run) -> RunView:
     """
     view = RunView(run)
     if view.steps.empty:
-        unseen = "no optimizer stepped (torch.func alone, and a step compiled as a whole, cannot be followed)"
-        why = f"recording ended in its first step: {view.cut_short}" if view.cut_short else unseen
+        why = "no optimizer stepped (torch.func alone, and a step compiled as a whole, cannot be followed)"
+        next_command = "`precdoctor record --inference` records runs that only call models"
+        if view.cut_short:
+            why = f"recording ended in its first step: {view.cut_short}"
+            next_command = f"`precdoctor log verify {run.path}` says what is in it"
         raise NothingRecordedError(
-            f"{run.path} holds no training step: {why}, so there is nothing to judge; "
-            f"`precdoctor log verify {run.path}` says what is in it"
+            f"{run.path} holds no training step: {why}, so there is nothing to judge; {next_command}"
         )
     return view
 

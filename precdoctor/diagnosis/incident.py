@@ -61,6 +61,8 @@ class Incident:
     #: Non-finite tensors by kind at the incident's step, the origin included.
     bad: Mapping[str, int] = field(default_factory=dict)
     last_finite: int | None = None
+    #: Of a step that trains nothing.
+    inference: bool = False
     last_step: int = 0
     bad_steps: int = 1
     #: Every bad step was skipped by the loss scaler, and a healthy one followed.
@@ -134,6 +136,7 @@ def _with_course(
     """Add what came before and after."""
     facts = [view.step_facts(incident.process, s) for s in episode]
     skipped = all(f is not None and f.skipped for f in facts)
+    inference = all(f is not None and f.inference for f in facts)
     followed = any(s > episode[-1] and s not in bad_steps and not _was_skipped(view, incident, s) for s in order)
     clean = [
         s
@@ -144,7 +147,8 @@ def _with_course(
     ]
     return replace(
         incident,
-        last_finite=_last_finite(view, incident, clean, order),
+        last_finite=None if inference else _last_finite(view, incident, clean, order),
+        inference=inference,
         last_step=episode[-1],
         bad_steps=len(episode),
         recovered=skipped and followed,
@@ -228,7 +232,8 @@ def _forward(
 ) -> Incident | None:
     losses = [r for r in rows if r.kind == "loss"]
     loss_is_finite = not any(r.bad for r in losses) and not (facts is not None and facts.loss_is_bad)
-    loss_is_finite = loss_is_finite and (bool(losses) or (facts is not None and facts.complete))
+    judged = facts is not None and facts.complete and not facts.inference
+    loss_is_finite = loss_is_finite and (bool(losses) or judged)
     candidates = [r for r in rows if r.kind in (*FORWARD_KINDS, "loss")]
     row, masks = suspicious(candidates, reference, loss_is_finite=loss_is_finite)
     if row is None:

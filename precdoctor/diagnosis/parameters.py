@@ -35,7 +35,7 @@ def is_bare(module: str, name: str) -> bool:
 def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
     """``root.parameter`` and element count of the weights in these dtypes that require gradients."""
     found: dict[str, int] = {}
-    for process in view.processes:
+    for process in view.processes if view.trains else ():
         for root in view.facts(process).get("roots") or ():
             for p in root.get("parameters") or ():
                 if p.get("requires_grad") and text(p.get("dtype")) in dtypes:

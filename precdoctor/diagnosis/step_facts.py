@@ -39,6 +39,11 @@ class StepFacts:
     #: Parameter groups whose learning rate is NaN or infinite, and that rate.
     bad_rates: tuple[tuple[int, float], ...] = ()
 
+    @property
+    def inference(self) -> bool:
+        """A model was called and nothing trained (``record --inference``)."""
+        return self.complete and not self.optimizer and not self.micro_steps
+
 
 def _truth(value: Any) -> bool:
     return number(value) not in (None, 0.0)

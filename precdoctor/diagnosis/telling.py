@@ -54,6 +54,8 @@ def resume_advice(incident: Incident) -> str:
     poisoned = incident.culprit is not None and incident.culprit.examined.poisoned
     if incident.recovered and not poisoned:
         return "The weights were never touched (the steps were skipped): nothing to resume."
+    if incident.inference:
+        return "Nothing was trained, so there is no checkpoint to go back to."
     if incident.divergence is not None and incident.divergence.root == 0:
         return "The run was off its course from its first step on: no checkpoint is sound, start again."
     if incident.divergence is not None:

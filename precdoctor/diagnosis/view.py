@@ -135,6 +135,11 @@ class RunView:
             steps.append(facts)
         return timeline
 
+    @cached_property
+    def trains(self) -> bool:
+        """Whether any step was more than a call of a model (``record --inference``)."""
+        return not all(s.inference for steps in self.timeline.values() for s in steps)
+
     def step_facts(self, process: Process, step: int) -> StepFacts | None:
         """The facts of one step; None when it left no row."""
         table = self.remember("step-index", lambda: {(p, s.step): s for p, t in self.timeline.items() for s in t})

@@ -108,6 +108,7 @@ class Backward:
     def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
         recorder = self._recorder
         recorder.in_backward = True
+        recorder.claim.backward_begins()
         self._thrown.backward_begins()
         self._kept.backward_begins()
         roots = static.tensors(tensors)

@@ -58,6 +58,8 @@ class StepFacts:
 
     step: int
     optimizer: str = ""
+    #: Of an inference run, the model that was called; else empty.
+    root: str = ""
     complete: bool = False
     wall_time: float = 0.0
     micro_steps: int = 0

@@ -41,7 +41,7 @@ _FORK_SECONDS = 5.0
 
 
 class Drain:
-    """Owns the rank directory and the thread that writes it.
+    """Owns the rank directory and the thread that writes it; not ``threaded``, :meth:`close` does all the writing.
 
     Attributes:
         directory: of this process.
@@ -55,7 +55,7 @@ class Drain:
         OSError: the rank directory cannot be made.
     """
 
-    def __init__(self, run: Path, rank: int, options: RecordOptions) -> None:
+    def __init__(self, run: Path, rank: int, options: RecordOptions, *, threaded: bool = True) -> None:
         self.directory = create_rank_directory(run, rank)
         self.takes_tensors = True
         self.failed = False
@@ -81,14 +81,17 @@ class Drain:
         self._spoke = False
         self._log = EventLog(rank, redact=options.redact_names)
         self._turning = False
+        self._closed = False
         #: Steps rows to be written with the next ones.
         self._held: list[dict[str, Any]] = []
         self._written: StepFacts | None = None
         self._scales = LossScales()
         self._sites = Sites()
         self._dropped: collections.Counter[str] = collections.Counter()
-        self._thread = threading.Thread(target=self._work, name="precdoctor-drain", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._work, name="precdoctor-drain", daemon=True)
+            self._thread.start()
 
     # --- the training side -------------------------------------------------------------------------------------------
 
@@ -143,7 +146,11 @@ class Drain:
         with self._lock:
             self._end = self._end or dict(end)
             self._wake.put(None)
-        if wait and threading.current_thread() is not self._thread:
+        if self._thread is None:
+            if not self._closed:
+                self._closed = True
+                self._work()
+        elif wait and threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_SECONDS)
             if self._thread.is_alive():
                 self._say(f"the log was not written out within {_CLOSE_SECONDS:.0f} s, its last rows are lost")

@@ -28,6 +28,8 @@ from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import RootCall, Scene
 from precdoctor.recording.seen import Seen
 from precdoctor.recording.slots import Entry, Site
+from precdoctor.recording.standing import Standing
+from precdoctor.recording.together import Together
 
 _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass
 
@@ -96,13 +98,13 @@ class Forward:
         self._recorder = recorder
         self._manual = manual
         self._scene = scene
-        self._loss_code = loss_code
-        self._casts = casts
+        self._loss_code, self._casts = loss_code, casts
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._came = guarded(recorder)(self._gradient_came)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = Seen(recorder)
+        self._standing, self._weights = Standing(recorder, casts), Together()
         #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
 
@@ -177,8 +179,11 @@ class Forward:
         inside = above if above is not None and above.place is not None else None
         if inside is None and not recompute:
             self._manual.forward_begins()
+            recorder.claim.forward_begins(gradients=torch.is_grad_enabled())
         parent, caller = (None, None) if inside is None else (inside.place, inside.module)
         place = recorder.names.place(module, parent, caller)
+        if inside is None and not recompute and recorder.claim.forwards_are_steps:
+            self._begin_step_of(module, place)
         mode = self._root_mode(module, place, recompute) if inside is None else _inner_mode(inside.mode)
         frame = Frame(module, place, mode)
         frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
@@ -204,13 +209,21 @@ class Forward:
             given.update(_keyword_arguments())
             self._record_inputs(frame, given)
         trains = inside is None and not recompute and mode.phase == "train" and not mode.delegated
-        if trains and recorder.scan is not None:
+        if trains and recorder.scan is not None and recorder.claim.patient:
             recorder.scan.enter_root(module)
         if self._casts.met:
             named = self._casts.looks_at(module)
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
             arguments.update(_keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
+
+    def _begin_step_of(self, module: nn.Module, place: Place) -> None:
+        """Of an inference run: a call of a model is a step; weights have rows when they were written to."""
+        recorder = self._recorder
+        recorder.claim.model_begins(recorder.names.roots[place.root])
+        if recorder.live:
+            with self._weights as together:
+                self._standing.record(module, together)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> _Mode:
         """How a top-level call is recorded: training, no-grad inside training, evaluation (perhaps), or not at all."""
@@ -263,6 +276,8 @@ class Forward:
             self._casts.ended(frame)
         if frame.recorded and result is not None:
             self._record_outputs(frame, result)
+        if not stack and result is not None and self._recorder.claim.forwards_are_steps:
+            self._recorder.claim.model_ended()
         if frame.kept is not None and result is not None:
             self._scene.leave(frame.kept, result)
             frame.reopens = True

@@ -325,6 +325,13 @@ def why_nothing_armed(directory: Path) -> str:
         return "a process began to record, but its directory is gone"
     if "left out" in events:
         return "no process has a rank that --ranks names"
+    if "backward" in events:
+        return "a backward pass ran, but the process was killed before its first optimizer step"
+    if "model" in events:
+        return (
+            "a model was called, but no backward pass and no optimizer step was seen; "
+            "`precdoctor record --inference` records such runs"
+        )
     if "torch" in events:
         return "torch was imported, but no module was ever called and no optimizer stepped"
     if "boot" in events:

@@ -75,10 +75,11 @@ class Optimizers:
     def install(self) -> None:
         """Register with torch, for every optimizer and scaler of the process."""
         recorder = self._recorder
+        begin = guarded(recorder)(self._claimed)
         pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            if self._armed():
+            if self._armed() and begin():
                 pre(optimizer, closure=args[1] if len(args) > 1 else kwargs.get("closure"))
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -100,6 +101,10 @@ class Optimizers:
         if torch.compiler.is_compiling() or self._recorder.threads.elsewhere():
             return False
         return self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
+
+    def _claimed(self) -> bool:
+        """With its first attempt a process becomes a rank; false when it cannot."""
+        return self._recorder.claim.make()
 
     def _forget(self) -> None:
         """In a forked child: nothing of the parent's run has been written to this one's log."""

@@ -73,6 +73,8 @@ class RecordOptions:
     apply: tuple[Mapping[str, Any], ...] = ()
     #: Whether the parent may ask for the run to be stopped (``--halt-on``).
     may_halt: bool = False
+    #: A process that never trains is a rank, too; each call of a top-level model is one of its steps.
+    inference: bool = False
     #: An internal error of the recorder stops the run instead of turning recording off.
     strict: bool = False
 

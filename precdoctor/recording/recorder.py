@@ -1,7 +1,8 @@
 """The recorder of one process: its state, its slots, and the step it is in. Hooks call it; it calls nobody's code.
 
-States: ``idle`` (hooks installed, nothing opened) -> ``armed`` (a training process: directory and drain thread exist)
--> ``off`` (a DataLoader worker, three internal errors, or closed). A fork goes back to idle.
+States: ``idle`` (hooks installed) -> ``armed`` (a model was called: statistics are taken; directory and drain thread
+exist once :mod:`~precdoctor.recording.claim` finds that it trains) -> ``off`` (a DataLoader worker, three internal
+errors, or closed). A fork goes back to idle.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from precdoctor import _boot
 from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
+from precdoctor.recording.claim import Claim, chosen
 from precdoctor.recording.facts import Facts
 from precdoctor.recording.naming import Names, Place
 from precdoctor.recording.options import RecordOptions
@@ -69,6 +71,7 @@ class Recorder:
 
     def _reset(self) -> None:
         self.threads = Threads(self)
+        self.claim = Claim(self)
         self.names = Names()
         self.slots = SlotTable()
         self._sites: dict[Any, Site] = {}
@@ -90,24 +93,15 @@ class Recorder:
         with self._lock:
             if self.state != "idle":
                 return self.state == "armed"
-            rank = attach.global_rank()
-            if (worker := attach.in_data_loader_worker()) or not self._chosen(rank):
+            if (worker := attach.in_data_loader_worker()) or not chosen(self, attach.global_rank()):
                 self.state = "off"
                 for begin in () if worker else self.when_armed:
                     begin()  # it trains all the same, and like the ranks that are recorded
                 return False
-            try:
-                # pyarrow is not for launchers, which import torch but never arm
-                from precdoctor.recording.drain import Drain
-
-                self.drain = Drain(self.run, rank, self.options)
-                self.facts = Facts(self.drain.write_facts, self.names)
-            except Exception as error:  # noqa: BLE001 - the user's module call must succeed whatever happens here
-                self._cannot_begin(error)
-                return False
+            self.facts = Facts(self._write_facts, self.names)
             self.state = "armed"
             self._begin_step(self.step)
-            _boot.note(str(self.run), "armed")
+            _boot.note(str(self.run), "model")
             attach.at_exit(self.close)
             for message in self.warnings:
                 self.event("warning", data={"message": message})
@@ -117,31 +111,13 @@ class Recorder:
                 begin()
             return True
 
-    def _chosen(self, rank: int) -> bool:
-        """Whether ``--ranks`` names this process."""
-        chosen = self.options.ranks is None or rank in self.options.ranks
-        if not chosen:
-            _boot.note(str(self.run), "left out")
-        return chosen
-
-    def _cannot_begin(self, error: Exception) -> None:
-        """This process will not be recorded; its training goes on."""
-        attach.let_through(error)
-        self.state = "off"
-        if isinstance(error, OSError):
-            message = f"the run directory cannot be written ({error.strerror or error})"
-        else:
-            message = f"the recorder cannot start ({type(error).__name__}: {error})"
-        _boot.note(str(self.run), "error", message)
-        if self.options.strict:
-            raise error
-        attach.say(f"{message}; training goes on unrecorded")
+    def _write_facts(self, facts: Mapping[str, Any]) -> None:
+        if self.drain is not None:
+            self.drain.write_facts(facts)
 
     def close(self, *, reason: str = "exit", message: str | None = None) -> None:
         """Write out what is left, the unfinished step included, and the end marker; waits until that is done."""
         with self._lock:
-            if self.drain is None:
-                return
             if self.state == "armed":
                 try:
                     for end in self.when_closing:
@@ -149,6 +125,7 @@ class Recorder:
                     if self.trace is not None:
                         self.trace.end(died=True)
                     self.end_open_step()
+                    self.claim.at_end(stopped=reason == "stopped")
                     self._end_scan()
                     if self._step_has_begun():
                         self._hand_over(complete=False)
@@ -158,6 +135,8 @@ class Recorder:
                     self._log_error(error)
                 self.state = "off"
                 self.live = False
+            if self.drain is None:  # it was no rank
+                return
             steps = self.step - self.options.first_step
             said = {} if message is None else {"message": message}
             self.drain.close({"reason": reason, **said, "steps": steps, "errors": self.errors})
@@ -217,7 +196,9 @@ class Recorder:
         self.state = "off"
         self.live = False
         self.slots.take()
-        if self.drain is not None:
+        if self.drain is None:
+            _boot.note(str(self.run), "error", message)
+        else:
             end = {"reason": "disabled", "message": message, "errors": self.errors}
             self.drain.close(end, wait=False)
 
@@ -298,13 +279,14 @@ class Recorder:
 
     def end_step(self) -> None:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
+        self.claim.make()
         self._end_scan()
         self._hand_over(complete=True)
         try:
             self._note_cost()
         finally:  # whatever a signal handler of the script's raises here, the next step is another one
             self._begin_step(self.step + 1)
-        if self.trace is not None:
+        if self.trace is not None and not self.claim.forwards_are_steps:  # else inside a call, which begins it
             self.trace.begin_if_due()
         if self.facts is not None:
             self.facts.write_if_changed()
@@ -322,7 +304,9 @@ class Recorder:
         if drain is None:
             return
         cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
-        self.sampler.ended(facts.optimizer, sampled=facts.sampled, step_ns=facts.step_ns - facts.scan_ns, cost_ns=cost)
+        self.sampler.ended(
+            facts.optimizer or facts.root, sampled=facts.sampled, step_ns=facts.step_ns - facts.scan_ns, cost_ns=cost
+        )
         if facts.sampled and (change := self.sampler.reconsider(behind=drain.behind)) is not None:
             self.event("sampling", data=change)
 
@@ -335,7 +319,7 @@ class Recorder:
         self.current = StepFacts(step)
         self.micro_step = 0
         self._calls.clear()
-        room = self.drain is not None and self.drain.takes_tensors
+        room = self.drain is None or self.drain.takes_tensors
         self.live = self.state == "armed" and room and self.sampler.wants(self.step)
         if self.live:
             kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
@@ -347,7 +331,7 @@ class Recorder:
         facts.complete = facts.complete or complete
         facts.wall_time = time.time()
         facts.step_ns = time.perf_counter_ns() - self._step_began
-        entries = [e for e in self.slots.take() if self._counts_as_training(e)]
+        entries = [e for e in self.slots.take() if facts.root or self._counts_as_training(e)]
         snapshots = {}
         if facts.sampled:
             with kernels.apart_from_user_modes():
@@ -363,7 +347,7 @@ class Recorder:
 
     def _step_has_begun(self) -> bool:
         """Whether the run ends inside a step: evaluation after the last step does not begin another one."""
-        trained = self.current.losses or self.micro_step
+        trained = self.current.losses or self.micro_step or self.current.root
         first = self.step == self.options.first_step  # a run that never trains is recorded, too
         rows = (e for e in self.slots.touched.values() if first or e.site.phase == "train")
         # Weights are exported to float8 after training, too: a cast alone begins no step.
@@ -390,11 +374,14 @@ class Recorder:
             self.current.recorder_ns -= took
 
     def event(self, kind: str, **columns: Any) -> None:
-        """Log an event of the current step; before there is a log, with its first ones."""
-        if self.drain is None:
-            if self.state == "idle":
-                self._early.append({"kind": kind, **columns})
-        else:
-            row = {"event": kind, "step": self.step, "micro_step": self.micro_step, "time_ns": time.time_ns()}
-            row.update(columns)
+        """Log an event of the current step; before there is a log, with its first ones. An incident makes a rank."""
+        if self.state == "idle":
+            self._early.append({"kind": kind, **columns})
+            return
+        if kind == "incident":
+            self.claim.make()
+        row = {"event": kind, "step": self.step, "micro_step": self.micro_step, "time_ns": time.time_ns(), **columns}
+        if self.drain is not None:
             self.drain.put(EventBatch([row]))
+        elif self.state == "armed":
+            self.claim.keep(row)

@@ -155,7 +155,11 @@ class Scalers:
         return update
 
     def _step_begins(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        if self._recorder.state == "idle" and not self._recorder.arm():
+        recorder = self._recorder
+        if recorder.state == "idle":
+            recorder.arm()
+        recorder.claim.make()
+        if recorder.state != "armed":
             return
         self._patch_sharded()
         self._meet(scaler)

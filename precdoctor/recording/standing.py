@@ -38,15 +38,18 @@ class Standing:
         self._delayed_scaling(modules, together)
 
     def _frozen(self, module: torch.nn.Module, together: Together) -> None:
-        """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again."""
+        """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again.
+
+        Of an inference run, all weights.
+        """
         recorder = self._recorder
         for parameter in static.parameters(module):
-            if parameter.requires_grad or parameter.is_inference():
+            if (parameter.requires_grad or parameter.is_inference()) and not recorder.claim.forwards_are_steps:
                 continue
-            known = self._weights.get(id(parameter))
-            if known is not None and known[0]() is parameter and known[1] == parameter._version:
+            known, version = self._weights.get(id(parameter)), leaves.version(parameter)
+            if known is not None and known[0]() is parameter and known[1] == version:
                 continue
-            self._weights[id(parameter)] = (weakref.ref(parameter), parameter._version)
+            self._weights[id(parameter)] = (weakref.ref(parameter), version)
             found = recorder.names.parameter(parameter)
             if found is not None and leaves.counts(parameter) and recorder.wants(found[0]):
                 site = recorder.site(found[0], "weight", found[1], parameter)

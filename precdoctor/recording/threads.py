@@ -59,6 +59,8 @@ class Threads:
     def _can_be_left(self) -> bool:
         """The recorded thread has tried a model out, or serves it, and never trained."""
         recorder = self._recorder
+        if recorder.claim.forwards_are_steps:
+            return not self.calls
         trained = recorder.step != recorder.options.first_step or recorder.micro_step or recorder.in_backward
         return not trained and not self.calls
 

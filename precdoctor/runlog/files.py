@@ -3,7 +3,7 @@
 Layout (one directory per process that trained; ``NNNNN`` is the global rank)::
 
     RUN/run.json                          by the parent at launch
-    RUN/attach.jsonl                      one line per process that was offered recording, and how far it got
+    RUN/attach.jsonl                      how far each process that was offered recording got
     RUN/halt.json                         by ``record --halt-on``: why the run is to stop
     RUN/rank-NNNNN[.attempt]/rank.json    facts of the process: modules, parameters, optimizers, versions
     RUN/rank-NNNNN/TABLE-000001.parquet   sealed parts

@@ -27,7 +27,7 @@ FLAGS = {
         "--ranks", "--first-step", "--on-nonfinite", "--autopsy", "--no-autopsy", "--arm-next", "--deep-scan",
         "--compiled", "--halt-on",
         "--on-finding", "--reference", "--apply", "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names",
-        "--strict", "--no-strict", "-h", "--help",
+        "--inference", "--no-inference", "--strict", "--no-strict", "-h", "--help",
     },
     "shadow": {
         "-m", "--module", "-o", "--output", "--force", "--at", "--every", "--steps", "--reference", "--redact-names",

@@ -125,7 +125,7 @@ def _nothing(view: RunView, large: int, options: Options) -> Checked:
         for p in root.get("parameters") or ()
         if p.get("requires_grad")
     }
-    if dtypes.intersection(_NARROW):
+    if dtypes.intersection(_NARROW) and view.trains:
         return Checked.indeterminate(f"weights in {', '.join(sorted(dtypes))}, but no update was recorded")
     return Checked.not_applicable("no weight update in a 16-bit format was recorded")
 

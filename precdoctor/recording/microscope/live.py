@@ -64,15 +64,20 @@ class LiveTrace:
             ]
             put_on(self._tracer)
 
-    def end(self, *, died: bool = False) -> None:
-        """The attempt has ended, or (``died``) the run has, inside it."""
+    def end(self, *, died: bool = False, answered: bool = False) -> None:
+        """The attempt has ended, or (``died``) the run has, inside it.
+
+        Args:
+            died: nobody judged what was made.
+            answered: nobody will: the step is a call of a model in an inference run, and the model has returned.
+        """
         tracer, self._tracer = self._tracer, None
         if tracer is None:
             return
         retire(tracer)
         for handle in self._handles:
             handle.remove()
-        if died and not self._bad:
+        if (died or answered) and not self._bad:
             self._bad_at_last(tracer)
         if not self._report(tracer):
             self.over = self.over or self._recorder.step + 1 >= self._last

@@ -121,14 +121,15 @@ def test_torch_without_a_module_call(folder):
 
 
 def test_a_model_that_is_trained_by_torch_func_alone(folder):
-    """Gradients of pure functions, and weights in a dictionary: nothing tells where a step ends."""
+    """Gradients of pure functions, and weights in a dictionary: neither a backward pass nor a step is seen."""
     code = """
 import torch
 net, x = torch.nn.Linear(1, 1), torch.ones(1)
 torch.func.grad(lambda p: torch.func.functional_call(net, p, (x,)).sum())(dict(net.named_parameters()))
 """
     run = record(folder, "--", "python", "-c", code, run=folder / "pure")
-    assert (run.status, run.said) == (0, ["no training step was recorded in pure: no optimizer stepped"])
+    assert run.status == 0
+    assert run.said[0].startswith("nothing was recorded: a model was called, but no backward pass")
 
 
 @pytest.mark.parametrize("command", [("env", "-i", PYTHON, "-c", ""), (PYTHON, "-S", "-E", "-c", ""), ("true",)])

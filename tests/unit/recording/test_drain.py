@@ -110,6 +110,19 @@ def test_a_slow_writer_costs_tensor_rows_and_never_the_training_side(run, slow, 
     assert capsys.readouterr().err == ""
 
 
+def test_without_a_thread_all_is_written_as_it_is_closed(run):
+    """An interpreter that ends starts no thread any more."""
+    steps, before = Steps(), threading.active_count()
+    drain = Drain(run, 0, RecordOptions(), threaded=False)
+    drain.put(EventBatch([{"event": "warning"}]))
+    drain.put(steps(0))
+    assert threading.active_count() == before
+    drain.close({"reason": "exit"})
+    drain.close({"reason": "exit"})
+    tensors, rows, events = tables(run)
+    assert (len(tensors), list(rows["step"]), len(events)) == (2, [0], 1)
+
+
 def test_steps_of_a_small_model_may_wait_in_greater_number(run, slow):
     steps = Steps()
     drain = Drain(run, 0, RecordOptions())
