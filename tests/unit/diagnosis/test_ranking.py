@@ -30,7 +30,7 @@ def never_learnt(rate_at_the_end: float) -> Training:
     """The head is replaced in its first steps, grows twelvefold, and the loss stays."""
     run = Training()
     for step, row in run.step_rows.items():
-        row.update(loss=1.4, lr=0.5 if step == 0 else rate_at_the_end)
+        row.update(loss=1.4, lr=0.5 if step < 3 else rate_at_the_end)
         for tensor_row in run.tensors[step]:
             if tensor_row["module"] == "head" and tensor_row["kind"] == ("update" if step < 3 else "weight"):
                 tensor_row.update(normal(0.8 if step < 3 else 12.0))

@@ -109,9 +109,9 @@ def failing():
 def test_a_report_says_what_diagnose_says(failing):
     assert failing.startswith(MARK)
     plain = html.unescape(re.sub(r"<[^>]+>", "", failing))
-    for said in ("1 error", "PD101", "matmul-overflow", "train.py:62", "from a checkpoint at or before step 7"):
+    for said in ("1 error", "PD101", "matmul-overflow", "train.py:62", "earning rate x 0.002"):
         assert said in plain
-    assert "with torch.autocast('cpu', dtype=torch.bfloat16)" in plain
+    assert "group['lr'] *= 0.002" in plain
     assert "no root module was given a floating-point argument" in plain
 
 
