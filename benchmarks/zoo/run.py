@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import tomllib
+import tomli
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -87,9 +87,15 @@ class Training:
     def fingerprint(self) -> str:
         """Changes when the result may: sha256 over script, helpers, precdoctor, torch and the library's version."""
         digest = hashlib.sha256(f"{self.version} {metadata.version('torch')}".encode())
-        for path in [self.path, *sorted(SCRIPTS.glob("_*.py")), *sorted((ROOT / "precdoctor").rglob("*.py"))]:
+        for path in [*_sources(self.path), *sorted((ROOT / "precdoctor").rglob("*.py"))]:
             digest.update(path.read_bytes())
         return digest.hexdigest()
+
+
+def _sources(script: Path) -> list[Path]:
+    """The script and the helpers beside it that it imports, directly or by way of others."""
+    names = sorted(set(re.findall(r"^(?:import|from) (_\w+)\b", script.read_text(), re.MULTILINE)) - {"__future__"})
+    return [script, *(path for name in names for path in _sources(SCRIPTS / f"{name}.py"))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,9 +151,8 @@ def start(command: Sequence[str], folder: Path, patience: float) -> Ended:
     return Ended(status, out.read_text(errors="replace"), err.read_text(errors="replace"), seconds)
 
 
-def measure(training: Training, patience: float) -> dict[str, Any]:
-    """Everything the page has about one training."""
-    folder = WORK / "runs" / training.name
+def measure(training: Training, folder: Path, patience: float = PATIENCE) -> dict[str, Any]:
+    """Everything the page has about one training; its runs and its log lie in ``folder`` afterwards."""
     run = folder / "run"
     record = [sys.executable, "-m", "precdoctor", "record", "-o", str(run), "--", *training.command]
     first = start(training.command, folder / "plain", patience)
@@ -304,6 +309,11 @@ def page(results: Mapping[str, Mapping[str, Any]], table: Mapping[str, Any]) -> 
     return "\n\n".join(parts) + "\n"
 
 
+def judgements() -> dict[str, Any]:
+    """What somebody decided about findings, and why libraries are absent; see the head of the file."""
+    return tomli.loads((HERE / "judgements.toml").read_text())
+
+
 def _kept(training: Training) -> dict[str, Any] | None:
     path = WORK / "results" / f"{training.name}.json"
     return json.loads(path.read_text()) if path.is_file() else None
@@ -325,14 +335,15 @@ def main() -> int:
         if training.version is None:
             print(f"{training.name}: {training.library} is not installed", flush=True)
         elif given.again or kept is None or kept["fingerprint"] != training.fingerprint():
-            result = {"fingerprint": training.fingerprint(), **measure(training, given.patience)}
+            measured = measure(training, WORK / "runs" / training.name, given.patience)
+            result = {"fingerprint": training.fingerprint(), **measured}
             (WORK / "results" / f"{training.name}.json").write_text(json.dumps(result, indent=1))
             print(
                 f"{training.name}: {result['broken']}" if "broken" in result else _row(training.name, result),
                 flush=True,
             )
     results = {training.name: kept for training in load() if (kept := _kept(training)) is not None}
-    text = page(results, tomllib.loads((HERE / "judgements.toml").read_text()))
+    text = page(results, judgements())
     PAGE.write_text(text)
     return int("**" in text)
 

@@ -2,11 +2,12 @@
 
 The compiled half of such a wheel does not load, and the pure half then fails as it registers shapes for ops that are
 not there. With their signatures defined it imports; a script that needs one of these ops still fails. Does nothing
-where torchvision loads by itself.
+where torchvision loads by itself or is not installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import torch
@@ -17,7 +18,8 @@ _SIGNATURES = (
 )
 
 try:
-    import torchvision
+    with contextlib.suppress(ModuleNotFoundError):
+        import torchvision
 except RuntimeError:
     for _name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[_name]

@@ -30,7 +30,7 @@ class Tagger(nn.Module):
         self.head = nn.Linear(48, 4)
 
     def forward(self, ids):
-        return self.head(self.encoder(ids).last_hidden_output)
+        return self.head(self.encoder(ids).last_hidden_layer_states)
 
 
 model = Tagger()
