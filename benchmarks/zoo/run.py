@@ -86,10 +86,17 @@ class Training:
 
     def fingerprint(self) -> str:
         """Changes when the result may: sha256 over script, helpers, precdoctor, torch and the library's version."""
-        digest = hashlib.sha256(f"{self.version} {metadata.version('torch')}".encode())
-        for path in [*_sources(self.path), *sorted((ROOT / "precdoctor").rglob("*.py"))]:
+        digest = hashlib.sha256(f"{self.version} {metadata.version('torch')} {_recorder()}".encode())
+        for path in _sources(self.path):
             digest.update(path.read_bytes())
         return digest.hexdigest()
+
+
+@functools.cache
+def _recorder() -> str:
+    """sha256 over precdoctor's modules."""
+    modules = sorted((ROOT / "precdoctor").rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in modules)).hexdigest()
 
 
 def _sources(script: Path) -> list[Path]:
@@ -153,6 +160,8 @@ def start(command: Sequence[str], folder: Path, patience: float) -> Ended:
 
 def measure(training: Training, folder: Path, patience: float = PATIENCE) -> dict[str, Any]:
     """Everything the page has about one training; its runs and its log lie in ``folder`` afterwards."""
+    if training.version is None:
+        return {"about": training.about, "broken": f"{training.library} is not installed"}
     run = folder / "run"
     record = [sys.executable, "-m", "precdoctor", "record", "-o", str(run), "--", *training.command]
     first = start(training.command, folder / "plain", patience)
@@ -180,7 +189,7 @@ def measure(training: Training, folder: Path, patience: float = PATIENCE) -> dic
 def _last(ended: Ended) -> str:
     """Why a script failed, in its own last words."""
     words = [line for line in ended.err.splitlines() if line.strip()]
-    return f"status {_status(ended.status)}: {words[-1].strip() if words else 'no message'}"
+    return f"fails by itself, status {_status(ended.status)}: {words[-1].strip() if words else 'no message'}"
 
 
 def _lines(out: str) -> list[str]:
@@ -256,7 +265,7 @@ def _row(name: str, result: Mapping[str, Any]) -> str:
     steps = result["run"]["steps"] if result["run"] else "-"
     a, r, b = result["seconds"]
     cells = [
-        f"`{name}`: {result['about']}",
+        f"`{name}`: {result['about']}{' (out of date)' if result.get('stale') else ''}",
         f"{result['library']} {result['version']}",
         *(output, status, str(steps), found, f"{2 * r / (a + b):.2f}"),
     ]
@@ -283,7 +292,7 @@ def _judged(results: Mapping[str, Mapping[str, Any]], judgements: Sequence[Mappi
 
 def page(results: Mapping[str, Mapping[str, Any]], table: Mapping[str, Any]) -> str:
     """The page as Markdown."""
-    broken = [f"- `{name}` fails by itself: {r['broken']}" for name, r in results.items() if "broken" in r]
+    broken = [f"- `{name}`: {r['broken']}" for name, r in results.items() if "broken" in r]
     results = {name: r for name, r in results.items() if "broken" not in r}
     judged = _judged(results, table.get("finding", []))
     values = list(results.values())
@@ -300,13 +309,18 @@ def page(results: Mapping[str, Mapping[str, Any]], table: Mapping[str, Any]) -> 
     if judged:
         head = "| training | code | severity | place | title | judged | why |\n|---|---|---|---|---|---|---|\n"
         parts.append("## Findings\n\n" + head + "\n".join(judged))
-    notes = [f"- `{name}`: {note}" for name, result in results.items() for note in dict.fromkeys(result["notes"])]
+    notes = [f"- `{name}`: {note}" for name, result in results.items() for note in _all_notes(result)]
     if notes:
         parts.append("## What the recorder wrote while it recorded\n\n" + "\n".join(notes))
     if lines := [f"- {library}: {why}" for library, why in sorted(table.get("absent", {}).items())] + broken:
         parts.append("## Not trained here\n\n" + "\n".join(lines))
     parts.append(f"torch {metadata.version('torch')}, Python {platform.python_version()}, {platform.machine()}.")
     return "\n\n".join(parts) + "\n"
+
+
+def _all_notes(result: Mapping[str, Any]) -> list[str]:
+    problems = [str(problem) for problem in (result["run"] or {}).get("problems") or ()]
+    return list(dict.fromkeys([*result["notes"], *problems]))
 
 
 def judgements() -> dict[str, Any]:
@@ -316,7 +330,10 @@ def judgements() -> dict[str, Any]:
 
 def _kept(training: Training) -> dict[str, Any] | None:
     path = WORK / "results" / f"{training.name}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    result = json.loads(path.read_text())
+    return {**result, "stale": result["fingerprint"] != training.fingerprint()}
 
 
 def main() -> int:
@@ -332,9 +349,7 @@ def main() -> int:
     (WORK / "results").mkdir(parents=True, exist_ok=True)
     for training in [] if given.page else load(given.k):
         kept = _kept(training)
-        if training.version is None:
-            print(f"{training.name}: {training.library} is not installed", flush=True)
-        elif given.again or kept is None or kept["fingerprint"] != training.fingerprint():
+        if given.again or kept is None or kept["stale"] or "broken" in kept:
             measured = measure(training, WORK / "runs" / training.name, given.patience)
             result = {"fingerprint": training.fingerprint(), **measured}
             (WORK / "results" / f"{training.name}.json").write_text(json.dumps(result, indent=1))
