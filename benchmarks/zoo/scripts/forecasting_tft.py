@@ -5,6 +5,7 @@ library: pytorch-forecasting
 
 import logging
 
+import _torchvision  # noqa: F401
 import lightning as L
 import numpy as np
 import pandas as pd

@@ -5,6 +5,7 @@ library: pykeen
 
 import logging
 
+import _torchvision  # noqa: F401
 import numpy as np
 import torch
 from _digest import finish
