@@ -5,6 +5,7 @@ library: lightning
 
 import logging
 
+import _torchvision  # noqa: F401
 import lightning as L
 import torch
 import torch.nn.functional as F

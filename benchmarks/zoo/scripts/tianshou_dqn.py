@@ -12,6 +12,7 @@ from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
 from tianshou.data import Batch, ReplayBuffer
 from tianshou.utils.net.common import Net
+from tianshou.utils.torch_utils import policy_within_training_step, torch_train_mode
 
 torch.manual_seed(0)
 np.random.seed(0)
@@ -38,7 +39,7 @@ for index in range(600):
     )
     observation = np.random.uniform(-1, 1, 4).astype(np.float32) if over else following
 losses = []
-with algorithm.policy.torch_train_mode() if hasattr(algorithm.policy, "torch_train_mode") else torch.enable_grad():
+with policy_within_training_step(algorithm.policy), torch_train_mode(algorithm.policy):
     for _ in range(80):
         losses.append(algorithm.update(buffer=buffer, sample_size=32).loss)
 finish(losses, algorithm)

@@ -3,6 +3,7 @@
 library: torchmetrics
 """
 
+import _torchvision  # noqa: F401
 import torch
 import torch.nn.functional as F
 from _digest import finish
