@@ -54,6 +54,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "WANDB_MODE": "disabled",
     "MPLBACKEND": "Agg",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
 }
