@@ -15,7 +15,7 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit slow gpu aot bench faults docs samples clean predictions prescriptions gating reliability site
+.PHONY: help demo test lint unit slow gpu aot bench faults docs samples clean predictions prescriptions gating reliability site zoo
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,19 @@ reliability: $(VENV)/.installed-dev  ## stated confidence against the fault corp
 	mkdir -p benchmarks/results
 	test -d precdoctor-runs/faults || $(BIN)/python -m benchmarks.faults.score --half every --keep precdoctor-runs/faults
 	$(BIN)/python -m benchmarks.reliability precdoctor-runs/faults > benchmarks/results/reliability.md
+
+# Beside torch, whose build is what requirements/torch.txt brings: the constraints name all but torch, so nothing replaces it.
+ZOO := build/zoo-venv
+$(ZOO)/.installed: benchmarks/zoo/requirements.txt benchmarks/zoo/constraints.txt requirements/torch.txt
+	@echo "installing the libraries of benchmarks/zoo/requirements.txt into $(ZOO) (2 GB) ..."
+	test -x $(ZOO)/bin/python || $(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/python -m pip --disable-pip-version-check --quiet install --editable . --requirement requirements/torch.txt \
+	  --requirement benchmarks/zoo/requirements.txt --constraint benchmarks/zoo/constraints.txt
+	@touch $@
+
+zoo: $(ZOO)/.installed  ## train with real libraries, plain and recorded; benchmarks/results/zoo.md (ARGS="-k pyro")
+	mkdir -p benchmarks/results
+	$(ZOO)/bin/python benchmarks/zoo/run.py $(ARGS)
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
 	$(BIN)/python docs/generate.py
