@@ -100,8 +100,14 @@ def recording_cost(recorder: Mapping[str, Any]) -> str | None:
     scans = f" ({number(scanned)} of them op by op)" if scanned and full > 1 else ""
     said += f": {f'the first {full:,} steps are' if full > 1 else 'the first step is'} recorded in full{scans}."
     if settled is not None:
-        return f"{said} Since then it took {percent(settled)}, {cost['settled_ns'] / 1e6:.2g} ms a step."
+        return f"{said} Since then it took {percent(settled)}, {_milliseconds(cost['settled_ns'])} a step."
     return said if budget is None else f"{said} Longer runs are sampled to stay near `--budget`, {percent(budget)}."
+
+
+def _milliseconds(nanoseconds: float) -> str:
+    """``0.34 ms``, ``220 ms``: two significant digits, never in powers of ten."""
+    value = nanoseconds / 1e6
+    return f"{value:.2g} ms" if value < 99.5 else f"{value:,.0f} ms"
 
 
 def not_neutral(recorder: Mapping[str, Any]) -> str | None:

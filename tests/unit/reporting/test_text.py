@@ -101,6 +101,13 @@ COST = {"full_steps": 64, "scanned_steps": 3, "budget": 0.01, "settled_fraction"
             ),
         ),
         (
+            {"overhead_fraction": 0.07, "cost": {**COST, "settled_fraction": 0.22, "settled_ns": 220_000_000}},
+            (
+                "Recording took 7 % of the run's time: the first 64 steps are recorded in full (3 of them op by op). "
+                "Since then it took 22 %, 220 ms a step."
+            ),
+        ),
+        (
             {"overhead_fraction": 0.9, "cost": {**COST, "full_steps": 1, "budget": None}},
             "Recording took 90 % of the run's time: the first step is recorded in full.",
         ),
