@@ -95,7 +95,7 @@ def check(view: RunView, options: Options) -> Checked:
     price = _price(view)
     dear = price.share >= options["skipped_share"] and price.skipped >= options["min_skipped"]
     near = price.headroom < options["headroom"]
-    room = f"{price.headroom:.1f} binades" if math.isfinite(price.headroom) else "not known"
+    room = f"2^{price.headroom:.1f}" if math.isfinite(price.headroom) else "not known"
     seen = f"{how}: {price.told}, least headroom {room}"
     if not (dear or near):
         return Checked((), f"{seen}: FP16 is wide enough")
@@ -140,16 +140,17 @@ def _finding(view: RunView, how: str, price: _Price, options: Options, *, near: 
     if price.skipped:
         words.append(f"{percent(price.share)} of its steps skipped")
     if near and key is not None and room is not None:
-        words.append(f"`{key[1] or key[0]}` within {room:.1f} binades of 65504")
+        near_end = "at" if room < 0.05 else f"a factor of 2^{room:.1f} below"
+        words.append(f"`{key[1] or key[0]}` {near_end} 65504")
     costs = ", ".join(words)
     wider = math.log2(BF16.max / FP16.max)
     predicted: dict[str, Any] = {"skipped_steps": {"from": price.skipped, "to": 0}}
     gains = [f"skipped steps {price.skipped:,} -> 0"] * bool(price.skipped)
     if room is not None:
         predicted["headroom_binades"] = {"from": room, "to": room + wider}
-        gains += [f"headroom {room:.1f} -> {room + wider:.0f} binades"] * near
+        gains += [f"headroom 2^{room:.1f} -> 2^{room + wider:.0f}"] * near
     predicted["significant_bits"] = {"from": FP16.mantissa_bits + 1, "to": BF16.mantissa_bits + 1}
-    least = "not known" if room is None else f"{room:.1f} binades (limit {options['headroom']:g})"
+    least = "not known" if room is None else f"2^{room:.1f} (limit 2^{options['headroom']:g})"
     return Finding(
         code="PD709",
         name="fp16-where-bf16-fits",
@@ -158,7 +159,7 @@ def _finding(view: RunView, how: str, price: _Price, options: Options, *, near: 
         title=f"{how} on a device that has BF16: {costs}",
         message=f"{how} has a price in this run: {price.told} ({percent(price.share)}, limit "
         f"{percent(options['skipped_share'])}), least headroom of an FP16 activation {least}. The device has BF16, "
-        f"whose range ends {wider:.0f} binades further up; it keeps 8 significant bits in place of 11.",
+        f"whose range ends a factor of 2^{wider:.0f} further up; it keeps 8 significant bits in place of 11.",
         location=Location(
             key[0] if near and key else None, key[1] if near and key else None, None,
             key[2] if near and key else None, Phase.FORWARD,

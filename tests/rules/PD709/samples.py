@@ -62,7 +62,7 @@ def in_bf16() -> Training:
 FIRING = {
     "near_the_end": Sample(
         lambda: near_the_end(scaled()), module=DOWN, kind="output", severity="info", bare=True, rank=None,
-        says=("limit 2)", "112 binades further"),
+        says=("limit 2^2)", "2^112 further"),
     ),
     "skipped": Sample(
         lambda: scaled((14, 29, 44)), severity="info", bare=True, rank=None, says=("3 of 60 steps", "limit 1 %")
