@@ -144,7 +144,7 @@ def _lower(view: RunView, divergence: Divergence) -> Prescription:
         title=f"learning rate x {factor:g}{rates}{begun}",
         change={"lr_factor": factor},
         predicted=predicted,
-        snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor!r}\n",
+        snippet=snippets.lower_rate(factor),
     )
 
 

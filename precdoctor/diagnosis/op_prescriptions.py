@@ -193,7 +193,8 @@ def _double_where(_view: RunView, _incident: Incident, culprit: Culprit) -> Pres
         predicted={"nonfinite_gradients": {"from": bad_of(culprit), "to": 0}},
         snippet=(
             "import torch\n\n"
-            "safe = torch.where(valid, x, torch.ones_like(x))  # 0 * inf is NaN, so no inf may be computed at all\n"
+            "valid = x > 0  # here, of log: where the function and its gradient are finite\n"
+            "safe = torch.where(valid, x, torch.ones_like(x))  # 0 * inf is NaN\n"
             "y = torch.where(valid, torch.log(safe), torch.zeros_like(x))\n"
         ),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.stable_rate import rounded_down
 from precdoctor.diagnosis.telling import plural
@@ -71,12 +72,11 @@ def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, 
     told = ""
     if rates is not None and groups == 1:
         told = f" ({'peak ' if varies else ''}{rates.peak:.3g} -> {rates.peak * factor:.3g})"
-    before = "  # before the schedule is made, which goes by what it finds here" if varies else ""
     return Prescription(
         title=f"learning rate x {factor:g}{told}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
         change={"lr_factor": factor},
         predicted=_predicted(ratio, ratio * factor),
-        snippet=f"for group in optimizer.param_groups:{before}\n    group['lr'] *= {factor!r}\n",
+        snippet=snippets.lower_rate(factor),
     )
 
 

@@ -24,13 +24,15 @@ def run_in_float32(module: str, device: str) -> str:
     return (
         f"import torch\n\n"
         f"def run_in_float32(module):\n"
-        f'    """Call `module` outside autocast, its floating-point tensor arguments widened to FP32."""\n'
+        f'    """Call `module` outside autocast, on FP32 copies of its tensors."""\n'
         f"    forward = module.forward\n\n"
+        f"    def wide(x):\n"
+        f"        is_float = torch.is_tensor(x) and x.is_floating_point()\n"
+        f"        return x.float() if is_float else x\n\n"
         f"    def widened(*args, **kwargs):\n"
-        f"        def wide(x):\n"
-        f"            return x.float() if torch.is_tensor(x) and x.is_floating_point() else x\n\n"
+        f"        kwargs = {{k: wide(v) for k, v in kwargs.items()}}\n"
         f"        with torch.autocast({device!r}, enabled=False):\n"
-        f"            return forward(*map(wide, args), **{{k: wide(v) for k, v in kwargs.items()}})\n\n"
+        f"            return forward(*map(wide, args), **kwargs)\n\n"
         f"    module.float().forward = widened\n\n"
         f"run_in_float32({target})\n"
     )
@@ -55,6 +57,11 @@ def bfloat16_autocast(device: str) -> str:
         f"loss.backward()  # BF16 has FP32's exponents: no GradScaler\n"
         f"optimizer.step()\n"
     )
+
+
+def lower_rate(factor: float) -> str:
+    """Multiply every learning rate, once."""
+    return f"for group in optimizer.param_groups:  # once, before a scheduler is made\n    group['lr'] *= {factor!r}\n"
 
 
 def clip_norm(limit: float) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.rows import number, text
 from precdoctor.diagnosis.step_facts import StepFacts
@@ -65,7 +66,7 @@ class StableRate:
             f"of the steepest direction is multiplied by {self.growth:.2g} -> {self.after:.2g} per step",
             change={"lr_factor": self.factor},
             predicted={"gradient_per_step": {"from": self.growth, "to": self.after}},
-            snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {self.factor!r}\n",
+            snippet=snippets.lower_rate(self.factor),
         )
 
 
