@@ -136,7 +136,7 @@ class Optimizers:
         self._thrown.meet(optimizer)
         facts = self._recorder.current
         facts.optimizer = attempt.name
-        facts.lrs = [defer(group["lr"]) for group in groups_of(optimizer) if "lr" in group]
+        facts.lrs = [defer(group["lr"], by_drain=True) for group in groups_of(optimizer) if "lr" in group]
         if self._recorder.live:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)

@@ -164,8 +164,8 @@ class Scalers:
 
     def _note_scale(self, scaler: torch.amp.GradScaler) -> None:
         facts = self._recorder.current
-        facts.loss_scale = defer(static.attribute(scaler, "_scale"))
-        facts.growth_tracker = defer(static.attribute(scaler, "_growth_tracker"))
+        facts.loss_scale = defer(static.attribute(scaler, "_scale"), by_drain=True)
+        facts.growth_tracker = defer(static.attribute(scaler, "_growth_tracker"), by_drain=True)
 
     def _step_ended(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         if self._recorder.state != "armed":
