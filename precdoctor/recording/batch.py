@@ -32,7 +32,7 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
 
     Args:
         value: a tensor of one element, on any device; or a number.
-        by_drain: nobody else reads it: whoever waits gives the processor away, which the training thread can use.
+        by_drain: nobody else waits for it: the drain gives the processor away meanwhile, which training can use.
     """
     if not issubclass(type(value), torch.Tensor):
         return static.number(value)

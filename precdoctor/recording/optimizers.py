@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from precdoctor.recording import clipping, kernels, leaves, static
+from precdoctor.recording import clipping, kernels, leaves, room, static
 from precdoctor.recording.attempt import (
     Attempt,
     GradientsAside,
@@ -99,7 +99,8 @@ class Optimizers:
         """A script may step before it ever calls a module; recording begins there, too."""
         if torch.compiler.is_compiling() or self._recorder.threads.elsewhere():
             return False
-        return self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
+        armed = self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
+        return armed and not self._recorder.captured()
 
     def _forget(self) -> None:
         """In a forked child: nothing of the parent's run has been written to this one's log."""
@@ -226,7 +227,7 @@ class Optimizers:
         attempt.reached = not attempt.skipped
         self._kept.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
-            attempt.given = gradients_of(optimizer, self._recorder.options.scene_memory)
+            attempt.given = gradients_of(optimizer, room.for_copies(self._recorder.options))
         self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(parameters_of(optimizer))
@@ -335,7 +336,7 @@ class Optimizers:
             return
         changing = (p for p, *_ in self._parameters(attempt.optimizer) if p.requires_grad)
         candidates = [p for p in changing if attempt.closure or p.grad is not None]
-        budget, taken = self._recorder.options.scene_memory, 0
+        budget, taken = room.for_copies(self._recorder.options), 0
         start = self._next_copied % len(candidates) if candidates else 0
         with kernels.apart_from_user_modes():
             for parameter in candidates[start:] + candidates[:start]:

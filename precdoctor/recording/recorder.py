@@ -17,7 +17,7 @@ from torch import Tensor
 
 from precdoctor import _boot
 from precdoctor.recording import attach, kernels, leaves
-from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
+from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts, is_capturing
 from precdoctor.recording.facts import Facts
 from precdoctor.recording.naming import Names, Place
 from precdoctor.recording.options import RecordOptions
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 _MAX_INTERNAL_ERRORS = 3
 #: Calls of one module told apart within a micro-step: recurrent cells, decoding loops and rollouts make thousands.
 MAX_CALLS = 16
+CAPTURED = (
+    "a training step is captured in a CUDA graph: what replays of it do is not recorded step by step; "
+    "statistics taken in them are added up in the next step outside of the graph"
+)
 
 
 class Recorder:
@@ -82,6 +86,7 @@ class Recorder:
         self.micro_step = 0
         self._calls: dict[tuple[str, str, str], int] = {}
         self._step_began = time.perf_counter_ns()
+        self._said_captured = False
 
     # --- states ------------------------------------------------------------------------------------------------------
 
@@ -289,6 +294,16 @@ class Recorder:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
+    def captured(self) -> bool:
+        """Whether a CUDA graph is being captured: all there may be of ours in it are statistics that go into slots."""
+        if not is_capturing():
+            return False
+        if not self._said_captured:
+            self._said_captured = True
+            self.event("warning", data={"message": CAPTURED})
+            attach.say(CAPTURED)
+        return True
+
     def end_micro_step(self) -> None:
         """A backward pass has ended."""
         self.micro_step += 1
@@ -298,6 +313,8 @@ class Recorder:
 
     def end_step(self) -> None:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
+        if self.captured():
+            return  # what it has put into slots is handed over with the next step outside of the graph
         self._end_scan()
         self._hand_over(complete=True)
         try:
@@ -349,7 +366,7 @@ class Recorder:
         facts.step_ns = time.perf_counter_ns() - self._step_began
         entries = [e for e in self.slots.take() if self._counts_as_training(e)]
         snapshots = {}
-        if facts.sampled:
+        if facts.sampled and not is_capturing():
             with kernels.apart_from_user_modes():
                 snapshots = {device: bank.snapshot(len(self.slots)) for device, bank in kernels.banks().items()}
         drain = self.drain

@@ -180,7 +180,7 @@ class Scalers:
         found = list(state.get("found_inf_per_device", {}).values())
         if found:
             total = found[0] if len(found) == 1 else torch.stack([f.to(found[0].device) for f in found]).sum()
-            self._recorder.current.found_inf = defer(total)
+            self._recorder.current.found_inf = defer(total, by_drain=True)
         return bool(found)
 
     # --- attempts that the script leaves out --------------------------------------------------------------------------

@@ -70,6 +70,8 @@ class Together(AbstractContextManager["Together"]):
             return False
         if slot in self._jobs:  # a slot is in a launch once: its programs run in any order
             self.flush()
+        if intended is not None and x.is_cuda and intended.element_size() < torch.float32.itemsize:
+            intended = intended.float()  # what the kernel for many updates reads
         if not kernels.gathers(x, before, intended):
             return False
         with self._lock:

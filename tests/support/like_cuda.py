@@ -27,7 +27,10 @@ OURS = str(Path(precdoctor.__file__).parent / "recording") + "/"
 #: Rooms that run a step again, or look at each of its ops.
 MAY_WAIT = ("microscope/", "deepscan/", "shadowing/", "loss_replay", "fp8/provenance")
 #: Functions of the recorder that are only called when something is wrong already, or wait as documented.
-INCIDENTS = {"_examine", "_finite_before", "_report_optimizer", "_report_state", "_tell_if_sure", "_is_finite", "_is_lost"}
+INCIDENTS = {
+    "_examine", "_finite_before", "_report_optimizer", "_report_state", "_tell_if_sure", "_is_finite", "_is_lost",
+    "is_stuck", "_is_rounded",
+}  # fmt: skip
 #: Functions of the recorder that stand for one of torch's: they run the user's calls.
 WRAPPERS = {"noticing"}
 _DEVICE = torch.device("cuda", 0)
@@ -262,7 +265,9 @@ class Event:
     def __init__(self, *, blocking: bool = False, **_: object) -> None:
         if CUDA.capturing:
             CUDA.refuse("an event while a graph is captured")
-        self.blocking = blocking
+        frame = sys._getframe(2)
+        #: The guard spins on what it waits for.
+        self.blocking = blocking or frame.f_code.co_filename == OURS + "sentinel.py"
         self._number = 0
 
     def record(self, _stream=None) -> None:
@@ -310,7 +315,18 @@ def install(*, batches: bool = True) -> None:
 
     for name, there in (("is_cpu", False), ("is_cuda", True), ("device", _DEVICE)):
         setattr(Tensor, name, _attribute(name, there))
-    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy", "cpu", "nonzero", "unique"):
+    for name in (
+        "item",
+        "tolist",
+        "__bool__",
+        "__float__",
+        "__int__",
+        "__index__",
+        "numpy",
+        "cpu",
+        "nonzero",
+        "unique",
+    ):
         setattr(Tensor, name, _waits(Tensor, name))
     for name in ("equal", "nonzero", "masked_select", "unique", "allclose", "bincount"):
         setattr(torch, name, _waits(torch, name))

@@ -1,8 +1,8 @@
 """Train specimens, each in a fork of its own, two at a time.
 
 With ``ZOO_RUNS`` set, the recorder (which ``PRECDOCTOR_RUN`` has put into this process, still idle) is pointed at a
-fresh run directory ``ZOO_RUNS/NAME`` in each fork; without it nothing of precdoctor is here. With ``ZOO_LIKE_CUDA`` that
-recorder takes tensors for CUDA's, and each line holds the most waits for the device in one step.
+fresh run directory ``ZOO_RUNS/NAME`` in each fork; without it nothing of precdoctor is here. With ``ZOO_LIKE_CUDA``
+that recorder takes tensors for CUDA's, and each line holds the most waits for the device in one step.
 """
 
 from __future__ import annotations
