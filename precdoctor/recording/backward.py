@@ -108,7 +108,7 @@ class Backward:
     def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
         recorder = self._recorder
         recorder.in_backward = True
-        if recorder.captured():
+        if recorder.capture.runs:
             return
         self._thrown.backward_begins()
         self._kept.backward_begins()
@@ -135,7 +135,7 @@ class Backward:
 
     def _ended(self, tensors: Any) -> None:
         self._recorder.in_backward = False
-        if self._recorder.captured():
+        if self._recorder.capture.runs:
             return
         weights = self._loss_code.weights
         self._manual.leaves_derived(weights)

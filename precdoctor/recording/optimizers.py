@@ -100,7 +100,7 @@ class Optimizers:
         if torch.compiler.is_compiling() or self._recorder.threads.elsewhere():
             return False
         armed = self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
-        return armed and not self._recorder.captured()
+        return armed and not self._recorder.capture.runs
 
     def _forget(self) -> None:
         """In a forked child: nothing of the parent's run has been written to this one's log."""
@@ -153,7 +153,7 @@ class Optimizers:
             just_now: they are judged at once, before anybody can write to them.
         """
         facts = self._recorder.current
-        if facts.gradients_of is not None or facts.grad_norm is not None:
+        if facts.gradients_of is not None or facts.grad_norm is not None or self._recorder.capture.runs:
             return
         parameters = list(parameters)
         if (found := gradient_sentinel(parameters)) is not None:
@@ -175,6 +175,8 @@ class Optimizers:
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` begins."""
+        if self._recorder.capture.runs:
+            return
         attempt = self._open(optimizer, by_scaler=True)
         attempt.skipped = self._skips(optimizer, scaler)
         self._shadow(attempt)
@@ -197,6 +199,8 @@ class Optimizers:
         self, scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer, found: Found | None = None
     ) -> None:
         """An attempt has ended that the script gave up: neither the scaler nor the optimizer was asked to step."""
+        if self._recorder.capture.runs:
+            return
         had_optimizer = self._manual.has_optimizer
         attempt = self._open(optimizer, by_scaler=False)
         self._manual.has_optimizer = had_optimizer  # an optimizer may be there for its ``zero_grad`` alone

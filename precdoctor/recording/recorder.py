@@ -18,6 +18,7 @@ from torch import Tensor
 from precdoctor import _boot
 from precdoctor.recording import attach, kernels, leaves
 from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts, is_capturing
+from precdoctor.recording.capture import Capture
 from precdoctor.recording.facts import Facts
 from precdoctor.recording.naming import Names, Place
 from precdoctor.recording.options import RecordOptions
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
 _MAX_INTERNAL_ERRORS = 3
 #: Calls of one module told apart within a micro-step: recurrent cells, decoding loops and rollouts make thousands.
 MAX_CALLS = 16
-CAPTURED = (
-    "a training step is captured in a CUDA graph: what replays of it do is not recorded step by step; "
-    "statistics taken in them are added up in the next step outside of the graph"
-)
 
 
 class Recorder:
@@ -86,7 +83,7 @@ class Recorder:
         self.micro_step = 0
         self._calls: dict[tuple[str, str, str], int] = {}
         self._step_began = time.perf_counter_ns()
-        self._said_captured = False
+        self.capture = Capture(self)
 
     # --- states ------------------------------------------------------------------------------------------------------
 
@@ -238,9 +235,8 @@ class Recorder:
         launch: Callable[[Tensor, int], None] = kernels.stat,
         together: Together | None = None,
     ) -> Entry | None:
-        """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there.
-
-        With ``together`` it may be done later: ``x`` is to stay as it is.
+        """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there. With
+        ``together`` it may be done later: ``x`` is to stay as it is.
         """
         kinds = self.options.kinds
         dense = None if kinds and site.kind not in kinds else leaves.plain(x) if dense is None else dense
@@ -280,10 +276,8 @@ class Recorder:
 
     def wants(self, place: Place) -> bool:
         """Whether ``--include``/``--exclude`` let this module through."""
-        options = self.options
-        if not (options.include or options.exclude):
-            return True
-        return attach.glob_allows(options.include, options.exclude, place.module)
+        include, exclude = self.options.include, self.options.exclude
+        return not (include or exclude) or attach.glob_allows(include, exclude, place.module)
 
     def next_call(self, place: Place, mode: str) -> int:
         """How often the module was called in this micro-step before, per mode; the last number means any later one."""
@@ -294,16 +288,6 @@ class Recorder:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def captured(self) -> bool:
-        """Whether a CUDA graph is being captured: all there may be of ours in it are statistics that go into slots."""
-        if not is_capturing():
-            return False
-        if not self._said_captured:
-            self._said_captured = True
-            self.event("warning", data={"message": CAPTURED})
-            attach.say(CAPTURED)
-        return True
-
     def end_micro_step(self) -> None:
         """A backward pass has ended."""
         self.micro_step += 1
@@ -313,8 +297,8 @@ class Recorder:
 
     def end_step(self) -> None:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
-        if self.captured():
-            return  # what it has put into slots is handed over with the next step outside of the graph
+        if self.capture.runs:
+            return  # its slots are handed over with the next step outside of the graph
         self._end_scan()
         self._hand_over(complete=True)
         try:
@@ -369,8 +353,7 @@ class Recorder:
         if facts.sampled and not is_capturing():
             with kernels.apart_from_user_modes():
                 snapshots = {device: bank.snapshot(len(self.slots)) for device, bank in kernels.banks().items()}
-        drain = self.drain
-        if drain is None:
+        if (drain := self.drain) is None:
             return
         drain.put(StepBatch(facts, entries, snapshots))
         if drain.defect is not None and self.options.strict:

@@ -143,7 +143,7 @@ class Scalers:
     def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @guarded(self._recorder)
         def note(scaler: torch.amp.GradScaler) -> None:
-            if self._unscaled and self._recorder.state == "armed":
+            if self._unscaled and self._recorder.state == "armed" and not self._recorder.capture.runs:
                 self._end_left_out(scaler)
             self._in_use.drop(scaler)
 
@@ -155,7 +155,7 @@ class Scalers:
         return update
 
     def _step_begins(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        if self._recorder.state == "idle" and not self._recorder.arm():
+        if (self._recorder.state == "idle" and not self._recorder.arm()) or self._recorder.capture.runs:
             return
         self._patch_sharded()
         self._meet(scaler)
@@ -168,7 +168,7 @@ class Scalers:
         facts.growth_tracker = defer(static.attribute(scaler, "_growth_tracker"), by_drain=True)
 
     def _step_ended(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        if self._recorder.state != "armed":
+        if self._recorder.state != "armed" or self._recorder.capture.runs:
             return
         self._note_found(scaler, optimizer)
         self._kept.losses.stepped()
