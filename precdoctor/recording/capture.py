@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder
 
 _SENTENCE = (
-    "a training step is captured in a CUDA graph: its replays are not recorded as steps, and their statistics are added "
+    "a training step is captured in a CUDA graph: its replays are not recorded as steps; their statistics are added "
     "up in the next step outside of the graph"
 )
 
