@@ -22,8 +22,10 @@ from precdoctor.recording.kernels import native
 _SLOTS_PER_BLOCK = 128
 #: Blocks kept for the next snapshots, as a multiple of those in use; pinned copies of a bank.
 _SPARE_SETS = 2
-#: 64-bit words of a slot on a GPU: its integers, then its floats.
-_WORDS = at.INT_WIDTH + at.FLOAT_WIDTH
+#: 64-bit words of a slot on a GPU, its integers, then its floats; both begin at multiples of 16 bytes.
+_FIRST_FLOAT = at.INT_WIDTH + at.INT_WIDTH % 2
+_WORDS = _FIRST_FLOAT + at.FLOAT_WIDTH
+assert _WORDS % 2 == 0
 
 
 class _Block:
@@ -63,7 +65,7 @@ class Bank:
         self.counter_address = self.counter.data_ptr()
         fresh = np.zeros(_WORDS, np.int64)
         fresh[[at.ORDER, at.FIRST_BAD_ORDER]] = at.NEVER
-        fresh[at.INT_WIDTH :] = np.array([-math.inf, math.inf, 0.0, 0.0]).view(np.int64)
+        fresh[_FIRST_FLOAT:] = np.array([-math.inf, math.inf, 0.0, 0.0]).view(np.int64)
         self._fresh = torch.from_numpy(fresh).to(device)
         self._fresh_ints, self._fresh_floats = _parts(self._fresh)
         #: On a GPU, what the blocks are parts of; the streams that this step has launched on.
@@ -283,7 +285,7 @@ def _fill(rows: Tensor, fresh: Tensor) -> None:
 
 def _parts(words: Tensor) -> tuple[Tensor, Tensor]:
     """The integers and the floats of rows that hold both."""
-    return words[..., : at.INT_WIDTH], words[..., at.INT_WIDTH :].view(torch.float64)
+    return words[..., : at.INT_WIDTH], words[..., _FIRST_FLOAT:].view(torch.float64)
 
 
 def _blocks_of(segment: Tensor) -> list[_Block]:
