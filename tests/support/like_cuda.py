@@ -29,7 +29,7 @@ MAY_WAIT = ("microscope/", "deepscan/", "shadowing/", "loss_replay", "fp8/proven
 #: Functions of the recorder that are only called when something is wrong already, or wait as documented.
 INCIDENTS = {
     "_examine", "_finite_before", "_report_optimizer", "_report_state", "_tell_if_sure", "_is_finite", "_is_lost",
-    "is_stuck", "_is_rounded",
+    "is_stuck", "_is_rounded", "_added_up",
 }  # fmt: skip
 #: Functions of the recorder that stand for one of torch's: they run the user's calls.
 WRAPPERS = {"noticing"}
@@ -106,7 +106,7 @@ def on_device(x) -> bool:
         return False
     try:
         return x.untyped_storage()._cdata not in CUDA.host
-    except (RuntimeError, NotImplementedError):  # sparse, or without storage
+    except (RuntimeError, ValueError):  # sparse, or without memory so far
         return True
 
 

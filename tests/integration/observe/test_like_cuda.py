@@ -54,7 +54,10 @@ def test_the_whole_zoo_is_recorded_and_none_trains_differently(zoo, tmp_path):
     assert recorded.keys() == zoo.plain.keys()
     assert [n for n, line in recorded.items() if line["digest"] != zoo.plain[n]["digest"]] == []
     assert {n: line["refusals"] for n, line in recorded.items() if line["refusals"]} == {}
-    assert {n: line["waits"] for n, line in recorded.items() if line["waits"] > 1} == {}
+    # Steps that a script leaves out by itself: the look that shows it, and what the scaler has found.
+    more = {n for n, line in recorded.items() if line["waits"] > 1}
+    assert more <= {"skips_under_scaler", "skips_two_optimizers"}
+    assert all(recorded[n]["waits"] == 2 for n in more)
     for name in recorded:
         path = tmp_path / "runs" / name
         assert events(precdoctor.open_run(path), "error") == [], name

@@ -85,6 +85,6 @@ print("trained")
 def test_ranks_that_would_disagree_are_not_asked(tmp_path, policy):
     script(tmp_path, "sharded.py", SHARDED)
     done = record(tmp_path, "--on-nonfinite", policy, "--", PYTHON, "sharded.py", run=tmp_path / "run")
-    assert done.status == 2 and "trained" not in done.out
+    assert done.status == 2 and b"trained" not in done.out
     sentence = f"--on-nonfinite {policy} does not work with sharded gradients, because ranks would disagree; use "
     assert any(sentence + "--on-nonfinite examine" in line for line in done.said), done.err
