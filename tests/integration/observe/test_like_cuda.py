@@ -218,3 +218,22 @@ def test_a_replay_asks_for_room_first(tmp_path, peak, outcome):
         sentence = "not enough device memory: a replay may need 61.0 GiB, and cuda:0 has 4.0 GiB left"
         assert incident["why"] == sentence and f"({sentence})" in err
     assert said["asked"] == 1, "of eight devices, the random state of the one that the model is on"
+
+
+def test_neither_does_a_comparison_with_a_wide_reference_begin_without_room(tmp_path):
+    body = """
+from pathlib import Path
+from precdoctor.recording import hooks
+from precdoctor.recording.options import RecordOptions
+from precdoctor.runlog.layout import create_run
+
+CUDA.peak, CUDA.free = 61 << 30, 4 << 30
+create_run(Path("run"), {"command": ["train.py"]}, force=False)
+recorder = hooks.begin(Path("run"), RecordOptions(strict=True, shadow="fp32"))
+step()
+recorder.close()
+tell()
+"""
+    _, run_, _ = run(tmp_path, MLP + body)
+    (refused,) = [e for data in run_.events()["data"] if (e := json.loads(data)).get("reference") == "fp32"]
+    assert refused["outcome"] == "refused" and refused["why"].startswith("not enough device memory: ")
