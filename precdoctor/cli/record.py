@@ -121,7 +121,10 @@ def record(
     ] = None,
     scene_memory: Annotated[
         str | None,
-        typer.Option(help="Memory for a replay and for weights before the step; default: 256MiB.", metavar="SIZE"),
+        typer.Option(
+            help="Memory for a replay and for weights before the step; default: 256MiB, or 2% of a GPU for replays.",
+            metavar="SIZE",
+        ),
     ] = None,
     max_disk: Annotated[
         str | None, typer.Option(help="Stop recording, not training, at this size per rank.", metavar="SIZE")

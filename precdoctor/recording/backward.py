@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import attach, static
-from precdoctor.recording.batch import defer
+from precdoctor.recording.batch import defer, is_capturing
 from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
@@ -75,7 +75,7 @@ class Backward:
             loss_code.close()
             tensors = args[0] if args else kwargs.get("tensors")
             begin(tensors)
-            if loss_code.supported:
+            if loss_code.supported and not is_capturing():
                 loss_code.began(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
             enter()
             looking = casts_begin() if self._casts.met else None
@@ -108,6 +108,8 @@ class Backward:
     def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
         recorder = self._recorder
         recorder.in_backward = True
+        if recorder.capture.runs:
+            return
         recorder.claim.backward_begins()
         self._thrown.backward_begins()
         self._kept.backward_begins()
@@ -122,7 +124,7 @@ class Backward:
             facts.backward_file, facts.backward_line = where
         for index, root in enumerate(roots):
             if root.numel() == 1 and root.is_floating_point():
-                facts.losses.append(defer(root))
+                facts.losses.append(defer(root, by_drain=True))
                 facts.narrow_loss = facts.narrow_loss or root.dtype is torch.float16
                 if (factor := constant_factor(root)) is not None:
                     facts.root_factors.append(factor)
@@ -134,6 +136,8 @@ class Backward:
 
     def _ended(self, tensors: Any) -> None:
         self._recorder.in_backward = False
+        if self._recorder.capture.runs:
+            return
         weights = self._loss_code.weights
         self._manual.leaves_derived(weights)
         self._recorder.end_micro_step()

@@ -24,11 +24,16 @@ def read(value: Deferred) -> float | None:
 
 def is_capturing() -> bool:
     """Whether a CUDA graph is being captured, in which nothing may be read."""
-    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def defer(value: Any) -> Deferred:
-    """A tensor's scalar, or a number, to be read later without a synchronisation now; null for anything else."""
+def defer(value: Any, *, by_drain: bool = False) -> Deferred:
+    """A tensor's scalar, or a number, to be read later without a synchronisation now; null for anything else.
+
+    Args:
+        value: a tensor of one element, on any device; or a number.
+        by_drain: nobody else waits for it: the drain gives the processor away meanwhile, which training can use.
+    """
     if not issubclass(type(value), torch.Tensor):
         return static.number(value)
     if value.is_cpu:
@@ -37,7 +42,7 @@ def defer(value: Any) -> Deferred:
     host.copy_(value.detach().reshape(()), non_blocking=True)
     if not value.is_cuda:
         return lambda: float(host)
-    event = torch.cuda.Event()
+    event = torch.cuda.Event(blocking=by_drain)
     event.record(torch.cuda.current_stream(value.device))
 
     def arrived() -> float:

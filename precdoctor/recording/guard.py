@@ -93,8 +93,8 @@ class Guard:
         parameters = parameters_of(optimizer)
         if self._recorder.trace is not None and self._recorder.trace.running:
             return self._skips_traced_step(parameters, scaled=scaler is not None)
-        if self._policy == "skip" and any(map(_is_sharded, parameters)):
-            self._refuse_to_skip()
+        if self._policy in ("skip", "stop") and any(map(_is_sharded, parameters)):
+            self._refuse_sharded()
         launched = self._buffers.launch()
         gradients_bad = self._gradients_are_bad(parameters, look)
         poisoned = self._buffers.judge(*launched)
@@ -365,10 +365,10 @@ class Guard:
         attach.say(f"stopping the run ({message}); the weights are as they were before this step")
         raise SystemExit(STOPPED_BY_US)
 
-    def _refuse_to_skip(self) -> None:
-        message = "--on-nonfinite skip does not work with sharded gradients (FSDP, DTensor), whose ranks would disagree"
+    def _refuse_sharded(self) -> None:
+        message = f"--on-nonfinite {self._policy} does not work with sharded gradients, because ranks would disagree"
         self._recorder.close(reason="refused", message=message)
-        attach.say(f"{message}; use --on-nonfinite examine or stop")
+        attach.say(f"{message}; use --on-nonfinite examine")
         raise SystemExit(2)
 
 
@@ -392,7 +392,7 @@ def _value(amax: Deferred) -> float:
 
 
 def _is_sharded(parameter: Tensor) -> bool:
-    return type(parameter).__name__ == "DTensor" or type(parameter.grad).__name__ == "DTensor"
+    return bool({type(parameter).__name__, type(parameter.grad).__name__} & {"DTensor", "FlatParameter"})
 
 
 def _there_are_optimizers() -> bool:

@@ -184,9 +184,21 @@ def plain(x: Tensor) -> Tensor | None:
     if x.layout is not torch.strided:
         if x.layout is not torch.sparse_coo:
             return None
-        x = x.detach().coalesce().values()
+        x = _added_up(x.detach())
     if x.is_meta or x.is_nested or x.numel() == 0 or x.untyped_storage().nbytes() == 0:
         return None
     if x.dtype.is_complex:
         x = torch.view_as_real(x.detach().resolve_conj())
     return x if x.dtype.is_floating_point else None
+
+
+def _added_up(x: Tensor) -> Tensor:
+    """The values of a sparse tensor, those of one place added up, without ``coalesce``: torch may warn in it."""
+    indices, values = x._indices(), x._values()
+    if x.is_coalesced() or not values.numel():
+        return values
+    places = torch.zeros_like(indices[0])
+    for size, along in zip(x.shape, indices, strict=False):
+        places = places * size + along
+    distinct, inverse = places.unique(return_inverse=True)
+    return values.new_zeros((len(distinct), *values.shape[1:])).index_add_(0, inverse, values)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from precdoctor.recording import clipping, kernels, leaves, static
+from precdoctor.recording import clipping, kernels, leaves, room, static
 from precdoctor.recording.attempt import (
     Attempt,
     GradientsAside,
@@ -100,7 +100,8 @@ class Optimizers:
         """A script may step before it ever calls a module; recording begins there, too."""
         if torch.compiler.is_compiling() or self._recorder.threads.elsewhere():
             return False
-        return self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
+        armed = self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
+        return armed and not self._recorder.capture.runs
 
     def _claimed(self) -> bool:
         """With its first attempt a process becomes a rank; false when it cannot."""
@@ -141,7 +142,7 @@ class Optimizers:
         self._thrown.meet(optimizer)
         facts = self._recorder.current
         facts.optimizer = attempt.name
-        facts.lrs = [defer(group["lr"]) for group in groups_of(optimizer) if "lr" in group]
+        facts.lrs = [defer(group["lr"], by_drain=True) for group in groups_of(optimizer) if "lr" in group]
         if self._recorder.live:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
@@ -157,7 +158,7 @@ class Optimizers:
             just_now: they are judged at once, before anybody can write to them.
         """
         facts = self._recorder.current
-        if facts.gradients_of is not None or facts.grad_norm is not None:
+        if facts.gradients_of is not None or facts.grad_norm is not None or self._recorder.capture.runs:
             return
         parameters = list(parameters)
         if (found := gradient_sentinel(parameters)) is not None:
@@ -179,6 +180,8 @@ class Optimizers:
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` begins."""
+        if self._recorder.capture.runs:
+            return
         attempt = self._open(optimizer, by_scaler=True)
         attempt.skipped = self._skips(optimizer, scaler)
         self._shadow(attempt)
@@ -201,6 +204,8 @@ class Optimizers:
         self, scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer, found: Found | None = None
     ) -> None:
         """An attempt has ended that the script gave up: neither the scaler nor the optimizer was asked to step."""
+        if self._recorder.capture.runs:
+            return
         had_optimizer = self._manual.has_optimizer
         attempt = self._open(optimizer, by_scaler=False)
         self._manual.has_optimizer = had_optimizer  # an optimizer may be there for its ``zero_grad`` alone
@@ -231,7 +236,7 @@ class Optimizers:
         attempt.reached = not attempt.skipped
         self._kept.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
-            attempt.given = gradients_of(optimizer, self._recorder.options.scene_memory)
+            attempt.given = gradients_of(optimizer, room.for_copies(self._recorder.options))
         self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(parameters_of(optimizer))
@@ -340,7 +345,7 @@ class Optimizers:
             return
         changing = (p for p, *_ in self._parameters(attempt.optimizer) if p.requires_grad)
         candidates = [p for p in changing if attempt.closure or p.grad is not None]
-        budget, taken = self._recorder.options.scene_memory, 0
+        budget, taken = room.for_copies(self._recorder.options), 0
         start = self._next_copied % len(candidates) if candidates else 0
         with kernels.apart_from_user_modes():
             for parameter in candidates[start:] + candidates[:start]:

@@ -62,8 +62,9 @@ class RecordOptions:
     #: What is seen of ``torch.compile``: boundary (calls of compiled models) | instrument (modules inside them, too,
     #: which changes how they round).
     compiled: str = "boundary"
-    #: Kept per rank and step, for update rows and for what a replay of the step needs.
-    scene_memory: int = 256 << 20
+    #: Kept per rank and step, for update rows and for what a replay of the step needs; null: 256 MiB, and for replays
+    #: 2 % of a GPU's memory where that is more.
+    scene_memory: int | None = None
     #: Stop writing (training goes on) when a rank directory reaches this size; null: no limit.
     max_disk: int | None = None
     #: Keep source text, argv and offending values out of the log.

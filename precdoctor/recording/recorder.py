@@ -18,7 +18,8 @@ from torch import Tensor
 
 from precdoctor import _boot
 from precdoctor.recording import attach, kernels, leaves
-from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
+from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts, is_capturing
+from precdoctor.recording.capture import Capture
 from precdoctor.recording.claim import Claim, chosen
 from precdoctor.recording.facts import Facts
 from precdoctor.recording.naming import Names, Place
@@ -85,6 +86,7 @@ class Recorder:
         self.micro_step = 0
         self._calls: dict[tuple[str, str, str], int] = {}
         self._step_began = time.perf_counter_ns()
+        self.capture = Capture(self)
 
     # --- states ------------------------------------------------------------------------------------------------------
 
@@ -214,9 +216,8 @@ class Recorder:
         launch: Callable[[Tensor, int], None] = kernels.stat,
         together: Together | None = None,
     ) -> Entry | None:
-        """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there.
-
-        With ``together`` it may be done later: ``x`` is to stay as it is.
+        """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there. With
+        ``together`` it may be done later: ``x`` is to stay as it is.
         """
         kinds = self.options.kinds
         dense = None if kinds and site.kind not in kinds else leaves.plain(x) if dense is None else dense
@@ -256,10 +257,8 @@ class Recorder:
 
     def wants(self, place: Place) -> bool:
         """Whether ``--include``/``--exclude`` let this module through."""
-        options = self.options
-        if not (options.include or options.exclude):
-            return True
-        return attach.glob_allows(options.include, options.exclude, place.module)
+        include, exclude = self.options.include, self.options.exclude
+        return not (include or exclude) or attach.glob_allows(include, exclude, place.module)
 
     def next_call(self, place: Place, mode: str) -> int:
         """How often the module was called in this micro-step before, per mode; the last number means any later one."""
@@ -279,6 +278,8 @@ class Recorder:
 
     def end_step(self) -> None:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
+        if self.capture.runs:
+            return  # its slots are handed over with the next step outside of the graph
         self.claim.make()
         self._end_scan()
         self._hand_over(complete=True)
@@ -333,11 +334,10 @@ class Recorder:
         facts.step_ns = time.perf_counter_ns() - self._step_began
         entries = [e for e in self.slots.take() if facts.root or self._counts_as_training(e)]
         snapshots = {}
-        if facts.sampled:
+        if facts.sampled and not is_capturing():
             with kernels.apart_from_user_modes():
                 snapshots = {device: bank.snapshot(len(self.slots)) for device, bank in kernels.banks().items()}
-        drain = self.drain
-        if drain is None:
+        if (drain := self.drain) is None:
             return
         drain.put(StepBatch(facts, entries, snapshots))
         if drain.defect is not None and self.options.strict:

@@ -143,7 +143,7 @@ class Scalers:
     def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @guarded(self._recorder)
         def note(scaler: torch.amp.GradScaler) -> None:
-            if self._unscaled and self._recorder.state == "armed":
+            if self._unscaled and self._recorder.state == "armed" and not self._recorder.capture.runs:
                 self._end_left_out(scaler)
             self._in_use.drop(scaler)
 
@@ -156,8 +156,8 @@ class Scalers:
 
     def _step_begins(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         recorder = self._recorder
-        if recorder.state == "idle":
-            recorder.arm()
+        if (recorder.state == "idle" and not recorder.arm()) or recorder.capture.runs:
+            return
         recorder.claim.make()
         if recorder.state != "armed":
             return
@@ -168,11 +168,11 @@ class Scalers:
 
     def _note_scale(self, scaler: torch.amp.GradScaler) -> None:
         facts = self._recorder.current
-        facts.loss_scale = defer(static.attribute(scaler, "_scale"))
-        facts.growth_tracker = defer(static.attribute(scaler, "_growth_tracker"))
+        facts.loss_scale = defer(static.attribute(scaler, "_scale"), by_drain=True)
+        facts.growth_tracker = defer(static.attribute(scaler, "_growth_tracker"), by_drain=True)
 
     def _step_ended(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        if self._recorder.state != "armed":
+        if self._recorder.state != "armed" or self._recorder.capture.runs:
             return
         self._note_found(scaler, optimizer)
         self._kept.losses.stepped()
@@ -184,7 +184,7 @@ class Scalers:
         found = list(state.get("found_inf_per_device", {}).values())
         if found:
             total = found[0] if len(found) == 1 else torch.stack([f.to(found[0].device) for f in found]).sum()
-            self._recorder.current.found_inf = defer(total)
+            self._recorder.current.found_inf = defer(total, by_drain=True)
         return bool(found)
 
     # --- attempts that the script leaves out --------------------------------------------------------------------------

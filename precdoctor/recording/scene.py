@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import copies, kernels, leaves, static
+from precdoctor.recording import copies, kernels, leaves, room, static
+from precdoctor.recording.batch import is_capturing
 from precdoctor.recording.deliveries import Deliveries
 from precdoctor.recording.first_call import FirstCall, FirstCalls
 from precdoctor.recording.guarded import guarded
@@ -67,6 +68,8 @@ class RootCall:
     #: Output leaves with their version counters, and the gradients the backward pass brought to them.
     outputs: list[tuple[str, Tensor, int]] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    #: Outputs that got a gradient for which there was no room; the loss code may bring it again.
+    lost: set[str] = field(default_factory=set)
     #: The same for each call of ``torch.autograd.grad``, by its number in the step.
     taken: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     #: Which autograd node made each output: its sequence number, and the number of the output.
@@ -107,17 +110,18 @@ class Scene:
         self.transformed = False
         #: Why the step cannot be replayed, if it cannot.
         self.refused: str | None = None
-        self._left: float = recorder.options.scene_memory
+        self._left: float = room.for_scene(recorder.options)
         self._storages: set[int] = set()
         self._step = -1
         self._buffers: dict[int, _Buffers] = {}
         self._first_calls = FirstCalls()
         #: Some caller or forward writes into the arguments: from now on they are copied.
         self._copying = False
+        self._devices: static.ByIdentity[nn.Module, tuple[torch.device, frozenset[torch.device]]] = static.ByIdentity()
         self._cannot: dict[int, tuple[weakref.ref[nn.Module], str | None]] = {}
         #: Whether a step that begins is to be kept whatever it takes.
         self.unlimited_at: Callable[[int], bool] = lambda _step: False
-        self.enabled = recorder.options.on_nonfinite != "observe" or recorder.options.scene_memory > 0
+        self.enabled = recorder.options.on_nonfinite != "observe" or recorder.options.scene_memory != 0
         self._keep = guarded(recorder)(self._gradient)
         #: The code behind a tensor.
         self.graph_behind: Callable[[Tensor], LossGraph | None] = lambda _x: None
@@ -137,7 +141,7 @@ class Scene:
         for told in self.when_cleared:
             told()
         self.refused, self.transformed = None, False
-        self._left = self._recorder.options.scene_memory
+        self._left = room.for_scene(self._recorder.options)
         self._storages.clear()
 
     # --- root calls --------------------------------------------------------------------------------------------------
@@ -146,6 +150,9 @@ class Scene:
         """A top-level module is called in training; null when the call is not kept."""
         self.begin_step_if_new()
         if self.refused is not None:
+            return None
+        if is_capturing():
+            self._refuse("a CUDA graph was captured in the step")
             return None
         if torch._C._functorch.maybe_current_level() is not None:
             self.transformed = True  # the graph around it may still be known
@@ -165,7 +172,7 @@ class Scene:
             leaves.mapped(args, keep, objects=True),
             leaves.mapped(dict(kwargs), keep, objects=True),
             [],
-            RandomState.now(),
+            RandomState.now(self._devices_of(module, first) if first is not None else ()),
             Autocast.now(),
             first is not None,
             innermost_user_line(),
@@ -180,7 +187,7 @@ class Scene:
                 self._refuse("its inputs exceed --scene-memory")
                 return None
         with kernels.apart_from_user_modes():
-            call.buffers = self._buffers_of(module).before(self._afford)
+            call.buffers = self._buffers_of(module).before(self.affords)
             call.writes = self._first_calls.written(module)
             call.before = {
                 name: p.detach().clone()
@@ -203,7 +210,7 @@ class Scene:
     def leave(self, call: RootCall, result: Any) -> None:
         """The call has returned: be told of the gradients of its outputs."""
         for name, x in leaves.floating(result):
-            if self._afford(x):
+            if self.affords(x):
                 call.outputs.append((name, x.detach(), leaves.version(x)))
             if x.requires_grad and x.grad_fn is not None:
                 call.makers[name] = (x.grad_fn._sequence_nr(), x.output_nr)
@@ -231,10 +238,10 @@ class Scene:
                 call.taken.setdefault(self.taking, {})[name] = grad.detach()
         elif not self._recorder.in_backward:
             return
-        elif self._afford(grad):
+        elif self.affords(grad):
             call.gradients[name] = grad.detach()
         else:
-            self._refuse("the gradients of its outputs exceed --scene-memory")
+            call.lost.add(name)
 
     # --- limits ------------------------------------------------------------------------------------------------------
 
@@ -246,6 +253,14 @@ class Scene:
             if self.unlimited_at(self._step):
                 self._left = math.inf
 
+    def why_not_now(self) -> str | None:
+        """Why the step cannot be replayed at this moment; null when nothing speaks against it."""
+        if self.refused is None and not (self.calls or self.losses or self.taken):
+            inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if self.transformed else None
+            return inside or "no module was called in the step"
+        kept = (x for call in self.calls for _, x, _ in (*call.versions, *call.outputs))
+        return self.refused or room.lack(x.device for x in kept)
+
     def _refuse(self, why: str) -> None:
         self.clear()
         self.refused = why
@@ -254,18 +269,17 @@ class Scene:
         """Count a tensor's memory, once per storage."""
         if x.layout is not torch.strided or leaves.is_wrapped(x):
             return True
-        storage = x.untyped_storage()
-        if storage._cdata not in self._storages:
+        if (storage := x.untyped_storage())._cdata not in self._storages:
             self._storages.add(storage._cdata)
             self._left -= storage.nbytes()
         return self._left >= 0
 
     def affords(self, x: Tensor) -> bool:
         """Count a tensor's memory if there is room for it; keeping it is optional."""
-        room, known = self._left, len(self._storages)
+        left, known = self._left, len(self._storages)
         if self._afford(x):
             return True
-        self._left = room
+        self._left = left
         if len(self._storages) > known:
             self._storages.discard(x.untyped_storage()._cdata)
         return False
@@ -286,6 +300,14 @@ class Scene:
         if known is None or known.module() is not module:
             known = self._buffers[id(module)] = _Buffers(module)
         return known
+
+    def _devices_of(self, module: nn.Module, first: Tensor) -> frozenset[torch.device]:
+        """Where its parameters are; walked through once, unless the first one has moved."""
+        known = self._devices.get(module)
+        if known is None or known[0] != first.device:
+            devices = frozenset(p.device for p in static.parameters(module)) if first.is_cuda else frozenset()
+            known = self._devices.put(module, (first.device, devices))
+        return known[1]
 
     def _cannot_replay(self, module: nn.Module) -> str | None:
         known = self._cannot.get(id(module))

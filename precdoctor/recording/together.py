@@ -70,6 +70,8 @@ class Together(AbstractContextManager["Together"]):
             return False
         if slot in self._jobs:  # a slot is in a launch once: its programs run in any order
             self.flush()
+        if intended is not None and x.is_cuda and intended.element_size() < torch.float32.itemsize:
+            intended = intended.float()  # what the kernel for many updates reads
         if not kernels.gathers(x, before, intended):
             return False
         with self._lock:
@@ -93,7 +95,7 @@ class Gradients:
     """Weight gradients as they are accumulated, which may wait for the end of the backward pass.
 
     But only if nobody writes to them until then, or frees them, as optimizers inside the backward pass do. The first
-    pass shows that, and nothing waits in it; nor in any with a process group, whose reductions write to them unseen.
+    pass shows that, and nothing waits in it; nor in any with other ranks, whose reductions write to them unseen.
     """
 
     def __init__(self) -> None:
@@ -108,7 +110,7 @@ class Gradients:
             self._quiet is False
             or gradient.layout is not torch.strided
             or not kernels.gathers(gradient)
-            or attach.is_distributed()
+            or attach.has_other_ranks()
         ):
             return None
         known = self._seen.get(id(gradient))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from precdoctor.recording import attach, static
+from precdoctor.recording import attach, room, static
 from precdoctor.recording.batch import is_capturing
 from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
@@ -89,7 +89,7 @@ class DeepScan:
             elapsed = time.perf_counter_ns() - self._began
             if self.schedule.wants(recorder.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
                 options = recorder.options
-                self._mode = ScanMode(options.scene_memory, values=not options.redact_names)
+                self._mode = ScanMode(room.for_copies(options), values=not options.redact_names)
         return self._mode is not None and self._in_time()
 
     def _in_time(self) -> bool:

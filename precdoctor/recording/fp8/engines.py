@@ -55,7 +55,7 @@ def loss_scale(modules: Iterable[nn.Module | None]) -> Deferred:
             owner = static.attribute(optimizer, holder) if holder is not None else optimizer
             value = static.attribute(owner, "cur_scale")
             if issubclass(type(value), Tensor) and value.numel() == 1:
-                return defer(value)
+                return defer(value, by_drain=True)
             if (known := static.number(value)) is not None:
                 return known if known != 1 else None
     return None

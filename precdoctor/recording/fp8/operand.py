@@ -81,7 +81,10 @@ def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
     def stat(x: Tensor, slot: int) -> None:
         kernels.stat(x, slot)
         x = kernels.measurable(x)
-        ints, floats = kernels.bank(x.device).row(slot)
+        home = kernels.bank(x.device)
+        if not home.admits(slot):
+            return
+        ints, floats = home.row(slot)
         if x.is_cpu and not clips(float(floats[at.AMAX]), fmt):
             return
         for _, piece in reference.chunks(x.detach(), reference.CHUNK_DEVICE):

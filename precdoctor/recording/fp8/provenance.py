@@ -100,7 +100,7 @@ def scalar(value: Any) -> Any:
     if not isinstance(value, Tensor) or value.numel() != 1 or value.dtype.is_complex:
         return None
     with kernels.apart_from_user_modes():
-        return defer(value.detach())
+        return defer(value.detach(), by_drain=True)
 
 
 def bound(lower: Any, upper: Any) -> float | None:

@@ -86,6 +86,8 @@ def measurable(x: Tensor) -> Tensor:
 def _stat(x: Tensor, slot: int) -> None:
     x = measurable(x)
     home = bank(x.device)
+    if not home.admits(slot):
+        return
     home.launches += 1
     if native.supports(x):
         home.read(x, slot, _wanted_blocks(slot))
@@ -112,6 +114,8 @@ def _launch(x: Tensor, home: Bank, slot: int, blocks: Sequence[int], *, fingerpr
 def _update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
     before, after, intended = (measurable(t) for t in (before, after, intended))
     home = bank(before.device)
+    if not home.admits(slot):
+        return
     home.launches += 1
     if native.supports_update(before, after, intended):
         native.update_at(before, after, intended, *home.addresses(slot), home.counter_address)
@@ -204,6 +208,7 @@ def together(jobs: Sequence[batched.Job], tables: batched.Tables) -> None:
     """
     for group, members in batched.grouped(jobs, bank, _wanted, cuda.stream_of).items():
         home = bank(group.device)
+        home.admits(members[0].job.slot)
         if cuda.measure_many(group, members, tables.of(group), home.counter):
             home.launches += len(members)
             continue

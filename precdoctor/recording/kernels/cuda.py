@@ -97,11 +97,22 @@ def _tried(device: torch.device, body: Callable[..., Any], *args: Any, **options
     try:
         with _on(device):
             body(*args, **options)
-    except Exception as error:  # noqa: BLE001 - compiling needs a driver, a C compiler and a cache; any may be missing
+    except Exception as error:  # compiling needs a driver, a C compiler and a cache; any may be missing
         attach.let_through(error)
+        if _is_the_devices(error):
+            raise
         _failure.append(f"Triton failed: {type(error).__name__}: {error}".partition("\n")[0])
         return False
     return True
+
+
+def _is_the_devices(error: Exception) -> bool:
+    """Whether the device reports a full memory, or an error of a kernel that ran before: no kernel of ours has failed.
+
+    An error of the training's arrives at whoever calls the device next; torch 2.8 and older have no class for it.
+    """
+    kinds = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+    return isinstance(error, kinds) or (type(error) is RuntimeError and str(error).startswith("CUDA error"))
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[None]:

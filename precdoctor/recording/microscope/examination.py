@@ -14,7 +14,7 @@ from precdoctor.recording import attach, static
 from precdoctor.recording.loss_graph import LossGraph
 from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
 from precdoctor.recording.microscope.frames import Line
-from precdoctor.recording.microscope.loss_replay import replay_loss
+from precdoctor.recording.microscope.loss_replay import bring_again, replay_loss
 from precdoctor.recording.microscope.outward import aims, replay_outward
 from precdoctor.recording.microscope.preparation import prepared
 from precdoctor.recording.microscope.replay import Replay, replay
@@ -88,12 +88,8 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: 
         values: let facts hold single values.
         running: the user's functions that run, and their variables.
     """
-    nothing = not (scene.calls or scene.losses or scene.taken)
-    if (scene.refused is not None or nothing) and (by_hand := _by_hand_alone(look_at, running, values=values)):
-        return by_hand
-    if scene.refused is not None or nothing:
-        inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if scene.transformed else None
-        return Examination("refused", why=scene.refused or inside or "no module was called in the step")
+    if (refused := scene.why_not_now()) is not None:
+        return _by_hand_alone(look_at, running, values=values) or Examination("refused", why=refused)
     modules = list({id(m): m for c in scene.calls for m in static.modules(unwrap(c.module))}.values())
     owners = list({id(o): o for c in scene.calls for o in c.owners}.values())
     random, attributes = RandomState.now(), Attributes([*modules, *owners])
@@ -160,7 +156,7 @@ def _that_count(calls: list[RootCall]) -> list[RootCall]:
 
     A sampler's or a penalty's calls of the model may overflow without the loss ever seeing that.
     """
-    found = [c for c in calls if c.gradients or not c.makers]
+    found = [c for c in calls if c.gradients or c.lost or not c.makers]
     return [*found, *(c for c in calls if not any(c is f for f in found))]
 
 
@@ -186,10 +182,14 @@ def _backward(scene: Scene, names: Names, *, values: bool, running: Variables | 
     reason = "the backward pass of every top-level module is finite"
     before: dict[Tensor, Tensor] = {}
     given: tuple[Replay, Callable[..., Replay]] | None = None
+    bring_again(scene, values=values)
     for micro_step in sorted({c.micro_step for c in scene.calls}):
         for call in reversed([c for c in scene.calls if c.micro_step == micro_step]):
             if any(badness(g) for g in call.gradients.values()):
                 reason = "the gradients of top-level modules' outputs are bad already"
+                continue
+            if call.lost:
+                reason = "the gradients of its outputs exceed --scene-memory"
                 continue
             again = functools.partial(replay, call, names, backward=True, values=values)
             done = again()

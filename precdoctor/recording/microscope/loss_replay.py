@@ -23,7 +23,7 @@ from precdoctor.recording.microscope.ops import storage_key, take_gradients
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
-from precdoctor.recording.scene import RootCall
+from precdoctor.recording.scene import RootCall, Scene
 from precdoctor.recording.variables import name_of
 
 _WRAPPED = 1 << 63
@@ -143,8 +143,21 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[L
     for (leaf, _), grad in zip(leaves, gradients, strict=True):
         if grad is not None and leaf.name == "weight" and leaf.value is not None:
             done.weight_gradients.append((leaf.value, grad))
+        if grad is not None and leaf.name != "weight" and leaf.value is not None:
+            done.output_gradients.append((leaf.value, grad))
         if grad is not None and (bad := badness(grad)):
             done.bad_gradients.append((leaf.name, bad, done.tracer.source(grad)))
+
+
+def bring_again(scene: Scene, *, values: bool) -> None:
+    """Gradients of top-level modules' outputs for which there was no room: the loss code makes them once more."""
+    lost = [(call, name, x) for call in scene.calls for name, x, _ in call.outputs if name in call.lost]
+    for graph in scene.losses if lost else ():
+        for value, grad in replay_loss(graph, backward=True, values=values).output_gradients:
+            for call, name, x in lost:
+                if x is value:
+                    call.gradients[name] = grad
+                    call.lost.discard(name)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ class Replay:
     weight_gradients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     #: Every gradient of an argument, by its name.
     argument_gradients: dict[str, Tensor] = field(default_factory=dict)
+    #: Loss code: outputs of top-level modules that it began with, and the gradient of each.
+    output_gradients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     #: Buffers it wrote to that are bad, as outputs are told of.
     bad_buffers: list[tuple[str, int, Source]] = field(default_factory=list)
     #: Outputs computed again that are still at hand in the run, and how many of them are equal bit for bit.

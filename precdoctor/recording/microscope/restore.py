@@ -6,7 +6,7 @@ import contextlib
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any
@@ -56,11 +56,18 @@ class RandomState:
     numpy: Any
 
     @classmethod
-    def now(cls) -> RandomState:
-        """Reads the states; changes none and waits for no device."""
+    def now(cls, used: Iterable[torch.device] | None = None) -> RandomState:
+        """Reads the states; changes none and waits for no device.
+
+        Args:
+            used: devices that may be drawn on, beside the current one; null: all that this process can see.
+        """
         cuda: tuple[tuple[int, Tensor], ...] = ()
         if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-            cuda = tuple((i, torch.cuda.get_rng_state(i)) for i in range(torch.cuda.device_count()))
+            every = set(range(torch.cuda.device_count()))
+            current = torch.cuda.current_device()
+            devices = every if used is None else {current, *(d.index for d in used if d.type == "cuda")}
+            cuda = tuple((i, torch.cuda.get_rng_state(i)) for i in sorted(devices))
         numpy = sys.modules.get("numpy.random")
         state = numpy.get_state(legacy=False) if numpy is not None else None
         return cls(torch.get_rng_state(), cuda, random.getstate(), state)

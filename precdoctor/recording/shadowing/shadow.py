@@ -71,8 +71,10 @@ class Shadow:
                 self._refused("the optimizer is given a closure: gradients come into being inside its step")
             elif not finite:
                 self._refused("its loss or gradients are not finite: precdoctor diagnose says why")
-            elif self._scene.refused is not None or not self._scene.calls:
+            elif not self._scene.calls:
                 self._refused(self._scene.refused or "no module was called in it with gradients on")
+            elif (why := self._scene.why_not_now()) is not None:
+                self._refused(why)
             else:
                 self._compare(self._scene.calls)
 

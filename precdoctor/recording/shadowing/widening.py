@@ -41,6 +41,9 @@ class _Mode(TorchDispatchMode):
             return NotImplemented  # its inner ops will come by here
         if kwargs.get("generator") is not None:
             raise RefusedError("its forward pass draws from a random number generator of its own")
+        if torch.Tag.nondeterministic_seeded in func.tags and func._can_decompose():
+            with self:  # dropout, where torch has not taken it apart itself: its mask is to be drawn once for both
+                return func.decompose(*args, **kwargs)
         return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -63,3 +63,28 @@ def test_a_policy_nobody_knows_is_refused_before_the_run(tmp_path, loop):
     done = record(tmp_path, "--on-nonfinite", "abort", "--", PYTHON, str(loop))
     assert done.status == 2 and done.out == b""
     assert "examine, stop, skip, observe" in done.err
+
+
+SHARDED = """
+import torch
+
+class FlatParameter(torch.nn.Parameter):
+    "As FSDP calls a rank's part of the weights."
+
+net = torch.nn.Linear(4, 4)
+net.weight = FlatParameter(net.weight.detach())
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+for _ in range(3):
+    net(torch.randn(4, 4)).square().mean().backward()
+    optimizer.step()
+print("trained")
+"""
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_ranks_that_would_disagree_are_not_asked(tmp_path, policy):
+    script(tmp_path, "sharded.py", SHARDED)
+    done = record(tmp_path, "--on-nonfinite", policy, "--", PYTHON, "sharded.py", run=tmp_path / "run")
+    assert done.status == 2 and b"trained" not in done.out
+    sentence = f"--on-nonfinite {policy} does not work with sharded gradients, because ranks would disagree; use "
+    assert any(sentence + "--on-nonfinite examine" in line for line in done.said), done.err

@@ -1,7 +1,8 @@
 """Train specimens, each in a fork of its own, two at a time.
 
 With ``ZOO_RUNS`` set, the recorder (which ``PRECDOCTOR_RUN`` has put into this process, still idle) is pointed at a
-fresh run directory ``ZOO_RUNS/NAME`` in each fork; without it nothing of precdoctor is here.
+fresh run directory ``ZOO_RUNS/NAME`` in each fork; without it nothing of precdoctor is here. With ``ZOO_LIKE_CUDA``
+that recorder takes tensors for CUDA's, and each line holds the most waits for the device in one step.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def _wait(running: dict[int, str]) -> list[str]:
 
 
 def _train(name: str, train) -> None:
+    cuda = None
     if "ZOO_RUNS" in os.environ:
         from precdoctor.recording import hooks
         from precdoctor.runlog.layout import create_run
@@ -51,13 +53,21 @@ def _train(name: str, train) -> None:
         create_run(run, {"command": ["python", "-m", "tests.support.zoo", name]}, force=False)
         assert hooks._installed is not None, "the recorder is not in this process"
         hooks._installed.run = run
+    if "ZOO_LIKE_CUDA" in os.environ:
+        from tests.support import like_cuda
+
+        like_cuda.install(batches=os.environ["ZOO_LIKE_CUDA"] == "batches")
+        cuda = like_cuda.CUDA
     try:
         trained: Trained = train()
     except Exception:
         traceback.print_exc()
         _tell({"name": name, "digest": "failed"})
         os._exit(1)
-    _tell({"name": name, "digest": trained.digest(), "losses": trained.losses})
+    line = {"name": name, "digest": trained.digest(), "losses": trained.losses}
+    if cuda is not None:
+        line |= {"waits": max(cuda.waits.values(), default=0), "refusals": cuda.refusals}
+    _tell(line)
     atexit._run_exitfuncs()
     os._exit(0)  # tearing torch down takes a second
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from precdoctor.numerics import EXP_MAX, EXP_MIN
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import blocked, native, reference
+from precdoctor.recording.kernels import blocked, cuda, native, reference
 from precdoctor.recording.kernels import layout as at
 
 DTYPES = [
@@ -504,3 +504,35 @@ def test_the_op_is_invisible_to_modes_of_the_user():
     assert Count.seen == 0
     assert kernels.bank(x.device).row(5)[0][at.NUMEL] == 8
     kernels.forget_all()
+
+
+# --- on CUDA ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+    ],
+)
+def test_a_full_memory_and_errors_of_the_training_do_not_turn_the_triton_kernels_off(error, monkeypatch):
+    monkeypatch.setattr(cuda, "_failure", [])
+
+    def launch():
+        raise error
+
+    with pytest.raises(type(error)):
+        cuda._tried(torch.device("cpu"), launch)
+    assert cuda._failure == []
+
+
+def test_what_does_not_compile_turns_them_off_and_the_reason_is_kept(monkeypatch):
+    monkeypatch.setattr(cuda, "_failure", [])
+
+    def launch():
+        raise RuntimeError("PassManager::run failed\nand more")
+
+    assert not cuda._tried(torch.device("cpu"), launch)
+    assert cuda._failure == ["Triton failed: RuntimeError: PassManager::run failed"]

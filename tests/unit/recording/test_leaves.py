@@ -90,3 +90,16 @@ def test_plain_tensors():
 def test_low_precision_types_are_numbers():
     for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float64):
         assert leaves.plain(torch.ones(2).to(dtype)) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (3, 5, 2)])
+def test_values_of_one_place_are_added_up_without_coalesce(shape, dtype, monkeypatch):
+    count, places = 40, min(2, len(shape))
+    indices = torch.stack([torch.randint(size, (count,)) for size in shape[:places]])
+    x = torch.sparse_coo_tensor(indices, torch.randn(count, *shape[places:], dtype=dtype), shape, check_invariants=True)
+    expected = x.coalesce().values()
+    monkeypatch.setattr(torch.Tensor, "coalesce", None)  # some versions of torch warn in it, and a warning may raise
+    found = leaves.plain(x)
+    expected = torch.view_as_real(expected) if dtype.is_complex else expected
+    assert torch.allclose(found.float(), expected.float(), rtol=0.02, atol=0.05 if dtype is torch.bfloat16 else 1e-5)

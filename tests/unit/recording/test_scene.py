@@ -5,6 +5,7 @@ import types
 import torch
 from torch import nn
 
+from precdoctor.recording.batch import StepFacts
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.scene import Scene
 
@@ -45,3 +46,17 @@ def test_what_gradients_go_through_is_never_given_up_for_room():
     for _ in range(65):
         called(scene, double, torch.ones(2, requires_grad=True) * 2)
     assert scene.refused == "the step calls top-level modules more than 64 times"
+
+
+def test_what_does_not_fit_takes_no_room_from_what_does():
+    scene, model = scene_of_a_step(), nn.Linear(4, 1 << 20)
+    scene._recorder.threads, scene._recorder.current = types.SimpleNamespace(others=()), StepFacts(0)
+    scene._recorder.options = RecordOptions(scene_memory=1 << 20)
+    logits = called(scene, model, torch.rand(2, 4))  # 8 MiB
+    small = called(scene, nn.Identity(), torch.ones(2, requires_grad=True) * 2)
+    scene._recorder.in_backward = True
+    (logits.mean() + small.sum()).backward()
+    first, second = scene.calls
+    assert scene.refused is None
+    assert first.outputs == [] and first.gradients == {} and first.lost == {""}
+    assert len(second.outputs) == 1 and list(second.gradients) == [""] and not second.lost

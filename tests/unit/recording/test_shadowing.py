@@ -70,7 +70,9 @@ def test_every_op_is_widened_and_so_is_its_gradient(wide):
     assert relative_l2(w.grad, grad) < 1e-5
 
 
-def test_the_reference_gets_the_random_numbers_of_the_run():
+@pytest.mark.parametrize("inference", [False, True])  # in which modes see dropout itself, as other torches show it
+def test_the_reference_gets_the_random_numbers_of_the_run(inference):
+    @torch.inference_mode(inference)
     def forward(x):
         noise = torch.rand_like(x) + torch.bernoulli(x.sigmoid()) + torch.empty_like(x).normal_()
         return nn.functional.dropout(x + noise, 0.5, training=True)

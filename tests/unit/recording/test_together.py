@@ -168,11 +168,13 @@ def test_writing_to_them_later_ends_it(device, parameters):
     assert a_pass(gradients, parameters) == [False] * 4
 
 
-def test_with_a_process_group_they_never_wait(device, parameters, monkeypatch):
+@pytest.mark.parametrize(("ranks", "wait"), [(2, False), (1, True)])
+def test_with_other_ranks_they_never_wait(device, parameters, monkeypatch, ranks, wait):
     gradients = Gradients()
     a_pass(gradients, parameters)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert a_pass(gradients, parameters) == [False] * 4
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    assert a_pass(gradients, parameters) == [wait] * 4
 
 
 def test_sparse_gradients_never_wait(device):

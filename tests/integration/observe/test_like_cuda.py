@@ -1,0 +1,239 @@
+"""The recorder on a device that refuses what CUDA refuses; a CPU stands for it (``tests.support.like_cuda``)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import precdoctor
+from tests.integration.observe.conftest import train
+from tests.support.processes import PATIENCE, ROOT, environment
+
+BEGIN = """
+import json, sys, torch, precdoctor
+from torch import nn
+from tests.support import like_cuda
+from tests.support.like_cuda import CUDA
+
+like_cuda.install(batches=BATCHES)
+torch.manual_seed(0)
+
+def tell(**more):
+    print(json.dumps({"refusals": CUDA.refusals, "waits": list(CUDA.waits.values()), **more}))
+"""
+
+
+def run(folder, body, *, batches=True):
+    """What a script says at its end, and its run, recorded into ``run``; internal errors end it."""
+    (folder / "train.py").write_text(BEGIN.replace("BATCHES", str(batches)) + body)
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["refusals"] == []
+    return said, precdoctor.open_run(folder / "run"), done.stderr
+
+
+def events(run, kind):
+    found = run.events()
+    return [json.loads(data) for data in found[found["event"] == kind]["data"]]
+
+
+def test_the_whole_zoo_is_recorded_and_none_trains_differently(zoo, tmp_path):
+    (recorded,) = train(tmp_path, ZOO_LIKE_CUDA="batches")
+    assert recorded.keys() == zoo.plain.keys()
+    assert [n for n, line in recorded.items() if line["digest"] != zoo.plain[n]["digest"]] == []
+    assert {n: line["refusals"] for n, line in recorded.items() if line["refusals"]} == {}
+    # Steps that a script leaves out by itself: the look that shows it, and what the scaler has found.
+    more = {n for n, line in recorded.items() if line["waits"] > 1}
+    assert more <= {"skips_under_scaler", "skips_two_optimizers"}
+    assert all(recorded[n]["waits"] == 2 for n in more)
+    for name in recorded:
+        path = tmp_path / "runs" / name
+        assert events(precdoctor.open_run(path), "error") == [], name
+
+
+CNN = """
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+model = model.to(memory_format=torch.channels_last)
+model[4].DTYPE()
+optimizer = torch.optim.OPTIMIZER(model.parameters(), 1e-3)
+batched = []
+from precdoctor.recording.kernels import cuda
+measure_many = cuda.measure_many
+def counted(group, members, table, to):
+    batched.extend(m.job for m in members)
+    return measure_many(group, members, table, to)
+cuda.measure_many = counted
+
+with precdoctor.record("run", every=1, strict=True):
+    for _ in range(3):
+        x = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
+        h = model[:4](x)
+        loss = model[4](h.to(model[4].weight.dtype)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+tell(updates=sum(job.before is not None for job in batched))
+"""
+
+
+@pytest.mark.parametrize("batches", [True, False])
+@pytest.mark.parametrize("dtype", ["float", "double", "bfloat16"])
+def test_channels_last_wide_and_narrow_weights_are_recorded_with_and_without_kernels(tmp_path, dtype, batches):
+    body = CNN.replace("DTYPE", dtype).replace("OPTIMIZER", "RMSprop")  # what it intends is the gradient, of its dtype
+    said, run_, _ = run(tmp_path, body, batches=batches)
+    assert said["waits"] == [1, 1, 1]
+    rows = run_.tensors()
+    updates = rows[rows["kind"] == "update"]
+    assert len(updates) == 3 * 6 and updates["unchanged"].notna().all()
+    # Weights of 64 bits are compared by the reference; gradients are laid out as the weights are, or as cuDNN likes.
+    expected = {"float": 18, "bfloat16": 18, "double": 12}[dtype] if batches else 0
+    assert said["updates"] == expected
+
+
+MLP = """
+model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(60)])
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+def step():
+    model(torch.randn(4, 8)).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_step_leaves_the_device_in_one_copy_to_memory_that_is_used_again(tmp_path):
+    body = """
+from precdoctor.recording.kernels.memory import Bank
+sent, copies, large = Bank._sent, [], []
+def counted(bank, rows):
+    before = CUDA.copies
+    copied = sent(bank, rows)
+    copies.append(CUDA.copies - before)
+    large.append(copied._copy.data_ptr())
+    return copied
+Bank._sent = counted
+with precdoctor.record("run", every=1, strict=True):
+    for _ in range(8):
+        step()
+        import time
+        from precdoctor.recording import hooks
+        while not hooks._installed.drain.idle:
+            time.sleep(0.001)
+tell(copies=copies, memories=len(set(large)))
+"""
+    said, run_, _ = run(tmp_path, MLP + body)
+    assert len(run_.tensors()) > 8 * 256  # several blocks of slots
+    assert said["copies"][-6:] == [1] * 6 and said["memories"] <= 3
+
+
+def test_a_snapshot_comes_after_launches_on_other_streams_and_they_after_it(tmp_path):
+    body = """
+with precdoctor.record("run", every=1, strict=True):
+    step()
+    CUDA.stream = 7
+    h = model(torch.randn(4, 8))
+    CUDA.stream = 0
+    CUDA.followed.clear()
+    h.square().mean().backward()
+    optimizer.step()
+    followed = list(CUDA.followed)
+tell(followed=followed)
+"""
+    said, _, _ = run(tmp_path, MLP + body)
+    assert said["followed"][-2:] == [[0, 7], [7, 0]]
+
+
+def test_a_whole_step_that_is_captured_holds_nothing_but_statistics(tmp_path):
+    body = """
+with precdoctor.record("run", every=1, strict=True):
+    for _ in range(2):
+        step()
+    pinned, CUDA.capturing = CUDA.pinned, True
+    step()
+    step()
+    nn.Linear(8, 2)(torch.randn(2, 8)).sum().backward()  # its slots have no memory yet
+    assert CUDA.pinned == pinned
+    CUDA.capturing = False
+    for _ in range(2):
+        step()
+tell()
+"""
+    _, run_, err = run(tmp_path, MLP + body)
+    assert run_.steps()["step"].tolist() == [0, 1, 2, 3] and run_.steps()["complete"].all()
+    assert err.count("a training step is captured in a CUDA graph") == 1
+    assert [e["message"] for e in events(run_, "warning") if "CUDA graph" in e["message"]]
+    rows = run_.tensors()
+    outputs = rows[(rows["kind"] == "output") & (rows["module"] == "0")].groupby("step")["numel"].sum()
+    assert outputs[1] == 32 and outputs[2] == 3 * 32, "the captured launches go into the next step"
+
+
+INCIDENT = """
+CUDA.peak, CUDA.free = PEAK << 30, 4 << 30
+class Log(nn.Module):
+    def forward(self, x, bad):
+        return torch.log(x - 100.0) if bad else x
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.log = nn.Linear(8, 8), Log()
+    def forward(self, x, bad):
+        return self.log(self.inner(x), bad)
+states, get = [], torch.cuda.get_rng_state
+def counted(device):
+    states.append(device)
+    return torch.zeros(16, dtype=torch.uint8)
+torch.cuda.get_rng_state = counted
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+with precdoctor.record("run", every=1, strict=True):
+    for step in range(3):
+        asked = len(states)
+        model(torch.randn(4, 8), step == 2).square().mean().backward()
+        asked = len(states) - asked
+        optimizer.step()
+        optimizer.zero_grad()
+tell(asked=asked)
+"""
+
+
+@pytest.mark.parametrize(("peak", "outcome"), [(3, "origin"), (61, "refused")])
+def test_a_replay_asks_for_room_first(tmp_path, peak, outcome):
+    said, run_, err = run(tmp_path, INCIDENT.replace("PEAK", str(peak)))
+    (incident,) = events(run_, "incident")
+    assert incident["outcome"] == outcome
+    if outcome == "refused":
+        sentence = "not enough device memory: a replay may need 61.0 GiB, and cuda:0 has 4.0 GiB left"
+        assert incident["why"] == sentence and f"({sentence})" in err
+    assert said["asked"] == 1, "of eight devices, the random state of the one that the model is on"
+
+
+def test_neither_does_a_comparison_with_a_wide_reference_begin_without_room(tmp_path):
+    body = """
+from pathlib import Path
+from precdoctor.recording import hooks
+from precdoctor.recording.options import RecordOptions
+from precdoctor.runlog.layout import create_run
+
+CUDA.peak, CUDA.free = 61 << 30, 4 << 30
+create_run(Path("run"), {"command": ["train.py"]}, force=False)
+recorder = hooks.begin(Path("run"), RecordOptions(strict=True, shadow="fp32"))
+step()
+recorder.close()
+tell()
+"""
+    _, run_, _ = run(tmp_path, MLP + body)
+    (found,) = [e for data in run_.events()["data"] if "reference" in (e := json.loads(data))]
+    assert found["outcome"] == "refused" and found["why"].startswith("not enough device memory: ")
