@@ -9,7 +9,7 @@ Variables of the environment:
     CHECKS      names, separated by commas          which checks to run; all
     OUT         build/gpu                           results.jsonl, log.txt, ncu.csv, tests.xml, gpu-DATE.md
     DEVICE      cuda                                cpu: everything at a small size, to try the command itself
-    LIMIT       570                                 seconds in all; what does not fit is skipped, and the table says so
+    LIMIT       570                                 seconds in all; what does not fit is skipped, and the table shows it
 
 Results are appended as they come. The table is also written to benchmarks/results/ when a GPU was measured. The exit
 status is 1 when a check or a measurement failed; tests that fail are in the table and do not count.
@@ -32,14 +32,14 @@ from benchmarks.gpu.runner import Runner, Task, module
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a section may take; the tests have what is left.
-SECTIONS = {"env": 45, "checks": 130, "numbers": 110, "training": 210, "tests": 600}
+SECTIONS = {"env": 45, "checks": 130, "numbers": 120, "training": 210, "tests": 600}
 #: Checks that share the GPU; each has threads and a compiler of its own.
-_WORKERS = max(1, min(6, (os.cpu_count() or 2) // 2))
-_CHECK_SECONDS = 45
+_WORKERS = max(1, min(8, (os.cpu_count() or 2) // 2))
+_CHECK_SECONDS, _COMPILING_SECONDS = 45, 120
 CHECKS = (
-    "compiled-long", "compiled-short", "stat", "stat-many", "update-many", "without-triton", "channels-last",
-    "vocabulary", "graph-capture", "device-thread", "fp8-backward", "scaled-mm", "neutral-bf16", "neutral-fp16",
-    "loss-scale-collapse", "waits",
+    "compiled-long", "compiled-short", "stat-bf16", "stat-fp32", "stat-e4m3", "stat-fp16", "stat-e5m2", "stat-fp64",
+    "stat-many", "update-many", "without-triton", "channels-last", "vocabulary", "graph-capture", "device-thread",
+    "fp8-backward", "scaled-mm", "neutral-bf16", "neutral-fp16", "loss-scale-collapse", "waits",
 )  # fmt: skip
 TRAININGS = (("8x1024", "eager"), ("1x256", "eager"), ("8x1024", "compiled"), ("1x256", "compiled"))
 TESTS = ("tests/gpu", *(f"tests/unit/recording/test_triton_{what}.py" for what in ("aot", "batch", "kernel")))
@@ -57,14 +57,18 @@ class Plan:
 
     def checks(self) -> list[Task]:
         chosen = os.environ.get("CHECKS", "").split(",") if os.environ.get("CHECKS") else CHECKS
-        # compiling a whole GPT-2 medium takes longer, and begins first
+        long = ("compiled", "stat", "update")  # what compiles a dozen kernels or a whole model; they begin first
         return [
-            Task(name, module("checks", name, *self._common), 120 if name.startswith("compiled") else _CHECK_SECONDS)
+            Task(
+                name,
+                module("checks", name, *self._common),
+                _COMPILING_SECONDS if name.startswith(long) else _CHECK_SECONDS,
+            )
             for name in chosen
         ]
 
     def numbers(self) -> list[Task]:
-        tasks = [Task(what, module("bandwidth", what, *self._common), 60) for what in ("tensors", "launches")]
+        tasks = [Task(what, module("bandwidth", what, *self._common), 80) for what in ("tensors", "launches")]
         ncu = shutil.which("ncu") if self._device == "cuda" else None
         if ncu:
             look = [ncu, "--clock-control", "none", "--set", "full", "-k", "regex:_stat", "-c", "4", "--csv"]
@@ -83,7 +87,10 @@ class Plan:
         command = [sys.executable, "-m", "pytest", *TESTS, "-v", "-p", "no:cacheprovider", "-W", "default"]
         command += ["-n", str(min(12, os.cpu_count() or 1))] if "xdist" in there else []
         command += ["--timeout", "60"] if "pytest_timeout" in there else []
-        keep = r"^(FAILED|ERROR) |^=+ .*\b(passed|failed|errors?|skipped|no tests ran)\b.* in "
+        keep = (
+            r"^(FAILED|ERROR) |^=+ .*\b(passed|failed|errors?|skipped|no tests ran)\b.* in ",
+            r"\] +(FAILED|ERROR) ",
+        )
         return [
             Task(name, [*command, "-m", marks, f"--junitxml={self._out / f'{name}.xml'}"], 600, keep)
             for name, marks in (("tests", "not slow"), ("slow-tests", "slow"))

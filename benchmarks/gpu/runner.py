@@ -35,8 +35,8 @@ class Task:
     name: str
     command: Sequence[str]
     seconds: float
-    #: Lines of its output that are kept however it ends: a pattern that :func:`re.search` finds.
-    keep: str | None = None
+    #: Lines of its output that are kept however it ends: those of the first pattern that :func:`re.search` finds.
+    keep: Sequence[str] = ()
 
 
 class Runner:
@@ -91,8 +91,8 @@ class Runner:
         lines = [line for line in text.splitlines() if line.strip()]
         result = {0: "ok", SKIPPED: "skipped", None: "timeout"}.get(status, "failed")
         tail = [] if result == "ok" else lines[-1:] if result == "skipped" else lines[-LINES_KEPT:]
-        if task.keep is not None:
-            tail = [line for line in lines if re.search(task.keep, line)][-LINES_KEPT_OF_TESTS:] or tail
+        kept = ([line for line in lines if re.search(pattern, line)] for pattern in task.keep)
+        tail = next(filter(None, kept), tail)[-LINES_KEPT_OF_TESTS:]
         return {**outcome, "result": result, "seconds": round(time.monotonic() - began, 1), "tail": tail}, text
 
     def _wait(self, command: Sequence[str], output: Any, seconds: float) -> int | None:
@@ -109,7 +109,7 @@ class Runner:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
-            _signal(process, signal.SIGINT)
+            process.send_signal(signal.SIGINT)  # to it alone: pytest then ends its workers and prints what failed
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE_SECONDS)
             return None
