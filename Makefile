@@ -57,11 +57,9 @@ unit: $(VENV)/.installed-dev  ## the tests alone; make unit ARGS="-k gate" picks
 slow: $(VENV)/.installed-dev  ## the tests that `make test` leaves out because they take long
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow" $(ARGS)
 
-gpu:  ## what only a CUDA device can show: its tests, and a table under benchmarks/results/ (PYTHON=...)
-	PYTHONPATH=. $(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
-	mkdir -p benchmarks/results
-	(PYTHONPATH=. $(PYTHON) benchmarks/gpu.py && PYTHONPATH=. $(PYTHON) benchmarks/overhead.py --device cuda --models medium) \
-	  | tee benchmarks/results/gpu-$$(date -u +%Y%m%d).md
+# Installs nothing and needs no network: any Python with torch and the packages of pyproject.toml runs the source tree.
+gpu:  ## ten minutes on a CUDA device: checks, numbers, tests; a table under benchmarks/results/ (PYTHON=... SECTIONS=...)
+	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu
 
 aot: $(VENV)/.installed-dev  ## compile the CUDA kernels without a GPU: their tests, interpreted, and a table of their loops
 	$(INSTALL) triton==3.9.0
@@ -72,7 +70,7 @@ aot: $(VENV)/.installed-dev  ## compile the CUDA kernels without a GPU: their te
 bench: $(VENV)/.installed-dev  ## what recording costs on this CPU beside others (requirements/bench.txt), as a table
 	mkdir -p benchmarks/results
 	-$(PIP) install --requirement requirements/bench.txt
-	$(BIN)/python benchmarks/overhead.py --device cpu | tee benchmarks/results/cpu.md
+	$(BIN)/python benchmarks/overhead.py | tee benchmarks/results/cpu.md
 
 faults: $(VENV)/.installed-dev  ## score the fault corpus and its peers; a table under benchmarks/results/
 	mkdir -p benchmarks/results

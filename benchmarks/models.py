@@ -85,17 +85,13 @@ def _language(model, vocabulary, batch, length, device):
 def make(name, device="cpu"):
     """A model of that name on the device, and a function that runs it on a batch and gives the loss.
 
-    ``gpt`` (6 layers, width 256, batch 8 x 256), ``medium`` (GPT-2 medium, batch 4 x 1024), ``cnn`` (ResNet-18's
-    layout at half its width, batch 16 x 32 x 32), ``lstm`` (2 layers of 256, batch 16 x 64).
+    ``gpt`` (6 layers, width 256, batch 8 x 256), ``cnn`` (ResNet-18's layout at half its width, batch 16 x 32 x 32),
+    ``lstm`` (2 layers of 256, batch 16 x 64).
     """
     torch.manual_seed(0)
-    if name in {"gpt", "medium"}:
-        layers, width, heads, context, batch, vocabulary = {
-            "gpt": (6, 256, 4, 256, 8, 512),
-            "medium": (24, 1024, 16, 1024, 4, 32768),
-        }[name]
-        model = GPT(layers, width, heads, context, vocabulary).to(device)
-        return model, _language(model, vocabulary, batch, context, device)
+    if name == "gpt":
+        model = GPT(6, 256, 4, 256, 512).to(device)
+        return model, _language(model, 512, 8, 256, device)
     if name == "lstm":
         model = LSTM(512, 256).to(device)
         return model, _language(model, 512, 16, 64, device)

@@ -1,12 +1,13 @@
 """What recording costs a training step, ours and what people use today: plain and recorded steps in turn.
 
-    python benchmarks/overhead.py [--device cpu|cuda] [--models gpt,cnn,lstm] [--recorders NAME,...] [--pairs 8]
+    python benchmarks/overhead.py [--models gpt,cnn,lstm] [--recorders NAME,...] [--pairs 8]
 
 Each recorder gets a process of its own, with two equal models: one is trained plainly, one recorded, step by step in
-turn, the plain one first in half of the pairs. The ratio is that of all recorded steps to all plain ones. On a CPU it
-is a ratio of CPU time, which other programs disturb least: that of the training thread, and whatever other threads use
-meanwhile is charged to the recorded steps; on a GPU, of wall time. Peers that are not installed are left out
-(requirements/bench.txt). Prints a Markdown table; behind ± is the standard error of the ratio.
+turn, the plain one first in half of the pairs. The ratio is that of all recorded steps to all plain ones. It is a
+ratio of CPU time, which other programs disturb least: that of the training thread, and whatever other threads use
+meanwhile is charged to the recorded steps; with several threads, of wall time. Peers that are not installed are left
+out (requirements/bench.txt). Prints a Markdown table; behind ± is the standard error of the ratio. What recording costs
+on a GPU, `make gpu` measures.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import importlib.util
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -35,13 +37,13 @@ PRECISIONS = {"FP32": None, "BF16": torch.bfloat16}
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(name, model_name, dtype, device, pairs):
+def measure(name, model_name, dtype, pairs):
     """One recorder on one model: the table's numbers."""
     ours = name in OURS
     recorder = Ours(OURS[name]) if ours else PEERS[name][0]()
-    plain, recorded = trainer(model_name, dtype, device), trainer(model_name, dtype, device)
+    plain, recorded = trainer(model_name, dtype), trainer(model_name, dtype)
     recorder.attach(*recorded[1:])
-    clock = time.thread_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     # Behind the first 64 steps the budget leads, and scans and block histograms are as rare as they stay.
     period = 8 if name.startswith(("budget", "every 8th")) else 1
     warm_up, pairs = _WARM_UP if ours else 2, period * pairs
@@ -67,7 +69,7 @@ def measure(name, model_name, dtype, device, pairs):
     dearer = [sum(b - a for a, b in times[i : i + period]) for i in range(0, pairs, period)]
     error = statistics.stdev(dearer) * len(dearer) ** 0.5 / plain_s
     facts = recorder.close()
-    return {"ratio": ratio, "error": error, "plain_ms": plain_s / pairs * 1e3, "memory": peak_memory(device), **facts}
+    return {"ratio": ratio, "error": error, "plain_ms": plain_s / pairs * 1e3, "memory": peak_memory(), **facts}
 
 
 def settle(recorder):
@@ -77,29 +79,23 @@ def settle(recorder):
         time.sleep(0.01)
 
 
-def trainer(model_name, dtype, device):
+def trainer(model_name, dtype):
     """A training step of a fresh model, the model, its optimizer."""
-    model, loss_of = models.make(model_name, device)
+    model, loss_of = models.make(model_name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step():
-        with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             loss = loss_of()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if device == "cuda":
-            torch.cuda.synchronize()
 
     return step, model, optimizer
 
 
-def peak_memory(device):
+def peak_memory():
     """In MB, of the whole process, both models included."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e6
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e3 if sys.platform == "linux" else 1e6)
 
 
@@ -108,8 +104,8 @@ def peak_memory(device):
 
 def child(arguments, name, model_name, precision):
     """Measure in a process of its own; null when the recorder fails there, which is said on stderr."""
-    command = [sys.executable, __file__, "--device", arguments.device, "--pairs", str(arguments.pairs)]
-    command += ["--threads", str(arguments.threads), "--child", name, model_name, precision]
+    command = [sys.executable, __file__, "--pairs", str(arguments.pairs), "--threads", str(arguments.threads)]
+    command += ["--child", name, model_name, precision]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | _MALLOC)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"ratio"')]
     if not lines:
@@ -119,11 +115,11 @@ def child(arguments, name, model_name, precision):
 
 def table(arguments):
     """Print it, a row as soon as it is known."""
-    device = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or platform.machine()
+    device = platform.processor() or platform.machine()
     from precdoctor.recording.kernels import native
 
-    kernel = "Triton or torch" if arguments.device == "cuda" else ("C" if native.library() else "torch, blocked")
-    clock = "CPU time" if arguments.device == "cpu" and arguments.threads == 1 else "wall time"
+    kernel = "C" if native.library() else "torch, blocked"
+    clock = "CPU time" if arguments.threads == 1 else "wall time"
     print(f"{time.strftime('%Y-%m-%d')}  {device}, {os.cpu_count()} cores  torch {torch.__version__}  kernel: {kernel}")
     print(f"Ratio of recorded to plain steps, {clock}, {arguments.threads} thread(s), {arguments.pairs} pairs.\n")
     chosen = arguments.recorders.split(";") if arguments.recorders else [*OURS, *PEERS]
@@ -146,18 +142,16 @@ def table(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--models", default="gpt,cnn,lstm", help="of gpt, cnn, lstm, medium")
+    parser.add_argument("--models", default="gpt,cnn,lstm", help="of gpt, cnn, lstm")
     parser.add_argument("--recorders", help="names from the table, separated by semicolons; default: all installed")
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--child", nargs=3, metavar=("RECORDER", "MODEL", "PRECISION"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.device == "cpu":
-        torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(arguments.threads)
     if arguments.child:
         name, model_name, precision = arguments.child
-        print(json.dumps(measure(name, model_name, PRECISIONS[precision], arguments.device, arguments.pairs)))
+        print(json.dumps(measure(name, model_name, PRECISIONS[precision], arguments.pairs)))
     else:
         table(arguments)
 

@@ -25,9 +25,9 @@ FAULTS = (
 )
 HEALTHY = ("translation_masks", "extreme_logits")
 TRUTH = {truth.name: truth for truth in load("all")}
-#: Anything torch knows: to try the plumbing where there is no GPU.
-DEVICE = os.environ.get("PRECDOCTOR_CORPUS_DEVICE", "cuda")
+DEVICE = os.environ.get("DEVICE", "cuda")
 RUNNER = Path(__file__).with_name("on_device.py")
+pytestmark = [pytest.mark.slow, pytest.mark.any_device]
 
 
 def diagnosed(name, folder):

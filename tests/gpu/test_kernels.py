@@ -36,7 +36,9 @@ def test_the_device_counts_what_the_reference_counts(dtype, shape):
 def triton_bank():
     """The device's bank, fresh, where Triton is there to fill it."""
     pytest.importorskip("triton")
+    kernels.forget_all()
     yield kernels.bank(torch.device("cuda", torch.cuda.current_device()))
+    kernels.want_blocks(wanted=True)
     kernels.forget_all()
 
 
@@ -49,24 +51,40 @@ def row_of(bank, slot=0):
     return ints, floats
 
 
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.transpose(0, -1),
+    "every second column": lambda x: x[..., ::2],
+    "channels last": lambda x: x.view(*x.shape, *[1] * (4 - x.dim())).to(memory_format=torch.channels_last),
+    "expanded": lambda x: x[..., :1].expand(x.shape),
+}
+CASES = [("contiguous", shape) for shape in [(), (7,), (70_001,)]]
+CASES += [(name, shape) for name in LAYOUTS for shape in [(3, 33), (2, 5, 130), (300, 257)]]
+CASES += [pytest.param("contiguous", (3_000_001,), marks=pytest.mark.slow)]
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
-@pytest.mark.parametrize("shape", [(), (7,), (3, 33), (2, 5, 130), (300, 257), (3_000_001,)])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_the_triton_kernel_counts_what_the_reference_counts(triton_bank, dtype, shape, transposed):
+@pytest.mark.parametrize(("layout", "shape"), CASES)
+@pytest.mark.parametrize("everything", [False, True], ids=["core", "blocks and fingerprint"])
+def test_the_triton_kernel_counts_what_the_reference_counts(triton_bank, dtype, layout, shape, everything):
     x = torch.randn(shape, dtype=torch.float64)
     x.view(-1)[: min(len(RARE), x.numel())] = torch.tensor(RARE[: x.numel()], dtype=torch.float64)
     x = x.to(dtype)
-    x = x.transpose(0, -1) if transposed and x.dim() > 1 else x
-    here = rows("cpu")
-    kernels.want_block16(0)
-    kernels.want_fingerprint(0)
+    here, on_device = rows("cpu"), LAYOUTS[layout](x.cuda())
+    kernels.want_blocks(wanted=everything)
+    if everything:
+        kernels.want_block16(0)
+        kernels.want_fingerprint(0)
     for _ in range(2):
-        reference.measure(x, *here, at.BLOCK_SIZES)
-        kernels.stat(x.cuda() if not transposed else x.transpose(0, -1).cuda().transpose(0, -1), 0)
+        reference.measure(LAYOUTS[layout](x), *here, at.BLOCK_SIZES if everything else ())
+        kernels.stat(on_device, 0)
     assert kernels.in_use(triton_bank.device) == "Triton"
     ints, floats = row_of(triton_bank)
     for block in at.BLOCK_SIZES:
         here[0][at.block_hist(block) + at.BLOCK_BINS] = 0
+    if not everything:
+        assert ints[at.FINGERPRINT] == 0, "nobody asked for one"
+        here[0][at.FINGERPRINT] = 0
     assert torch.equal(ints, here[0]), (ints != here[0]).nonzero().flatten()
     assert torch.equal(floats[:2], here[1][:2])
     assert torch.allclose(floats, here[1], rtol=1e-5, atol=1e-3, equal_nan=True)
@@ -149,6 +167,9 @@ def test_many_tensors_count_what_they_count_one_by_one(triton_bank, dtype):
         x.view(-1)[: min(len(RARE), x.numel())] = torch.tensor(RARE[: x.numel()], dtype=torch.float64)
         tensors.append(x.to(dtype).cuda())
     tensors[-1] = tensors[-1].t()
+    for slot in range(len(tensors)):
+        kernels.want_block16(slot)
+        kernels.want_fingerprint(slot)
     kernels.together(jobs_of(tensors), kernels.Tables())
     together = [row_of(triton_bank, slot) for slot in range(len(tensors))]
     assert int(triton_bank.counter) == triton_bank.launches == len(tensors)

@@ -1,0 +1,211 @@
+"""What recording costs a GPT-2 medium: blocks of unsynchronised steps, plain and recorded in turn.
+
+    python -m benchmarks.gpu.training 8x1024 eager|compiled --results FILE [--device cpu]
+
+Every recorded block stands between two plain ones, and its ratio is to their mean. What a step launches comes from a
+profiled step behind each block; the plain step's launches are taken off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import precdoctor
+from benchmarks.gpu.place import Place, from_command_line
+from benchmarks.gpu.trainings import counted_waits
+from benchmarks.models import GPT
+from precdoctor.runlog import Run
+
+CORE = ("output", "grad_output", "weight", "weight_grad")
+#: Steps recorded in full at the beginning of a run that a budget leads, and some more: its costs are medians of 16.
+_SETTLED = 64 + 20
+_NEVER = 1 << 20  # a power of two: no step but the first is sampled
+#: By name: options, and steps before the measured ones.
+RECORDED: dict[str, tuple[dict[str, Any], int]] = {
+    "observe, unsampled": ({"every": _NEVER, "deep_scan": 0, "on_nonfinite": "observe"}, 3),
+    "examine, unsampled": ({"every": _NEVER, "deep_scan": 0}, 3),
+    "core, every step": ({"every": 1, "deep_scan": 0, "kinds": CORE}, 3),
+    "all, every step": ({"every": 1, "deep_scan": 0}, 3),
+    "all and blocks, every step": ({"every": 1, "deep_scan": 0}, 3),
+    "default options": ({}, _SETTLED),
+}
+#: Our kernels by name; what else recording launches is torch's.
+_OURS = ("_stat", "_stat_many", "_restart_many", "_update_many")
+
+
+def step_of(place: Place, shape: str, *, compiled: bool) -> Callable[[], None]:
+    """A training step of GPT-2 medium on ``BATCHxLENGTH`` tokens: BF16 autocast, fused AdamW; a tiny one on a CPU."""
+    torch.manual_seed(0)
+    batch, length = map(int, shape.split("x"))
+    layers, width, heads, vocabulary = (24, 1024, 16, 50257) if place.is_gpu else (2, 32, 2, 64)
+    batch, length = (batch, length) if place.is_gpu else (2, 16)
+    model = GPT(layers, width, heads, length, vocabulary).to(place.device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+    tokens = torch.randint(vocabulary, (batch, length + 1), device=place.device)
+    given, wanted = tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
+    run = torch.compile(model) if compiled else model
+
+    def step() -> None:
+        with torch.autocast(place.device.type, dtype=torch.bfloat16):
+            loss = F.cross_entropy(run(given).flatten(0, 1), wanted)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+class Blocks:
+    """Runs blocks of one step function on one device.
+
+    Attributes:
+        steps: of a block.
+    """
+
+    def __init__(self, place: Place, step: Callable[[], None], *, compiled: bool) -> None:
+        self._place, self._step, self._compiled = place, step, compiled
+        self.steps = 20 if place.is_gpu else 3
+
+    def block(self) -> dict[str, float]:
+        """Milliseconds of a step, waits of a step and milliseconds in them, peak memory, compiled graphs so far."""
+        self._place.wait()
+        if self._place.is_gpu:
+            torch.cuda.reset_peak_memory_stats(self._place.device)
+        with counted_waits() as waits:
+            began = time.perf_counter()
+            for _ in range(self.steps):
+                self._step()
+            self._place.wait()
+            took = time.perf_counter() - began
+        peak = torch.cuda.max_memory_allocated(self._place.device) / 2**20 if self._place.is_gpu else 0.0
+        return {
+            "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"] if self._compiled else None,
+            "ms": took / self.steps * 1e3,
+            "waits": waits[0] / self.steps,
+            "wait_ms": waits[1] / self.steps / 1e6,
+            "peak_mib": peak,
+        }
+
+    def warm_up(self, steps: int) -> None:
+        """Steps that nobody measures."""
+        for _ in range(steps):
+            self._step()
+
+    def profiled(self) -> dict[str, float]:
+        """Launches of one step, device milliseconds of all of them; of our kernels alone. On a CPU: torch's ops."""
+        kinds, autograd = torch.profiler.ProfilerActivity, torch.autograd.DeviceType
+        on_device = autograd.CUDA if self._place.is_gpu else autograd.CPU
+        self._place.wait()
+        with torch.profiler.profile(activities=[kinds.CUDA if self._place.is_gpu else kinds.CPU]) as profile:
+            self._step()
+            self._place.wait()
+        events = [e for e in profile.events() if e.device_type == on_device]
+        ours = [e for e in events if e.name in _OURS]
+        return {
+            "launches": len(events),
+            "device_ms": sum(e.time_range.elapsed_us() for e in events) / 1e3,
+            "our_launches": len(ours),
+            "our_device_ms": sum(e.time_range.elapsed_us() for e in ours) / 1e3,
+        }
+
+
+def said_by(run: Run, first: int, steps: int) -> dict[str, Any]:
+    """What the recorder says of steps ``first .. first + steps - 1`` (medians, N, overhead) and of the whole run."""
+    every = run.steps()
+    mine = every[(every["step"] >= first) & (every["step"] < first + steps)]
+    events = run.events()
+    changes = [json.loads(data) for data in events[events["event"] == "sampling"]["data"]]
+    errors = [json.loads(data).get("message") for data in events[events["event"] == "error"]["data"]]
+    times = {
+        f"{column.removesuffix('_ns')}_ms": round(float(mine[column].median()) / 1e6, 3)
+        for column in ("recorder_ns", "wait_ns", "device_ns", "step_ns")
+        if column in mine and mine[column].notna().any()
+    }
+    return {
+        **times,
+        "sampled": int(mine["sampled"].sum()),
+        "period": changes[-1]["to"] if changes else run.info.get("options", {}).get("every") or 1,
+        "overhead": overhead(mine),
+        "overhead_of_run": overhead(every),
+        "errors": errors[:3],
+    }
+
+
+def overhead(steps: Any) -> float | None:
+    """The recorder's time by the steps' time, as reports state it."""
+    known = steps[["recorder_ns", "step_ns"]].dropna()
+    total = float(known["step_ns"].sum())
+    return float(known["recorder_ns"].sum()) / total if total else None
+
+
+def recorded(place: Place, blocks: Blocks, name: str, folder: str) -> dict[str, Any]:
+    """One block under one set of options."""
+    options, before = RECORDED[name]
+    before = before if place.is_gpu or not options else 3
+    with always_with_blocks() if "blocks" in name else contextlib.nullcontext():
+        with precdoctor.record(folder, **options) as recording:
+            blocks.warm_up(before)
+            found: dict[str, Any] = blocks.block()
+            found |= blocks.profiled()
+        return {**found, "said": said_by(recording.open(), before, blocks.steps)}
+
+
+@contextlib.contextmanager
+def always_with_blocks() -> Any:
+    """Every sampled step has block histograms; by itself the recorder takes them every 64th step."""
+    from precdoctor.recording.sampling import Sampler
+
+    own = Sampler.wants_blocks
+    Sampler.wants_blocks = lambda *_: True
+    try:
+        yield
+    finally:
+        Sampler.wants_blocks = own
+
+
+def measure(place: Place, shape: str, mode: str) -> None:
+    """Rounds of plain and recorded blocks, as many as there is time for."""
+    compiled = mode == "compiled" and place.is_gpu
+    blocks = Blocks(place, step_of(place, shape, compiled=compiled), compiled=compiled)
+    of = {"shape": shape, "mode": mode}
+    blocks.warm_up(5)
+    first = blocks.block()
+    place.add("training", **of, name="off, before any recording", **first, **blocks.profiled())
+    plain, longest = blocks.block(), 0.0
+    for turn in range(3):
+        for name in RECORDED:
+            if turn and (not RECORDED[name][0] or place.left() < 1.5 * longest + 5.0):
+                continue
+            began = time.monotonic()
+            with tempfile.TemporaryDirectory() as folder:
+                found = recorded(place, blocks, name, f"{folder}/run")
+            after = blocks.block()
+            ratio = found["ms"] / statistics.mean((plain["ms"], after["ms"]))
+            place.add("training", **of, name=name, turn=turn, ratio=ratio, off_ms=after["ms"], **found)
+            plain = after
+            if RECORDED[name][0]:
+                longest = max(longest, time.monotonic() - began)
+        if not place.is_gpu:
+            break
+    place.add("training", **of, name="off, after all", **blocks.block())
+
+
+def main() -> None:
+    place, (shape, mode) = from_command_line("shape", "mode")
+    measure(place, shape, mode)
+
+
+if __name__ == "__main__":
+    main()
