@@ -217,7 +217,7 @@ class Guard:
             return
         gradient, self._gradient = self._gradient, None
         parameters = parameters_of(optimizer)
-        if not all(p.is_cpu for p in parameters):
+        if not {p.device.type for p in parameters} <= {"cpu"}:
             return
         if not recorder.live or math.isfinite(_value(amax(parameters))):
             if self._state.due(optimizer, gradient) and (poisoned := self._state.look(optimizer)):

@@ -96,12 +96,14 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
         casts = Casts(recorder)
-        hooks = Forward(recorder, manual, scene, loss_code, casts).install()
-        CompiledCalls(recorder, scene, loss_code, *hooks, manual.forward_begins).install()
+        forward = Forward(recorder, manual, scene, loss_code, casts)
+        module_hooks = forward.module_hooks
+        calls = CompiledCalls(recorder, scene, loss_code, *forward.install(), manual.forward_begins)
+        calls.install(module_hooks.compiles)
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene)
         kept = KeptGradients(recorder)
-        Backward(recorder, manual, thrown, kept, loss_code, casts, guard).install()
+        Backward(recorder, manual, thrown, kept, loss_code, casts, guard, module_hooks).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
         Optimizers(recorder, manual, thrown, kept, guard, casts).install()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -164,6 +164,27 @@ def computes_itself(kind: type) -> bool:
         return False
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return dispatch is not None and dispatch is not Tensor.__torch_dispatch__
+
+
+def all_plain(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """What :func:`plain` gives for each, without those that are null; most are plain already, and cost no call."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        return []
+    return [
+        found
+        for x in tensors
+        if (
+            found := x
+            if type(x) in EXACT
+            and x.layout is torch.strided
+            and x.is_floating_point()
+            and not (x.is_meta or x.is_nested)
+            and x.numel()
+            and x.untyped_storage().nbytes()
+            else plain(x)
+        )
+        is not None
+    ]
 
 
 def plain(x: Tensor) -> Tensor | None:

@@ -53,6 +53,8 @@ class Recorder:
         #: Called when this process turns out to be one that trains, and before its log is closed.
         self.when_armed: list[Callable[[], None]] = []
         self.when_closing: list[Callable[[], None]] = []
+        #: Called when it is known whether the coming step is sampled.
+        self.when_step_begins: list[Callable[[], None]] = []
         #: Events from before there was a log, and of what a forked child inherits.
         self._early: list[dict[str, Any]] = []
         #: Those look closer: at each op of some steps, into compiled graphs, at a wide reference, at healthy ops.
@@ -275,10 +277,8 @@ class Recorder:
 
     def wants(self, place: Place) -> bool:
         """Whether ``--include``/``--exclude`` let this module through."""
-        options = self.options
-        if not (options.include or options.exclude):
-            return True
-        return attach.glob_allows(options.include, options.exclude, place.module)
+        include, exclude = self.options.include, self.options.exclude
+        return not (include or exclude) or attach.glob_allows(include, exclude, place.module)
 
     def next_call(self, place: Place, mode: str) -> int:
         """How often the module was called in this micro-step before, per mode; the last number means any later one."""
@@ -322,7 +322,8 @@ class Recorder:
         if drain is None:
             return
         cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
-        self.sampler.ended(facts.optimizer, sampled=facts.sampled, step_ns=facts.step_ns - facts.scan_ns, cost_ns=cost)
+        step = facts.step_ns - facts.scan_ns
+        self.sampler.ended(facts.optimizer, sampled=facts.sampled, step_ns=step, cost_ns=cost, wait_ns=facts.wait_ns)
         if facts.sampled and (change := self.sampler.reconsider(behind=drain.behind)) is not None:
             self.event("sampling", data=change)
 
@@ -340,6 +341,8 @@ class Recorder:
         if self.live:
             kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
         self.current.sampled = self.live
+        for begin in self.when_step_begins:
+            begin()
         self._step_began = time.perf_counter_ns()
 
     def _hand_over(self, *, complete: bool) -> None:
