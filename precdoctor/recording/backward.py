@@ -179,7 +179,7 @@ class Backward:
         self._hooked[id(parameter)] = weakref.ref(parameter), handle
 
     def _step_begins(self) -> None:
-        """Between samples no parameter has a hook of ours, unless somebody else's stand behind it: they keep their order."""
+        """Between samples no parameter has a hook of ours, but beside others': those keep their order."""
         if self._recorder.live or not self._manual.has_optimizer:
             return
         for key, (ref, handle) in list(self._hooked.items()):

@@ -23,7 +23,7 @@ from precdoctor.recording.fp8.scope import Call, node_number
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
-from precdoctor.recording.module_hooks import ModuleHooks
+from precdoctor.recording.module_hooks import ModuleHooks, keyword_arguments
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import RootCall, Scene
@@ -204,12 +204,12 @@ class Forward:
             if recorder.probes is not None:
                 recorder.probes.meet(module)
         if inside is None and not recompute and recorder.trace is not None:
-            recorder.trace.root_called(module, place.root, {**dict(enumerate(args)), **_keyword_arguments()})
+            recorder.trace.root_called(module, place.root, {**dict(enumerate(args)), **keyword_arguments()})
         if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
-            frame.kept = self._scene.enter(module, place.root, args, _keyword_arguments())
+            frame.kept = self._scene.enter(module, place.root, args, keyword_arguments())
         if frame.recorded and not recompute:
             given: dict[Any, Any] = dict(enumerate(args))
-            given.update(_keyword_arguments())
+            given.update(keyword_arguments())
             self._record_inputs(frame, given)
         trains = inside is None and not recompute and mode.phase == "train" and not mode.delegated
         if trains and recorder.scan is not None:
@@ -217,7 +217,7 @@ class Forward:
         if self._casts.met:
             named = self._casts.looks_at(module)
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
-            arguments.update(_keyword_arguments() if named else {})
+            arguments.update(keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> _Mode:
@@ -375,36 +375,3 @@ def _has_no_identity(module: nn.Module) -> bool:
     # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
     stands_in = issubclass(type(module), (torch.fx.GraphModule, torch.jit.ScriptModule))
     return stands_in or "_is_replica" in static.module_dict(module)
-
-
-def _keyword_arguments() -> dict[str, Any]:
-    """The keyword arguments of the module call whose global pre-hook is running.
-
-    Global pre-hooks are not given them. ``_call_impl`` has them in a variable, as has what calls a module compiled in
-    place; :func:`keyword_arguments_are_visible` tells whether this torch still does.
-    """
-    frame = sys._getframe(1)
-    for _ in range(8):
-        if frame.f_code.co_name in ("inner", "_call_impl", "compile_wrapper", "_fn"):
-            found = frame.f_locals.get("kwargs")
-            return found if type(found) is dict else {}
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return {}
-
-
-def keyword_arguments_are_visible() -> bool:
-    """Feature test of :func:`_keyword_arguments` on this torch."""
-    seen: list[dict[str, Any]] = []
-
-    class Probe(nn.Module):
-        def forward(self, *, x: int) -> int:
-            return x
-
-    handle = nn.modules.module.register_module_forward_pre_hook(lambda _m, _a: seen.append(_keyword_arguments()))
-    try:
-        Probe()(x=1)
-    finally:
-        handle.remove()
-    return bool(seen) and seen[0].get("x") == 1

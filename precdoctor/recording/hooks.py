@@ -12,13 +12,14 @@ from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.backward import Backward
 from precdoctor.recording.compiled_calls import CompiledCalls
 from precdoctor.recording.deepscan.scan import DeepScan
-from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
+from precdoctor.recording.forward import Forward
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
 from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.microscope.live import LiveTrace
+from precdoctor.recording.module_hooks import keyword_arguments_are_visible
 from precdoctor.recording.optimizers import Optimizers
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.recorder import Recorder

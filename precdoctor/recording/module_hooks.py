@@ -20,7 +20,6 @@ import sys
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from precdoctor.recording import static
@@ -65,9 +64,7 @@ class ModuleHooks:
         #: For good: something was compiled, or torch keeps its hooks in another way.
         self.stay = not _is_supported()
 
-    def install(
-        self, before: Callable[[nn.Module, Any], None], after: Callable[[nn.Module, Any, Any], None]
-    ) -> None:
+    def install(self, before: Callable[[nn.Module, Any], None], after: Callable[[nn.Module, Any, Any], None]) -> None:
         """Register both with torch, for every module of the process."""
         self._before, self._after = before, after
         first = nn.modules.module.register_module_forward_pre_hook(before)
@@ -185,3 +182,36 @@ def _is_supported() -> bool:
     finally:
         handle.remove()
     return seen == ["before", "after"]
+
+
+def keyword_arguments() -> dict[str, Any]:
+    """The keyword arguments of the module call whose global pre-hook is running.
+
+    Global pre-hooks are not given them. ``_call_impl`` has them in a variable, as has what calls a module compiled in
+    place; :func:`keyword_arguments_are_visible` tells whether this torch still does.
+    """
+    frame = sys._getframe(1)
+    for _ in range(8):
+        if frame.f_code.co_name in ("inner", "_call_impl", "compile_wrapper", "_fn"):
+            found = frame.f_locals.get("kwargs")
+            return found if type(found) is dict else {}
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return {}
+
+
+def keyword_arguments_are_visible() -> bool:
+    """Feature test of :func:`keyword_arguments` on this torch."""
+    seen: list[dict[str, Any]] = []
+
+    class Probe(nn.Module):
+        def forward(self, *, x: int) -> int:
+            return x
+
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda _m, _a: seen.append(keyword_arguments()))
+    try:
+        Probe()(x=1)
+    finally:
+        handle.remove()
+    return bool(seen) and seen[0].get("x") == 1

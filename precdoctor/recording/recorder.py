@@ -115,8 +115,7 @@ class Recorder:
                 self.event("warning", data={"message": message})
             for row in self._early:
                 self.event(**row)
-            for begin in self.when_armed:
-                begin()
+            attach.call_all(self.when_armed)
             return True
 
     def _chosen(self, rank: int) -> bool:
@@ -130,10 +129,9 @@ class Recorder:
         """This process will not be recorded; its training goes on."""
         attach.let_through(error)
         self.state = "off"
+        message = f"the recorder cannot start ({type(error).__name__}: {error})"
         if isinstance(error, OSError):
             message = f"the run directory cannot be written ({error.strerror or error})"
-        else:
-            message = f"the recorder cannot start ({type(error).__name__}: {error})"
         _boot.note(str(self.run), "error", message)
         if self.options.strict:
             raise error
@@ -194,8 +192,7 @@ class Recorder:
         self.state = "off" if self._ended else "idle"
         self._paused = None
         self._reset()
-        for forget in self.when_forked:
-            forget()
+        attach.call_all(self.when_forked)
 
     def internal_error(self, error: Exception) -> None:
         """Count a defect of ours; the third turns recording off (the first, with ``--strict``, ends the run)."""
@@ -341,8 +338,7 @@ class Recorder:
         if self.live:
             kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
         self.current.sampled = self.live
-        for begin in self.when_step_begins:
-            begin()
+        attach.call_all(self.when_step_begins)
         self._step_began = time.perf_counter_ns()
 
     def _hand_over(self, *, complete: bool) -> None:

@@ -47,7 +47,7 @@ def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
 
 def amax(tensors: Iterable[Tensor]) -> Deferred:
     """Largest magnitude over some tensors; not finite exactly if one of them is not. Null without any."""
-    dense = leaves.all_plain(tensors)
+    dense = list(leaves.all_plain(list(tensors)))
     if not dense:
         return None
     if (found := native.look(dense)) is not None:
@@ -66,7 +66,7 @@ def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Deferred, Deferred]
         Both as numbers that may still be on their way; amax is finite exactly if every gradient is. Null where there is
         no gradient.
     """
-    dense = leaves.all_plain([g for p in parameters if (g := p.grad) is not None])
+    dense = list(leaves.all_plain([g for p in parameters if (g := p.grad) is not None]))
     if not dense:
         return None
     if (found := native.look(dense)) is not None:
@@ -83,8 +83,8 @@ def _norms(tensors: list[Tensor], order: float) -> Tensor:
     exact = torch.float64 if home.type in {"cpu", "cuda"} else torch.float32
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for x in tensors:
-        x = x if x.element_size() > 1 else x.float()  # float8 has none
-        alike.setdefault((x.device, x.dtype), []).append(x)
+        known = x if x.element_size() > 1 else x.float()  # float8 has none
+        alike.setdefault((x.device, known.dtype), []).append(known)
     parts = []
     with torch.no_grad():
         for (_, dtype), group in alike.items():
