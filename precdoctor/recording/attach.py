@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -29,6 +29,12 @@ def say(message: str, *, prefix: str = "precdoctor: ") -> None:
         return  # print would take stdout instead
     with contextlib.suppress(Exception):  # there is nowhere left to say it
         print(f"{prefix}{message}", file=sys.stderr, flush=True)  # noqa: T201 - inside the user's process
+
+
+def call_all(functions: Iterable[Callable[[], None]]) -> None:
+    """Call each of them, in their order."""
+    for function in functions:
+        function()
 
 
 def in_data_loader_worker() -> bool:
@@ -113,7 +119,7 @@ def caller_outside(*packages: str) -> tuple[str, int] | None:
 
     Falls back to the innermost one outside of them when every frame is in an installed package.
     """
-    left_out = (_RECORDER, "<", *(d for p in packages if (d := _directory_of(p)) is not None))
+    left_out = _directories_of(packages, len(sys.modules))
     frame: FrameType | None = sys._getframe(1)
     fallback = None
     while frame is not None:
@@ -138,6 +144,12 @@ def begin_here() -> None:
 def shown(file: str) -> str:
     """A path as people want to read it: below the directory the recording began in, from there on."""
     return file.removeprefix(_began_in)
+
+
+@functools.lru_cache(maxsize=8)
+def _directories_of(packages: tuple[str, ...], _loaded: int) -> tuple[str, ...]:
+    """Where our files and those of some packages are, as far as these are loaded."""
+    return (_RECORDER, "<", *(d for p in packages if (d := _directory_of(p)) is not None))
 
 
 def _directory_of(package: str) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from precdoctor.recording import attach, static
 from precdoctor.recording.batch import defer, is_capturing
@@ -20,6 +21,7 @@ from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.loss_code import LossCode, is_bad
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.modes import sweep
+from precdoctor.recording.module_hooks import ModuleHooks
 from precdoctor.recording.naming import Place, Root
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.thrown_away import ThrownAway
@@ -42,6 +44,7 @@ class Backward:
         loss_code: LossCode,
         casts: Casts,
         guard: Guard,
+        module_hooks: ModuleHooks,
     ) -> None:
         self._recorder = recorder
         self._casts = casts
@@ -53,7 +56,10 @@ class Backward:
         self._judge = guard.after_backward
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
-        self._hooked: dict[int, weakref.ref[Tensor]] = {}
+        self._module_hooks = module_hooks
+        #: Parameters that have a hook, which is removed between samples.
+        self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
+        recorder.when_step_begins += (self._step_begins, module_hooks.resume)
 
     def install(self) -> None:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
@@ -64,6 +70,7 @@ class Backward:
         casts_begin = guarded(recorder)(self._casts.backward_begins)
         casts_end = guarded(recorder)(self._casts.backward_ended)
         reopen = guarded(recorder)(loss_code.reopen)
+        rest, resume = guarded(recorder)(self._rest), self._module_hooks.resume
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
@@ -79,9 +86,11 @@ class Backward:
                 loss_code.began(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
             enter()
             looking = casts_begin() if self._casts.met else None
+            rest()
             try:
                 original(*args, **kwargs)
             finally:
+                resume()
                 if looking is not None:
                     casts_end(looking)
                 leave()
@@ -95,6 +104,12 @@ class Backward:
         """A script whose weights are plain tensors may call no module at all; recording begins here, too."""
         recorder = self._recorder
         return recorder.state == "armed" or (recorder.state == "idle" and self._loss_code.running and recorder.arm())
+
+    def _rest(self) -> None:
+        """What calls modules in a backward pass between samples is a recomputation, of which nothing is recorded."""
+        self._module_hooks.resume()  # a keyboard interrupt leaves a call without anybody being told
+        if self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
+            self._module_hooks.rest_in_backward()
 
     def _enter_scan(self) -> None:
         if self._recorder.scan is not None:
@@ -163,10 +178,21 @@ class Backward:
 
     def _hook(self, parameter: Tensor) -> None:
         known = self._hooked.get(id(parameter))
-        if known is not None and known() is parameter:
+        if known is not None and known[0]() is parameter:
             return
-        self._hooked[id(parameter)] = weakref.ref(parameter)
-        parameter.register_post_accumulate_grad_hook(self._gradient_hook())
+        handle = parameter.register_post_accumulate_grad_hook(self._gradient_hook())
+        self._hooked[id(parameter)] = weakref.ref(parameter), handle
+
+    def _step_begins(self) -> None:
+        """Between samples no parameter has a hook of ours, but beside others': those keep their order."""
+        if self._recorder.live or not self._manual.has_optimizer:
+            return
+        for key, (ref, handle) in list(self._hooked.items()):
+            parameter = ref()
+            hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+            if hooks is None or len(hooks) < 2:
+                handle.remove()
+                del self._hooked[key]
 
     def _gradient_hook(self) -> Callable[[Tensor], None]:
         recorder, manual, gradients = self._recorder, self._manual, self._gradients

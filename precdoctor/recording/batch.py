@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -20,6 +22,15 @@ Deferred = float | Callable[[], float] | None
 def read(value: Deferred) -> float | None:
     """The number; waits for the device if it has to (drain thread only)."""
     return value() if callable(value) else value
+
+
+class _Waits(threading.local):
+    """How long this thread has waited for devices, in ns."""
+
+    ns = 0
+
+
+waits: Final = _Waits()
 
 
 def is_capturing() -> bool:
@@ -44,9 +55,22 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
         return lambda: float(host)
     event = torch.cuda.Event(blocking=by_drain)
     event.record(torch.cuda.current_stream(value.device))
+    return arrival(event, host)
+
+
+class _Event(Protocol):
+    def synchronize(self) -> None: ...
+
+
+def arrival(event: _Event, host: torch.Tensor) -> Callable[[], float]:
+    """Read a scalar of the host's once its copy has arrived; the wait is not the recorder's work, and counted apart."""
 
     def arrived() -> float:
-        event.synchronize()
+        began = time.perf_counter_ns()
+        try:
+            event.synchronize()
+        finally:
+            waits.ns += time.perf_counter_ns() - began
         return float(host)
 
     return arrived
@@ -91,7 +115,9 @@ class StepFacts:
     left_out: bool = False
     autocast_dtype: str | None = None
     sampled: bool = False
+    #: Host time in our hooks, without what they waited for the device.
     recorder_ns: int = 0
+    wait_ns: int = 0
     #: Of a step that was scanned: what that took, without the ops themselves.
     scan_ns: int = 0
     step_ns: int = 0

@@ -70,13 +70,18 @@ class CompiledCalls:
         self._end = guarded(recorder)(self._ended)
         scene.when_cleared.append(self._release)
 
-    def install(self) -> None:
-        """Listen from the first ``torch.compile`` on: before that, Dynamo need not even be loaded."""
+    def install(self, compiles: Callable[[], None]) -> None:
+        """Listen from the first ``torch.compile`` on: before that, Dynamo need not even be loaded.
+
+        Args:
+            compiles: called each time, before anything is compiled.
+        """
         original = torch.compile
         listen = functools.cache(guarded(self._recorder)(self._listen))
 
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - as torch has it
+            compiles()
             listen()
             return original(*args, **kwargs)
 

@@ -23,6 +23,7 @@ from precdoctor.recording.fp8.scope import Call, node_number
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
+from precdoctor.recording.module_hooks import ModuleHooks, keyword_arguments
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import RootCall, Scene
@@ -107,13 +108,15 @@ class Forward:
         self._standing, self._weights = Standing(recorder, casts), Together()
         #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
+        self.module_hooks = ModuleHooks(recorder)
+        #: By root and mode, once a call between samples was seen whole: the autocast that its forward enters by itself.
+        self._inner_autocast: dict[tuple[str, str], str | None] = {}
+        recorder.when_forked.append(self._inner_autocast.clear)
 
     def install(self) -> tuple[Callable[[nn.Module, Any], None], Callable[[nn.Module, Any, Any], None]]:
         """Register both hooks with torch, for every module of the process; returns them."""
         before, after = self._pre_hook(), self._post_hook()
-        nn.modules.module.register_module_forward_pre_hook(before)
-        # Without kwargs: on the way out of an exception torch calls global hooks without them whatever was asked for.
-        nn.modules.module.register_module_forward_hook(after, always_call=True)
+        self.module_hooks.install(before, after)
         # A compiled model notices that somebody has hooks; the user has none, and may have turned warnings into errors.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         return before, after
@@ -121,19 +124,24 @@ class Forward:
     # Plain functions, and the test for compilation first: Dynamo traces into global hooks, and must find nothing there.
 
     def _pre_hook(self) -> Callable[[nn.Module, Any], None]:
-        recorder, enter = self._recorder, self._enter
+        recorder, enter, casts, hooks = self._recorder, self._enter, self._casts, self.module_hooks
+        rest = guarded(recorder)(self._rest)
 
         def precdoctor_forward_pre(module: nn.Module, args: Any) -> None:
             if torch.compiler.is_compiling():
                 return
             if not recorder.live and (stack := getattr(recorder.local, "stack", None)):
                 if self._autocast_is_new():
-                    self._guarded_note_autocast(stack[-1].mode)
+                    self._guarded_note_autocast(stack[-1].mode, stack[0])
                 return  # between samples only top-level calls count
             if recorder.threads.elsewhere():
                 return
             if recorder.state == "armed" or (recorder.state == "idle" and recorder.arm()):
                 enter(module, args)
+                if not recorder.live:
+                    rest(module)
+            elif not casts.met:
+                hooks.leave_if_off()
 
         return precdoctor_forward_pre
 
@@ -195,18 +203,18 @@ class Forward:
         elif frame.recorded:
             frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)
         if self._autocast_is_new():  # at every call: frameworks enter autocast inside the root's forward
-            self._note_autocast(mode)
+            self._note_autocast(mode, stack[0] if len(stack) > 1 else None)
         if inside is None:
             frame.reopens = self._loss_code.root_begins(module)
             if recorder.probes is not None:
                 recorder.probes.meet(module)
         if inside is None and not recompute and recorder.trace is not None:
-            recorder.trace.root_called(module, place.root, {**dict(enumerate(args)), **_keyword_arguments()})
+            recorder.trace.root_called(module, place.root, {**dict(enumerate(args)), **keyword_arguments()})
         if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
-            frame.kept = self._scene.enter(module, place.root, args, _keyword_arguments())
+            frame.kept = self._scene.enter(module, place.root, args, keyword_arguments())
         if frame.recorded and not recompute:
             given: dict[Any, Any] = dict(enumerate(args))
-            given.update(_keyword_arguments())
+            given.update(keyword_arguments())
             self._record_inputs(frame, given)
         trains = inside is None and not recompute and mode.phase == "train" and not mode.delegated
         if trains and recorder.scan is not None and recorder.claim.patient:
@@ -214,7 +222,7 @@ class Forward:
         if self._casts.met:
             named = self._casts.looks_at(module)
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
-            arguments.update(_keyword_arguments() if named else {})
+            arguments.update(keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
 
     def _begin_step_of(self, module: nn.Module, place: Place) -> None:
@@ -242,11 +250,28 @@ class Forward:
         """Whether autocast is on, and the step does not know of it yet."""
         return self._recorder.current.autocast_dtype is None and torch._C._is_any_autocast_enabled()
 
-    def _note_autocast(self, mode: _Mode) -> None:
+    def _rest(self, module: nn.Module) -> None:
+        """Between samples: no hook inside this call, if it is a top-level one."""
+        recorder, stack = self._recorder, self._stack()
+        if len(stack) != 1 or stack[0].module is not module or _in_recompute() != -1:
+            return
+        place, mode = stack[0].place, stack[0].mode
+        if place is None or recorder.step == recorder.options.first_step:
+            return  # nothing has been trained yet: the thread to be recorded may be another one
+        if (key := (place.root, mode.name)) not in self._inner_autocast:
+            self._inner_autocast[key] = None
+            return
+        recorder.current.autocast_dtype = recorder.current.autocast_dtype or self._inner_autocast[key]
+        self.module_hooks.rest_inside(module)
+
+    def _note_autocast(self, mode: _Mode, outermost: Frame | None = None) -> None:
+        """Note the dtype for the step; ``outermost`` is the top-level call that has entered autocast by itself."""
         for device in () if mode.evaluating else ("cuda", "cpu"):
             if torch.is_autocast_enabled(device):
                 recorder, dtype = self._recorder, str(torch.get_autocast_dtype(device)).removeprefix("torch.")
                 recorder.current.autocast_dtype = dtype
+                if outermost is not None and outermost.place is not None:
+                    self._inner_autocast[outermost.place.root, outermost.mode.name] = dtype
                 if recorder.facts is not None:
                     recorder.facts.autocast(device, dtype)
 
@@ -264,7 +289,7 @@ class Forward:
     # --- leaving -----------------------------------------------------------------------------------------------------
 
     def _left(self, module: nn.Module, result: Any) -> None:
-        stack = self._stack()
+        stack: list[Frame] = getattr(self._recorder.local, "stack", [])
         for depth in range(len(stack) - 1, -1, -1):
             if stack[depth].module is module:
                 break
@@ -365,36 +390,3 @@ def _has_no_identity(module: nn.Module) -> bool:
     # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
     stands_in = issubclass(type(module), (torch.fx.GraphModule, torch.jit.ScriptModule))
     return stands_in or "_is_replica" in static.module_dict(module)
-
-
-def _keyword_arguments() -> dict[str, Any]:
-    """The keyword arguments of the module call whose global pre-hook is running.
-
-    Global pre-hooks are not given them. ``_call_impl`` has them in a variable, as has what calls a module compiled in
-    place; :func:`keyword_arguments_are_visible` tells whether this torch still does.
-    """
-    frame = sys._getframe(1)
-    for _ in range(8):
-        if frame.f_code.co_name in ("inner", "_call_impl", "compile_wrapper", "_fn"):
-            found = frame.f_locals.get("kwargs")
-            return found if type(found) is dict else {}
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return {}
-
-
-def keyword_arguments_are_visible() -> bool:
-    """Feature test of :func:`_keyword_arguments` on this torch."""
-    seen: list[dict[str, Any]] = []
-
-    class Probe(nn.Module):
-        def forward(self, *, x: int) -> int:
-            return x
-
-    handle = nn.modules.module.register_module_forward_pre_hook(lambda _m, _a: seen.append(_keyword_arguments()))
-    try:
-        Probe()(x=1)
-    finally:
-        handle.remove()
-    return bool(seen) and seen[0].get("x") == 1

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from precdoctor.recording.batch import waits
 from precdoctor.recording.modes import sweep
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ R = TypeVar("R")
 def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Wrap a hook body: it never raises into the user's program, and its time is charged to the recorder.
 
+    What it waits for a device is charged apart: the device works for the user meanwhile.
     In a thread that is not recorded it does nothing.
     """
 
@@ -29,14 +31,16 @@ def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | No
             if threads.others and threads.is_other():
                 sweep()
                 return None
-            began = time.perf_counter_ns()
+            waited, began = waits.ns, time.perf_counter_ns()
             try:
                 return body(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - whatever went wrong in here is ours and must stay here
                 recorder.internal_error(error)
                 return None
             finally:
-                recorder.current.recorder_ns += time.perf_counter_ns() - began
+                took, waited = time.perf_counter_ns() - began, waits.ns - waited
+                recorder.current.recorder_ns += took - waited
+                recorder.current.wait_ns += waited
 
         return wrapper
 

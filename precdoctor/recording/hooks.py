@@ -12,13 +12,14 @@ from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.backward import Backward
 from precdoctor.recording.compiled_calls import CompiledCalls
 from precdoctor.recording.deepscan.scan import DeepScan
-from precdoctor.recording.forward import Forward, keyword_arguments_are_visible
+from precdoctor.recording.forward import Forward
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
 from precdoctor.recording.kept import KeptGradients
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.microscope.live import LiveTrace
+from precdoctor.recording.module_hooks import keyword_arguments_are_visible
 from precdoctor.recording.optimizers import Optimizers
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.recorder import Recorder
@@ -96,12 +97,14 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
         casts = Casts(recorder)
-        hooks = Forward(recorder, manual, scene, loss_code, casts).install()
-        CompiledCalls(recorder, scene, loss_code, *hooks, manual.forward_begins).install()
+        forward = Forward(recorder, manual, scene, loss_code, casts)
+        module_hooks = forward.module_hooks
+        calls = CompiledCalls(recorder, scene, loss_code, *forward.install(), manual.forward_begins)
+        calls.install(module_hooks.compiles)
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene)
         kept = KeptGradients(recorder)
-        Backward(recorder, manual, thrown, kept, loss_code, casts, guard).install()
+        Backward(recorder, manual, thrown, kept, loss_code, casts, guard, module_hooks).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
         Optimizers(recorder, manual, thrown, kept, guard, casts).install()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,13 @@ from precdoctor.recording.containers import Opened, hides, names, opened
 _LAZY = (UninitializedParameter, UninitializedBuffer)
 #: Types without behaviour of their own. Asked for by identity: ``isinstance`` with a parameter's runs Python code.
 EXACT = (Tensor, torch.nn.Parameter)
+_EXACT: Final = frozenset(EXACT)
+_BASE: Any = torch._C.TensorBase
+_FLOATS, _NUMEL, _STORAGE = _BASE.is_floating_point, _BASE.numel, _BASE.untyped_storage
+_NESTED, _META, _LAYOUT = _BASE.is_nested.__get__, _BASE.is_meta.__get__, _BASE.layout.__get__
+#: Whether a tensor is on the CPU: a function of C.
+is_on_cpu: Callable[[Tensor], bool] = _BASE.is_cpu.__get__
+_NBYTES: Final = torch.UntypedStorage.nbytes
 _MAX_DEPTH = 3
 _MAX_LEAVES = 64
 #: Containers looked into for one value.
@@ -164,6 +171,24 @@ def computes_itself(kind: type) -> bool:
         return False
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return dispatch is not None and dispatch is not Tensor.__torch_dispatch__
+
+
+def all_plain(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What :func:`plain` gives for each, without those that are null.
+
+    Gradients are plain already, most often. Functions of C find that out: this runs in every step.
+    """
+    if torch._C._functorch.maybe_current_level() is None and (
+        _EXACT.issuperset(map(type, tensors))
+        and all(map(_FLOATS, tensors))
+        and not any(map(_NESTED, tensors))
+        and not any(map(_META, tensors))
+        and {torch.strided}.issuperset(map(_LAYOUT, tensors))
+        and all(map(_NUMEL, tensors))
+        and all(map(_NBYTES, map(_STORAGE, tensors)))
+    ):
+        return tensors
+    return [found for x in tensors if (found := plain(x)) is not None]
 
 
 def plain(x: Tensor) -> Tensor | None:

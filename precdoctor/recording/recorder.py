@@ -56,6 +56,8 @@ class Recorder:
         #: Called when this process turns out to be one that trains, and before its log is closed.
         self.when_armed: list[Callable[[], None]] = []
         self.when_closing: list[Callable[[], None]] = []
+        #: Called when it is known whether the coming step is sampled.
+        self.when_step_begins: list[Callable[[], None]] = []
         #: Events from before there was a log, and of what a forked child inherits.
         self._early: list[dict[str, Any]] = []
         #: Those look closer: at each op of some steps, into compiled graphs, at a wide reference, at healthy ops.
@@ -109,8 +111,7 @@ class Recorder:
                 self.event("warning", data={"message": message})
             for row in self._early:
                 self.event(**row)
-            for begin in self.when_armed:
-                begin()
+            attach.call_all(self.when_armed)
             return True
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
@@ -173,8 +174,7 @@ class Recorder:
         self.state = "off" if self._ended else "idle"
         self._paused = None
         self._reset()
-        for forget in self.when_forked:
-            forget()
+        attach.call_all(self.when_forked)
 
     def internal_error(self, error: Exception) -> None:
         """Count a defect of ours; the third turns recording off (the first, with ``--strict``, ends the run)."""
@@ -305,9 +305,8 @@ class Recorder:
         if drain is None:
             return
         cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
-        self.sampler.ended(
-            facts.optimizer or facts.root, sampled=facts.sampled, step_ns=facts.step_ns - facts.scan_ns, cost_ns=cost
-        )
+        step, name = facts.step_ns - facts.scan_ns, facts.optimizer or facts.root
+        self.sampler.ended(name, sampled=facts.sampled, step_ns=step, cost_ns=cost, wait_ns=facts.wait_ns)
         if facts.sampled and (change := self.sampler.reconsider(behind=drain.behind)) is not None:
             self.event("sampling", data=change)
 
@@ -325,6 +324,7 @@ class Recorder:
         if self.live:
             kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
         self.current.sampled = self.live
+        attach.call_all(self.when_step_begins)
         self._step_began = time.perf_counter_ns()
 
     def _hand_over(self, *, complete: bool) -> None:

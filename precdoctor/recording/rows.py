@@ -108,6 +108,7 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
         "non_finite": _non_finite(tensors, losses) + _bad_sentinel(batch),
         "sampled": facts.sampled,
         "recorder_ns": facts.recorder_ns + facts.scan_ns,
+        "wait_ns": facts.wait_ns,
         "device_ns": None,
         "step_ns": facts.step_ns,
     }

@@ -54,6 +54,11 @@ class Sampler:
             sampled: collections.deque(maxlen=_WINDOW) for sampled in (False, True)
         }
         self._plain: collections.deque[int] = collections.deque(maxlen=_WINDOW)
+        #: What steps took as a whole, and what their hooks waited for the device.
+        self._steps: dict[bool, collections.deque[int]] = {
+            sampled: collections.deque(maxlen=_WINDOW) for sampled in (False, True)
+        }
+        self._waits: collections.deque[int] = collections.deque(maxlen=_WINDOW)
         #: Sampled steps since the writer was behind last.
         self._calm = 0
         self._had_blocks = False
@@ -92,14 +97,15 @@ class Sampler:
     def _within_warm_up(self, attempts: int) -> bool:
         return self._options.every is None and attempts < WARM_UP
 
-    def ended(self, optimizer: str, *, sampled: bool, step_ns: int, cost_ns: int) -> None:
+    def ended(self, optimizer: str, *, sampled: bool, step_ns: int, cost_ns: int, wait_ns: int = 0) -> None:
         """A step has ended.
 
         Args:
             optimizer: its name; "" without one.
             sampled: whether it was.
             step_ns: what it took, recording included.
-            cost_ns: what recording took of it.
+            cost_ns: what recording took of the host.
+            wait_ns: what its hooks waited for the device.
         """
         if self._last is not None:
             self._follower[self._last, self._streak] = optimizer
@@ -109,6 +115,8 @@ class Sampler:
         self._since[optimizer] = 1 if sampled else self._since.get(optimizer, 0) + 1
         self._costs[sampled].append(cost_ns)
         self._plain.append(max(step_ns - cost_ns, 1))
+        self._steps[sampled].append(step_ns)
+        self._waits.append(wait_ns)
 
     def reconsider(self, *, behind: bool) -> dict[str, Any] | None:
         """Move N if there is reason to; to be called after a sampled step.
@@ -129,6 +137,8 @@ class Sampler:
         if min(self._attempts.values(), default=0) < WARM_UP:
             return None
         budget, period = self._options.budget, self.period
+        if self._waits_for_device and not self._steps[False]:
+            period = max(period, 2)  # what sampled steps cost the device shows beside one that is not
         while period < MAX_PERIOD and self.overhead(period) > budget:
             period *= 2
         if period == self.period and period > 1 and self.overhead(period // 2) < _ROOM * budget:
@@ -138,7 +148,15 @@ class Sampler:
     def overhead(self, period: int) -> float:
         """Expected cost of recording with this N, as a fraction of the time of the same steps without it."""
         sampled, between = (statistics.median(self._costs[which] or [0]) for which in (True, False))
+        if self._waits_for_device and all(self._steps.values()):
+            longer = statistics.median(self._steps[True]) - statistics.median(self._steps[False])
+            sampled = max(sampled, between + longer)
         return (sampled + (period - 1) * between) / period / statistics.median(self._plain or [1])
+
+    @property
+    def _waits_for_device(self) -> bool:
+        """Whether steps end when the device does, so that they also show what recording costs there."""
+        return statistics.median(self._waits or [0]) > 0
 
     def _move(self, period: int, reason: str) -> dict[str, Any] | None:
         if period == self.period:

@@ -40,6 +40,7 @@ _MAX_ENTRIES: Final = 1024
 #: Elements of a setting, and lists in one another.
 _MAX_SETTINGS, _MAX_NEST = 64, 4
 _MISSING: Final = object()
+_TENSORS: Final = frozenset((Tensor, nn.Parameter))
 _DICTIONARIES: Final = (dict, OrderedDict)
 
 
@@ -167,6 +168,8 @@ def tensors(x: Any) -> list[Tensor]:
     """A tensor by itself, or those of a list, a tuple or a dictionary; none of an iterator, which would be used up."""
     if issubclass(type(x), Tensor):
         return [x]
+    if type(x) is list and _TENSORS.issuperset(map(type, x)):  # the parameters of a group, asked for in every step
+        return list(x)
     found = entries(x)
     return [v for v in (elements(x) if found is None else dict.values(found)) if issubclass(type(v), Tensor)]
 

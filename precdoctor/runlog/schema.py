@@ -108,6 +108,7 @@ STEPS: Final = pa.schema(
         pa.field("non_finite", pa.int64()),  # tensors with a NaN or Inf among loss, weight gradients, weights, updates
         pa.field("sampled", pa.bool_(), nullable=False),  # full statistics were taken
         pa.field("recorder_ns", pa.int64()),  # host time in the recorder's hooks, and CPU time of its writing
+        pa.field("wait_ns", pa.int64()),  # what the hooks waited for the device, which is no part of recorder_ns
         pa.field("device_ns", pa.int64()),  # device time of its kernels; null where not measured
         pa.field("step_ns", pa.int64()),  # wall time from the previous step's end to this one's
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import ctypes
 import functools
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -237,6 +238,12 @@ def adam_at(before: Tensor, after: Tensor, adam: Adam, ints: int, floats: int, c
     lib.precdoctor_adam(*pointers, terms, plan, ints, floats, counter, threads)
 
 
+#: Functions of C: gradients are looked at in every step.
+_BASE: Any = torch._C.TensorBase
+_DTYPE, _IS_CPU = _BASE.dtype.__get__, _BASE.is_cpu.__get__
+_CONTIGUOUS, _ADDRESS, _NUMEL = _BASE.is_contiguous, _BASE.data_ptr, _BASE.numel
+
+
 def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     """Amax over some tensors, NaN or infinite exactly if an element is, and the sum of their squares, in FP64.
 
@@ -246,12 +253,13 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     lib: Any = library()
     if lib is None:
         return None
-    pieces = array.array("q")  # seen_t in stats.c
-    for x in tensors:
-        code = _CODES.get(x.dtype)
-        if code is None or not x.is_cpu or not (x.is_contiguous() or _fills_its_memory(x)):
-            return None
-        pieces.extend((x.data_ptr(), code, x.numel()))
+    codes = list(map(_CODES.get, map(_DTYPE, tensors)))
+    if None in codes or not all(map(_IS_CPU, tensors)):
+        return None
+    if not all(map(_CONTIGUOUS, tensors)) and not all(x.is_contiguous() or _fills_its_memory(x) for x in tensors):
+        return None
+    parts = zip(map(_ADDRESS, tensors), codes, map(_NUMEL, tensors), strict=True)
+    pieces = array.array("q", itertools.chain.from_iterable(parts))  # seen_t in stats.c
     out = (ctypes.c_double * 2)()
     threads = 1 if _forked else torch.get_num_threads()
     lib.precdoctor_look(pieces.buffer_info()[0], len(pieces) // 3, out, threads, _THREADS_FROM)

@@ -8,9 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.kernels import native
-from precdoctor.recording.sentinel import Look, gradient_sentinel
+from precdoctor.recording.sentinel import Look, _norms, gradient_sentinel
+
+GENERATOR = torch.Generator().manual_seed(0)
 
 
 def with_gradients(*gradients: torch.Tensor) -> list[nn.Parameter]:
@@ -98,3 +101,43 @@ def test_a_look_covers_the_gradients_it_was_taken_of_until_somebody_writes_to_on
     assert look.covers(parameters[:1]) and not look.covers(parameters)
     parameters[0].grad = torch.randn(3)
     assert not look.covers(parameters[:1])
+
+
+class Ops(TorchDispatchMode):
+    """Counts the operations that are dispatched, which on a device are launches or copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_on_a_device_300_gradients_take_a_handful_of_operations(dtype):
+    gradients = [(torch.randn(5, 7, generator=GENERATOR) * 100).to(dtype) for _ in range(300)]
+    with Ops() as ops:
+        norm, amax = torch.linalg.vector_norm(_norms(gradients, 2.0)), _norms(gradients, math.inf).max()
+    assert len(ops.names) <= 10, ops.names
+    both = torch.cat([g.flatten() for g in gradients]).double()
+    assert float(norm) == pytest.approx(float(both.norm()), rel=1e-5)  # FP16: their squares leave its range
+    assert float(amax) == float(both.abs().max())
+
+
+def test_on_a_device_each_dtype_is_a_group_and_float8_has_norms():
+    gradients = [torch.full((3,), 2.0).to(d) for d in (torch.bfloat16, torch.float32, torch.float8_e4m3fn)] * 100
+    with Ops() as ops:
+        found = _norms(gradients, 2.0)
+    assert len([n for n in ops.names if "float8" not in n and "_to_copy" not in n]) <= 5
+    assert found.numel() == 300 and found.tolist() == pytest.approx([12**0.5] * 300)
+    assert math.isnan(_norms([*gradients, torch.tensor([1.0, math.nan])], math.inf).max())
+
+
+def test_gradients_that_are_not_plain_are_read_as_before():
+    """One among many that is empty, sparse or of integers takes all of them on the slower way."""
+    dense = torch.tensor([3.0, 4.0])
+    sparse = torch.sparse_coo_tensor([[1]], [12.0], (4,), check_invariants=True)
+    norm, amax = gradient_sentinel(with_gradients(dense, torch.empty(0), sparse))
+    assert (float(norm), float(amax)) == (13.0, 12.0)

@@ -54,7 +54,7 @@ def recorder(monkeypatch):
     monkeypatch.setattr(attach, "say", said.append)
     fake = SimpleNamespace(step=0, micro_step=0, in_backward=False, options=SimpleNamespace(first_step=0), said=said)
     fake.event = lambda kind, data: said.append(kind)
-    fake.current, fake.internal_error = SimpleNamespace(recorder_ns=0), said.append
+    fake.current, fake.internal_error = SimpleNamespace(recorder_ns=0, wait_ns=0), said.append
     fake.threads = Threads(fake)
     return fake
 

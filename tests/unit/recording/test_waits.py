@@ -1,0 +1,89 @@
+"""A wait for the device is no cost of the recorder: counted apart, and without influence on how often it samples."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from precdoctor.recording.batch import arrival, read
+from precdoctor.recording.guarded import guarded
+from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.sampling import WARM_UP, Sampler
+
+MS = 1_000_000
+
+
+class Clock:
+    """Stands still but for what somebody spends, and what an event of a device takes."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: self.now)
+
+    def spend(self, ns):
+        self.now += ns
+
+    def event(self, ns):
+        return SimpleNamespace(synchronize=lambda: self.spend(ns))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def step(clock, *, host, wait):
+    """One hook that works, reads a number from the device and works on: recorder_ns and wait_ns of the step."""
+    recorder = SimpleNamespace(threads=SimpleNamespace(others=set()))
+    recorder.current = SimpleNamespace(recorder_ns=0, wait_ns=0)
+    value = arrival(clock.event(wait), torch.tensor(3.0)) if wait else 3.0
+
+    @guarded(recorder)
+    def hook():
+        clock.spend(host)
+        return read(value)
+
+    assert hook() == 3.0
+    return recorder.current
+
+
+def test_a_wait_is_counted_apart(clock):
+    facts = step(clock, host=MS, wait=20 * MS)
+    assert (facts.recorder_ns, facts.wait_ns) == (MS, 20 * MS)
+
+
+def trained(clock, *, wait, device=0, steps=800):
+    """The period after so many steps of 70 ms, a sampled one of which takes 7 ms of the host and ``device`` more."""
+    sampler = Sampler(RecordOptions(budget=0.01))
+    for number in range(steps):
+        sampled = sampler.wants(number)
+        began = clock.now
+        facts = step(clock, host=7 * MS if sampled else MS // 10, wait=wait)
+        clock.spend(70 * MS - wait + (device if sampled else 0))
+        took = clock.now - began
+        cost, waited = facts.recorder_ns, facts.wait_ns
+        sampler.ended("SGD#0", sampled=sampled, step_ns=took, cost_ns=cost, wait_ns=waited)
+        if sampled:
+            sampler.reconsider(behind=False)
+    return sampler.period
+
+
+def test_a_wait_of_20_ms_a_step_does_not_move_the_period(clock):
+    assert trained(clock, wait=20 * MS) == trained(clock, wait=0) == 16
+
+
+def test_what_a_sampled_step_costs_the_device_does(clock):
+    """No host time shows it: such a step only takes longer."""
+    assert trained(clock, wait=20 * MS, device=63 * MS) == 128
+
+
+def test_without_an_unsampled_step_there_is_nothing_to_compare_with():
+    sampler = Sampler(RecordOptions(budget=0.01))
+    for _ in range(WARM_UP):
+        sampler.ended("SGD#0", sampled=True, step_ns=90 * MS, cost_ns=1, wait_ns=MS)
+    assert sampler.reconsider(behind=False)["to"] == 2
+    sampler.ended("SGD#0", sampled=False, step_ns=90 * MS, cost_ns=1, wait_ns=MS)
+    assert sampler.reconsider(behind=False)["to"] == 1  # it costs the device nothing
