@@ -89,11 +89,9 @@ class Optimizers:
         register_optimizer_step_pre_hook(before)
         register_optimizer_step_post_hook(after)
         recorder.when_forked.append(self._forget)
-        self.scalers.install()
-        scalers = self.scalers
-        self._thrown.install(
-            self._thrown_away, lambda: self._attempt is not None, scalers.has_unscaled, scalers.has_updated
-        )
+        scalers, in_attempt = self.scalers, lambda: self._attempt is not None
+        scalers.install()
+        self._thrown.install(self._thrown_away, in_attempt, scalers.has_unscaled, scalers.has_updated)
         clipping.install(recorder, self._note_clip, self._covered, self._stays)
 
     def _armed(self) -> bool:
@@ -180,8 +178,6 @@ class Optimizers:
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` begins."""
-        if self._recorder.capture.runs:
-            return
         attempt = self._open(optimizer, by_scaler=True)
         attempt.skipped = self._skips(optimizer, scaler)
         self._shadow(attempt)
@@ -209,8 +205,7 @@ class Optimizers:
         had_optimizer = self._manual.has_optimizer
         attempt = self._open(optimizer, by_scaler=False)
         self._manual.has_optimizer = had_optimizer  # an optimizer may be there for its ``zero_grad`` alone
-        facts = self._recorder.current
-        facts.left_out = True
+        (facts := self._recorder.current).left_out = True
         if found is not None and facts.gradients_of is None:
             facts.grad_norm, facts.grad_amax = found
         self._guard.left_out(optimizer, scaler)
