@@ -125,7 +125,7 @@ def test_a_hook_registered_inside_the_call_stays(fixture):
     net, seen = Registers(), []
     net(torch.ones(1))
     assert seen == ["theirs"]
-    assert list(tables._global_forward_hooks.values())[0] == fixture.after and in_place() == (1, 2)
+    assert next(iter(tables._global_forward_hooks.values())) == fixture.after and in_place() == (1, 2)
 
 
 def test_they_stay_while_other_threads_use_models_and_once_something_is_compiled(fixture):
