@@ -82,7 +82,6 @@ BETWEEN = """
 import json
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 
@@ -106,16 +105,14 @@ def train(steps):
 
 net, hooks = Net(), []
 optimizer = torch.optim.AdamW(net.parameters())
-train(9)
-net.b = torch.compile(net.b, backend="eager")
-train(9)
-print(json.dumps({"hooks": hooks, "graphs": counters["stats"]["unique_graphs"]}))
+train(18)
+print(json.dumps({"hooks": hooks}))
 """
 
 
 @pytest.fixture(scope="module")
 def between(tmp_path_factory):
-    """What a training with checkpoints prints, autocast inside its forward and a late ``torch.compile``; its steps."""
+    """What a training with checkpoints prints, and autocast inside its forward; its steps."""
     folder = tmp_path_factory.mktemp("between")
     done = record(folder, "--every", "4", "--", PYTHON, str(script(folder, "between.py", BETWEEN)))
     assert done.status == 0, done.err
@@ -125,10 +122,6 @@ def between(tmp_path_factory):
 def test_parameters_have_hooks_in_sampled_steps_only(between):
     printed, steps = between
     assert [count > 0 for count in printed["hooks"]] == steps["sampled"].tolist()
-
-
-def test_nothing_is_compiled_again_because_of_the_recorder(between):
-    assert between[0]["graphs"] == 1
 
 
 def test_autocast_inside_the_model_is_logged_between_samples(between):
