@@ -76,3 +76,53 @@ def test_between_samples_a_module_costs_no_call(per_module):
 def test_a_row_costs_few_calls(per_module):
     assert per_module["rows"] >= 10
     assert per_module["sampled"] / per_module["rows"] <= 30
+
+
+BETWEEN = """
+import json
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.c(checkpoint(self.a, self.b(x), use_reentrant=False))
+
+
+def train(steps):
+    for _ in range(steps):
+        net(torch.randn(4, 8)).square().mean().backward()
+        hooks.append(sum(len(p._post_accumulate_grad_hooks or ()) for p in net.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+net, hooks = Net(), []
+optimizer = torch.optim.AdamW(net.parameters())
+train(18)
+print(json.dumps({"hooks": hooks}))
+"""
+
+
+@pytest.fixture(scope="module")
+def between(tmp_path_factory):
+    """What a training with checkpoints prints, and autocast inside its forward; its steps."""
+    folder = tmp_path_factory.mktemp("between")
+    done = record(folder, "--every", "4", "--", PYTHON, str(script(folder, "between.py", BETWEEN)))
+    assert done.status == 0, done.err
+    return json.loads(done.out), precdoctor.open_run(done.run).steps()
+
+
+def test_parameters_have_hooks_in_sampled_steps_only(between):
+    printed, steps = between
+    assert [count > 0 for count in printed["hooks"]] == steps["sampled"].tolist()
+
+
+def test_autocast_inside_the_model_is_logged_between_samples(between):
+    assert set(between[1]["autocast_dtype"]) == {"bfloat16"}
