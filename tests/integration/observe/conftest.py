@@ -109,7 +109,7 @@ def train(directory: Path, **more: str) -> list[dict[str, dict[str, Any]]]:
     for child in children:
         out, err = child.communicate(timeout=PATIENCE)
         assert child.returncode == 0, err[-4000:]
-        # A constant that a loss was multiplied by is on the host even on CUDA; the CPU here cannot tell it apart.
+        # A constant that a loss was multiplied by is on the host, on CUDA as well; the emulation takes it for a tensor.
         assert more or "precdoctor:" not in err, err
         results.append({line["name"]: line for line in map(json.loads, out.splitlines())})
     return results
