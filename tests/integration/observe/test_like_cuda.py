@@ -49,6 +49,7 @@ def events(run, kind):
     return [json.loads(data) for data in found[found["event"] == kind]["data"]]
 
 
+@pytest.mark.slow  # trains some fifty models
 def test_the_whole_zoo_is_recorded_and_none_trains_differently(zoo, tmp_path):
     (recorded,) = train(tmp_path, ZOO_LIKE_CUDA="batches")
     assert recorded.keys() == zoo.plain.keys()
