@@ -201,6 +201,7 @@ class Drain:
             facts, self._facts = self._facts, None
             item = self._take() if self._queue else None
             self._turning = item is not None
+            closing = self._end is not None  # read with the queue: more may come, and the end, while facts are written
         with self._busy:
             if self._options.may_halt and self.halt is None:
                 self.halt = halt_requested(self.directory.parent)
@@ -211,7 +212,7 @@ class Drain:
             if not self._queue:
                 self._write_held(writer)
             self._turning = False
-        return item is not None or self._end is None
+        return item is not None or not closing
 
     def _write(self, writer: RankWriter, item: StepBatch | EventBatch) -> None:
         try:

@@ -110,6 +110,28 @@ def test_a_slow_writer_costs_tensor_rows_and_never_the_training_side(run, slow, 
     assert capsys.readouterr().err == ""
 
 
+def test_what_comes_with_the_end_while_facts_are_written_is_not_left_behind(run, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+
+    class SlowFacts(RankWriter):
+        def write_facts(self, facts):
+            begun.set()
+            assert go.wait(60)
+            super().write_facts(facts)
+
+    monkeypatch.setattr(module, "RankWriter", SlowFacts)
+    steps, drain = Steps(), Drain(run, 0, RecordOptions())
+    drain.write_facts({"world_size": 1})
+    assert begun.wait(60)
+    drain.put(steps(0))
+    drain.put(steps(1))
+    drain.close({"reason": "exit"}, wait=False)
+    go.set()
+    drain.close({})
+    tensors, rows, _ = tables(run)
+    assert (len(tensors), list(rows["step"])) == (4, [0, 1])
+
+
 def test_without_a_thread_all_is_written_as_it_is_closed(run):
     """An interpreter that ends starts no thread any more."""
     steps, before = Steps(), threading.active_count()
