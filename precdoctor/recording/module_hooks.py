@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from precdoctor.recording import static
+from precdoctor.recording import attach, static
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,7 +177,8 @@ def _is_supported() -> bool:
     handle = tables.register_module_forward_pre_hook(enter)
     try:
         probe()
-    except (AttributeError, KeyError, TypeError, RuntimeError):
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+        attach.let_through(error)
         return False
     finally:
         handle.remove()

@@ -128,7 +128,7 @@ def test_recorded_gradients(run):
     """Rows of real training, whose tensors are gone: a tensor rebuilt from each histogram has the row's statistics."""
     rows = open_run(SAMPLES / run / "run").tensors()
     rows = rows[rows["kind"].isin(["grad_output", "weight_grad"]) & rows["exp_lo"].notna()].head(40)
-    assert len(rows) > 10
+    assert len(rows) > (10 if run != "crash-after-one-step" else 0)
     rng = np.random.default_rng(0)
     for row in rows.to_dict("records"):
         source = format_of_dtype(row["dtype"])
