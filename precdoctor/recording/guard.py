@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording import attach, kernels, leaves, static
+from precdoctor.recording import attach, kernels, static
 from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.attempt import parameters_of
 from precdoctor.recording.batch import Deferred, looks_like_a_scale, read
@@ -217,7 +217,7 @@ class Guard:
             return
         gradient, self._gradient = self._gradient, None
         parameters = parameters_of(optimizer)
-        if not all(map(leaves.is_on_cpu, parameters)):
+        if [p for p in parameters if not p.is_cpu]:
             return
         if not recorder.live or math.isfinite(_value(amax(parameters))):
             if self._state.due(optimizer, gradient) and (poisoned := self._state.look(optimizer)):

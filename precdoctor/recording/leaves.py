@@ -20,8 +20,6 @@ _EXACT: Final = frozenset(EXACT)
 _BASE: Any = torch._C.TensorBase
 _FLOATS, _NUMEL, _STORAGE = _BASE.is_floating_point, _BASE.numel, _BASE.untyped_storage
 _NESTED, _META, _LAYOUT = _BASE.is_nested.__get__, _BASE.is_meta.__get__, _BASE.layout.__get__
-#: Whether a tensor is on the CPU: a function of C.
-is_on_cpu: Callable[[Tensor], bool] = _BASE.is_cpu.__get__
 _NBYTES: Final = torch.UntypedStorage.nbytes
 _MAX_DEPTH = 3
 _MAX_LEAVES = 64

@@ -50,7 +50,7 @@ def amax(tensors: Iterable[Tensor]) -> Deferred:
     dense = list(leaves.all_plain(list(tensors)))
     if not dense:
         return None
-    if (found := native.look(dense)) is not None:
+    if dense[0].is_cpu and (found := native.look(dense)) is not None:
         return found[0]
     with kernels.apart_from_user_modes():
         return defer(_largest(dense))
@@ -69,7 +69,7 @@ def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Deferred, Deferred]
     dense = list(leaves.all_plain([g for p in parameters if (g := p.grad) is not None]))
     if not dense:
         return None
-    if (found := native.look(dense)) is not None:
+    if dense[0].is_cpu and (found := native.look(dense)) is not None:
         return math.sqrt(found[1]), found[0]
     with kernels.apart_from_user_modes():
         if dense[0].is_cpu:
