@@ -22,6 +22,25 @@ def say(message: str) -> None:
     print(clean(message), file=sys.stderr)  # noqa: T201 - the program talking
 
 
+def settings_in_force(*, whole: bool = False) -> Settings:
+    """The settings of this process; what was found elsewhere, and what is not used, is named on stderr.
+
+    Args:
+        whole: a file that is not used is an error: a gate without its settings could pass what it should fail.
+
+    Raises:
+        UsageError: see :class:`~precdoctor.cli.config.Settings`, and ``whole``.
+    """
+    from precdoctor.cli.config import Settings
+
+    settings = Settings()
+    if whole and settings.refused:
+        raise UsageError(settings.refused[0])
+    for note in (*settings.refused, *settings.notes):
+        say(f"precdoctor: {note}")
+    return settings
+
+
 def opened(run: Path | None) -> Run:
     """The run at ``run``, or the newest one, which is then named on stderr."""
     from precdoctor.runlog import open_run

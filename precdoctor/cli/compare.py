@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from precdoctor.cli.config import Settings
+from precdoctor.cli.common import settings_in_force
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 from precdoctor.errors import UsageError
 
@@ -52,7 +52,7 @@ def compare(
     from precdoctor.reporting.outputs import Report
     from precdoctor.runlog import open_run
 
-    settings = Settings()
+    settings = settings_in_force()
     level = settings.get("compare", "fail-on", fail_on)
     shape = settings.get("compare", "output-format", output_format) or "full"
     regressions = {code: changes for code, changes in settings.rules.items() if code.upper().startswith("PD8")}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from precdoctor.cli.common import destination, opened, rule_options, say
-from precdoctor.cli.config import Settings
+from precdoctor.cli.common import destination, opened, rule_options, say, settings_in_force
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def diagnose(
     from precdoctor.diagnosis.verdict import exit_code
     from precdoctor.reporting.outputs import Report
 
-    settings = Settings()
+    settings = settings_in_force()
     level = settings.get("diagnose", "fail-on", fail_on)
     shape = settings.get("diagnose", "output-format", output_format) or "full"
     rules = select_rules(

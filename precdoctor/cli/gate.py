@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precdoctor.cli.common import destination, say
+from precdoctor.cli.common import destination, say, settings_in_force
 from precdoctor.cli.config import Settings
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 from precdoctor.errors import UsageError
@@ -88,7 +88,7 @@ def gate(
     from precdoctor.reporting.outputs import Report
     from precdoctor.runlog import open_run
 
-    settings = Settings()
+    settings = settings_in_force(whole=True)
     opened = [open_run(run) for run in runs]
     # writing a baseline asks whether the runs are healthy, and an older baseline has no say in that
     bases = () if write_baseline is not None else settings.get("gate", "baseline", baseline) or ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from precdoctor.cli.common import rule_options
+from precdoctor.cli.common import rule_options, settings_in_force
 from precdoctor.cli.config import Settings
 from precdoctor.cli.values import parse_list
 from precdoctor.errors import UsageError
@@ -171,7 +171,7 @@ def record(
     from precdoctor.recording.launch import command_line, launch
     from precdoctor.recording.options import RecordOptions
 
-    settings = Settings()
+    settings = settings_in_force()
     flags = {
         "every": every,
         "budget": budget,

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from precdoctor.cli.common import opened, rule_options, say
-from precdoctor.cli.config import Settings
+from precdoctor.cli.common import opened, rule_options, say, settings_in_force
 from precdoctor.errors import RunExistsError, UsageError
 
 _EXAMPLES = """\b
@@ -48,7 +47,7 @@ def report(
     from precdoctor.reporting.html.page import render
     from precdoctor.runlog import open_run
 
-    options = rule_options(Settings())
+    options = rule_options(settings_in_force())
     found = opened(run)
     page = render(found, None if against is None else open_run(against), options=options)
     if output is not None and str(output) == "-":

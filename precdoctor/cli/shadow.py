@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from precdoctor.cli.common import rule_options, say
+from precdoctor.cli.common import rule_options, say, settings_in_force
 from precdoctor.cli.config import Settings
 from precdoctor.cli.record import CommandAfterOptions
 from precdoctor.cli.values import parse_count
@@ -74,7 +74,7 @@ def shadow(
     from precdoctor.recording.launch import command_line, default_run_directory, launch
     from precdoctor.recording.options import RecordOptions
 
-    settings = Settings()
+    settings = settings_in_force()
     flags = {"at": at, "every": every, "steps": steps, "reference": reference, "redact-names": redact_names}
     chosen = settings.chosen("shadow", flags)
     if at is not None and every is not None:

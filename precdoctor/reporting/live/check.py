@@ -13,11 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import precdoctor
+
 #: Least time between two diagnoses, in seconds; and in times of what the last one took, so that they cost at most a
 #: tenth of one core however long the log gets.
 PAUSE_SECONDS, PAUSE_TIMES = 15.0, 10.0
 #: How much less urgent than the training.
 _NICENESS = 10
+#: As ``-m precdoctor``, without the current directory on the path: a ``json.py`` there is not ours.
+_START = f"""import sys
+sys.path[:1] = []
+sys.path.append({str(Path(precdoctor.__file__).parent.parent)!r})
+from precdoctor.cli import main
+sys.exit(main())"""
 
 
 class Check:
@@ -61,7 +69,7 @@ class Check:
         out, err = self._files = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115 - see _close
         environment = {**os.environ, "PRECDOCTOR_DIAGNOSE_ALSO": ""}  # the settings' rules hold, its files are not ours
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "precdoctor", "diagnose", str(self._path), "--output-format", "json"],
+            [sys.executable, "-c", _START, "diagnose", str(self._path), "--output-format", "json"],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

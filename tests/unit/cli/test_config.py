@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from precdoctor.cli.common import settings_in_force
 from precdoctor.cli.config import SETTINGS, Settings
 from precdoctor.errors import UsageError
 from precdoctor.recording.options import RecordOptions
@@ -34,6 +35,7 @@ def test_a_flag_can_switch_off_what_the_file_switches_on(tmp_path):
 def test_the_nearest_file_wins_whole_and_precdoctor_toml_before_pyproject(tmp_path):
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.precdoctor.record]\nevery = 2\noutput = "runs/x"\n')
     assert settings(inner).get("record", "every") == 2
     assert settings(inner).get("record", "output") == tmp_path / "runs/x"  # relative to its file
@@ -42,6 +44,61 @@ def test_the_nearest_file_wins_whole_and_precdoctor_toml_before_pyproject(tmp_pa
     (tmp_path / "precdoctor.toml").write_text("[gate]\nfail-on = 'warning'\n")
     assert settings(inner).get("record", "every") is None
     assert settings(inner).get("gate", "fail-on") == "warning"
+
+
+def test_the_search_ends_at_the_repository_and_at_home(tmp_path, monkeypatch):
+    (tmp_path / "precdoctor.toml").write_text("[record]\nevery = 4\n")
+    repository, elsewhere = tmp_path / "repository", tmp_path / "elsewhere"
+    (repository / ".git").mkdir(parents=True)
+    (repository / "deep").mkdir()
+    elsewhere.mkdir()
+    assert settings(repository / "deep").file is None
+    assert settings(elsewhere).file is None  # neither in a repository nor under the home directory
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings(elsewhere).get("record", "every") == 4
+    assert settings(elsewhere).notes == [f"settings from {tmp_path / 'precdoctor.toml'}"]
+    assert settings(repository / "deep").file is None
+    assert settings(tmp_path).notes == []
+
+
+@pytest.mark.parametrize("name", ["precdoctor.toml", "pyproject.toml"])
+def test_a_file_that_others_could_have_written_is_not_used(tmp_path, monkeypatch, name):
+    table = "[record]" if name == "precdoctor.toml" else "[tool.precdoctor.record]"
+    file = tmp_path / name
+    file.write_text(f"{table}\non-finding = 'touch /tmp/owned'\nevery = 4\n")
+
+    def found():
+        s = settings(tmp_path)
+        return s.get("record", "every"), s.get("record", "on-finding"), " ".join(s.refused + s.notes)
+
+    assert found() == (4, "touch /tmp/owned", "")
+    for path, mode in ((tmp_path, 0o1777), (file, 0o666)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        every, command, told = found()
+        assert (every, command) == (None, None) and f"{file} is not used: others can write to it" in told
+        path.chmod(before)
+    owner = file.stat().st_uid
+    monkeypatch.setattr("os.geteuid", lambda: owner + 1000)
+    every, command, told = found()
+    if owner == 0:  # root's files are believed, but what acts is not taken from them
+        assert (every, command) == (4, None) and "on-finding is not used, because the file is not yours" in told
+    else:
+        assert (every, command) == (None, None) and f"belongs to another user (uid {owner})" in told
+
+
+def test_a_foreign_file_without_our_table_is_looked_through_in_silence(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[project\n")
+    (tmp_path / "pyproject.toml").chmod(0o666)
+    assert settings(tmp_path).refused == []
+
+
+def test_the_gate_does_not_judge_without_its_settings(tmp_path, monkeypatch):
+    (tmp_path / "precdoctor.toml").write_text("[gate]\nfail-on = 'warning'\n")
+    (tmp_path / "precdoctor.toml").chmod(0o666)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="is not used: others can write to it"):
+        settings_in_force(whole=True)
 
 
 def test_keys_may_be_written_with_underscores_and_rules_keep_theirs(tmp_path):

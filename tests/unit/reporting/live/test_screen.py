@@ -197,8 +197,10 @@ def test_the_device_is_named(tmp_path, device, words):
 # -- diagnoses now and then ------------------------------------------------------------------------------------------
 
 
-def test_diagnoses_keep_their_distance(tmp_path):
+def test_diagnoses_keep_their_distance(tmp_path, monkeypatch):
     now = [0.0]
+    (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nraise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)  # where no module is taken from
     path = write_run(tmp_path / "run", steps=[{"step": 0, "loss": float("nan"), "non_finite": 1}])
     check = Check(path, lambda: now[0])
     assert check.due(1, last=False)
@@ -207,6 +209,7 @@ def test_diagnoses_keep_their_distance(tmp_path):
     check._process.wait()
     now[0] = 4.0  # what it took
     assert check.poll() and not check.busy
+    assert not (tmp_path / "executed").exists()
     assert {f["code"] for f in check.findings} == {"PD103"} and check.step == 0 and check.problem is None
     pause = max(PAUSE_SECONDS, 4.0 * PAUSE_TIMES)
     now[0] = 4.0 + pause - 0.5
