@@ -35,9 +35,10 @@ def stamp_of(path: Path) -> Stamp:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one row group, and their smallest and largest step as far as that is stated."""
+    """Rows and values of one row group, and their smallest and largest step as far as that is stated."""
 
     rows: int
+    values: int
     steps: tuple[int, int] | None
 
 

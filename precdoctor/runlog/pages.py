@@ -20,6 +20,8 @@ MAX_PAGE_BYTES: Final = 64 << 20
 MAX_CHUNK_BYTES: Final = 256 << 20
 #: Values of a column of one row group, those inside lists included.
 MAX_CHUNK_VALUES: Final = 1 << 25
+#: Values of all columns of one row group: 512 MiB when unpacked.
+MAX_GROUP_VALUES: Final = 1 << 26
 MAX_ROWS: Final = 1 << 24
 #: All columns of one row group take about 6 kB.
 MAX_FOOTER_BYTES: Final = 2 << 20
@@ -49,6 +51,11 @@ class RowGroup:
 
     rows: int
     chunks: tuple[Chunk, ...]
+
+    @property
+    def values(self) -> int:
+        """Values of all columns, those inside lists included."""
+        return sum(chunk.values for chunk in self.chunks)
 
 
 def read_footer(content: bytes) -> list[RowGroup]:
@@ -142,7 +149,10 @@ def _row_group(group: dict[int, Any], leaves: list[tuple[str, ...]], limit: int)
     chunks = tuple(_chunk(column[3], limit) for column in group[1])
     if [chunk.path for chunk in chunks] != leaves or group[3] < 0:
         raise ValueError("its row groups do not fit its schema")
-    return RowGroup(int(group[3]), chunks)
+    found = RowGroup(int(group[3]), chunks)
+    if found.values > MAX_GROUP_VALUES:
+        raise ValueError(f"a row group claims {found.values} values")
+    return found
 
 
 def _chunk(fields: dict[int, Any], limit: int) -> Chunk:

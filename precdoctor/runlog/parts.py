@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -21,12 +22,17 @@ from precdoctor.runlog.survey import PartFile, damaged, readable
 from precdoctor.runlog.writer import MAX_STRING_BYTES
 
 MAX_PART_BYTES: Final = 512 << 20
-#: Longest list in a row: a histogram has about 320 bins, a shape a handful of dimensions.
-MAX_LIST: Final = 1 << 16
+#: Longest list in a row: a histogram has 321 bins, a shape at most 64 dimensions.
+MAX_LIST: Final = 1 << 9
+#: Longest list in a row of the other tables: a learning rate per parameter group, and some optimizers have one group
+#: per parameter.
+MAX_RATES: Final = 1 << 16
 #: Text of one column in one batch of rows.
 MAX_TEXT_BYTES: Final = 256 << 20
 #: Rows decoded at a time; with block histograms a row takes about 2 kB in memory.
 BATCH_ROWS: Final = 1 << 14
+#: Values decoded at a time, as far as rows are of equal length: 64 MiB.
+BATCH_VALUES: Final = 1 << 23
 #: What small batches that are joined may take in memory together.
 _JOINED_BYTES: Final = 1 << 20
 _THRIFT_LIMIT: Final = 16 << 20
@@ -73,7 +79,8 @@ def sealed_rows(
                 kept.found_sound(stamp, sound)
             if not (wanted := _matching(sound, query)):
                 return
-            if known is None or not kept.has_room or not 0 < listed.rows <= BATCH_ROWS:
+            fits = 0 < listed.rows <= BATCH_ROWS and sum(group.values for group in sound) <= BATCH_VALUES
+            if known is None or not kept.has_room or not fits:
                 for batch in _decode(part.name, content, sound, wanted, query.table, query.needed):
                     yield _checked(part.name, batch, query.table, query.needed, rank)
                 return
@@ -101,7 +108,7 @@ def _sound(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
 
 
 def _summary(group: RowGroup) -> Group:
-    return Group(group.rows, next((chunk.bounds for chunk in group.chunks if chunk.path == ("step",)), None))
+    return Group(group.rows, group.values, next((chunk.bounds for chunk in group.chunks if chunk.path == ("step",)), None))
 
 
 def _matching(sound: Sound, query: Query) -> list[int]:
@@ -116,11 +123,21 @@ def _decode(
     seen = 0
     with _open_parquet(content, table) as file:
         columns = _columns_present(name, file.schema_arrow, table, names)
-        for batch in file.iter_batches(BATCH_ROWS, row_groups=list(wanted), columns=columns):
-            seen += batch.num_rows
-            yield batch
+        for several in _of_like_size(sound, wanted):
+            widest = max(sound[n].values / max(sound[n].rows, 1) for n in several)
+            rows = max(1, min(BATCH_ROWS, int(BATCH_VALUES / max(widest, 1))))
+            for batch in file.iter_batches(rows, row_groups=several, columns=columns):
+                seen += batch.num_rows
+                yield batch
     if seen != sum(sound[n].rows for n in wanted):
         raise damaged(name, f"it holds {seen} rows and claims another number")
+
+
+def _of_like_size(sound: Sound, wanted: Sequence[int]) -> Iterator[list[int]]:
+    """The row groups in runs that can be decoded with one number of rows at a time."""
+    narrow = [BATCH_ROWS * sound[n].values <= BATCH_VALUES * sound[n].rows for n in wanted]
+    for _, run in itertools.groupby(range(len(wanted)), lambda k: -1 if narrow[k] else k):
+        yield [wanted[k] for k in run]
 
 
 def read_open(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
@@ -251,7 +268,8 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _check_lengths(name: str, column: str, array: pa.Array) -> None:
     if pa.types.is_list(array.type):
-        longest, limit = pc.max(pc.list_value_length(array)).as_py(), MAX_LIST
+        limit = MAX_RATES if column == "lrs" else MAX_LIST
+        longest = pc.max(pc.list_value_length(array)).as_py()
     else:
         text = array.dictionary if pa.types.is_dictionary(array.type) else array
         if not pa.types.is_string(text.type):
