@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,13 +15,15 @@ from precdoctor.diagnosis.registry import RULES, Named, find, nearest, select_ru
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.worth import worthwhile_first
-from precdoctor.errors import NothingRecordedError, UsageError
+from precdoctor.errors import NothingRecordedError, PrecdoctorError, UsageError
 from precdoctor.runlog import open_run
 
 if TYPE_CHECKING:
     import os
 
     from precdoctor.runlog.reader import Run
+
+_LOG = logging.getLogger(__name__)
 
 #: Per rule (code or name) the options to change, by name.
 RuleOptions = Mapping[str, Mapping[str, Any]]
@@ -129,7 +132,13 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
         return Checked.indeterminate(f"the log has no column {', '.join(absent)}")
     if rule.kinds and not view.sampled_steps:
         return Checked.indeterminate("no step was recorded with full statistics")
-    return rule.check(view, options)
+    try:
+        return rule.check(view, options)
+    except PrecdoctorError:
+        raise
+    except Exception as error:  # noqa: BLE001 - said below, with the traceback; the other rules stand
+        _LOG.exception("%s %s failed", rule.code, rule.name)
+        return Checked.failed(f"{type(error).__name__} in precdoctor; please report it with the lines on stderr")
 
 
 def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Finding]) -> RuleOutcome:
@@ -137,6 +146,8 @@ def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Fin
         kept = any(f.code == rule.code for f in findings)
         reason = checked.reason if kept else f"{checked.reason}; a consequence of another finding"
         return RuleOutcome(rule.code, rule.name, Status.FAILED, reason)
+    if checked.defect:
+        return RuleOutcome(rule.code, rule.name, Status.INDETERMINATE, checked.reason, defect=True)
     status, reason = checked.status or Status.PASSED, checked.reason
     if status is Status.PASSED and view.missing is not None:
         status, reason = Status.INDETERMINATE, f"nothing found in {reason}, but {view.missing}"

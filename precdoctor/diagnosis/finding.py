@@ -122,6 +122,8 @@ class RuleOutcome:
     name: str
     status: Status
     reason: str
+    #: The rule failed with an exception: a defect of precdoctor, after which no verdict can be trusted.
+    defect: bool = False
 
 
 @dataclass(frozen=True)

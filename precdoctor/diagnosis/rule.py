@@ -66,6 +66,13 @@ class Checked:
     reason: str
     #: Set when the check itself knows better than "found nothing = passed".
     status: Status | None = None
+    #: The rule itself failed; its exception has been logged.
+    defect: bool = False
+
+    @classmethod
+    def failed(cls, reason: str) -> Checked:
+        """The rule raised an exception that is not one of ours."""
+        return cls((), reason, Status.INDETERMINATE, defect=True)
 
     @classmethod
     def not_applicable(cls, reason: str) -> Checked:

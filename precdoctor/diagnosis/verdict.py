@@ -5,8 +5,9 @@
     1    findings at or above the level
     0    clean, or below the level
 
-Priority 2 > 3 > 1 > 0, and never a matter of the output format. Dropped rows make any verdict untrustworthy. Other gaps
-(a killed run, a rule without its data) do so only where nothing was found: a finding stands although data is missing.
+Priority 2 > 3 > 1 > 0, and never a matter of the output format. Dropped rows make any verdict untrustworthy, as does a
+rule that failed with an exception. Other gaps (a killed run, a rule without its data) do so only where nothing was
+found: a finding stands although data is missing.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def untrustworthy(diagnosis: Diagnosis) -> str | None:
 
 
 def exit_code(diagnosis: Diagnosis, level: str | None) -> ExitCode:
-    """Of one diagnosis; ``level`` None never fails."""
+    """Of one diagnosis; ``level`` None never fails, unless a rule did."""
+    if any(r.defect for r in diagnosis.rules):
+        return ExitCode.UNTRUSTWORTHY
     if level is None:
         return ExitCode.CLEAN
     if diagnosis.recorder.get("dropped"):

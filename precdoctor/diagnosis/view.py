@@ -332,7 +332,7 @@ def _projected(table: str, columns: Sequence[str]) -> pa.Schema:
 def _decoded(data: Any) -> Mapping[str, Any]:
     try:
         value = json.loads(data) if isinstance(data, str) else data
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, Mapping) else {}
 

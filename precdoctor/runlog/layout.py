@@ -27,6 +27,7 @@ from precdoctor.errors import (
     UsageError,
     likely,
 )
+from precdoctor.runlog.documents import RUN, Shape, check
 from precdoctor.runlog.files import (
     ATTACH_FILE,
     AUTOPSY_DIR,
@@ -232,6 +233,7 @@ def read_run_info(run: Path) -> dict[str, Any]:
             f"{run} was written by a newer precdoctor (log schema {version}, this one reads up to {SCHEMA_VERSION}); "
             "upgrade with: pip install --upgrade precdoctor"
         )
+    _check_shape(info, RUN, run / RUN_FILE)
     return info
 
 
@@ -292,12 +294,25 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json(read_regular(path, MAX_JSON_BYTES), path)
 
 
-def read_json_if_there(path: Path) -> dict[str, Any] | None:
-    """As :func:`read_json`; None when there is no such file."""
+def read_json_if_there(path: Path, shape: Shape) -> dict[str, Any] | None:
+    """As :func:`read_json`, of a document of the given shape; None when there is no such file.
+
+    Raises:
+        CorruptRunError: also when its values are of other types than precdoctor writes.
+    """
     try:
-        return read_json(path)
+        content = read_json(path)
     except FileNotFoundError:
         return None
+    _check_shape(content, shape, path)
+    return content
+
+
+def _check_shape(content: object, shape: Shape, path: Path) -> None:
+    try:
+        check(content, shape)
+    except ValueError as error:
+        raise CorruptRunError(f"{path.parent.name}/{path.name} is damaged: {error}") from None
 
 
 def parse_json(text: bytes, where: Path) -> dict[str, Any]:

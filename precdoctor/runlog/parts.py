@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from precdoctor.errors import RunUnreadableError
+from precdoctor.numerics import EXP_MAX, EXP_MIN
 from precdoctor.runlog.filters import ATTEMPT, Query
 from precdoctor.runlog.kept import Group, Kept, Sound, stamp_of
 from precdoctor.runlog.layout import RankDirectory, read_regular
@@ -36,6 +38,20 @@ BATCH_VALUES: Final = 1 << 23
 #: What small batches that are joined may take in memory together.
 _JOINED_BYTES: Final = 1 << 20
 _THRIFT_LIMIT: Final = 16 << 20
+_COUNTS: Final = (0, (1 << 63) - 1)
+_BINS: Final = (EXP_MIN, EXP_MAX)
+_MAGNITUDES: Final = (0.0, sys.float_info.max)
+#: Smallest and largest value of columns of which that is certain; null is no value.
+DOMAINS: Final[dict[str, tuple[float, float]]] = {
+    **dict.fromkeys(("step", "call", "shape", "numel", "micro_step", "first_bad_micro_step", "micro_steps"), _COUNTS),
+    **dict.fromkeys(("nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "non_finite"), _COUNTS),
+    **dict.fromkeys(("saturated", "flushed", "unchanged", "recorder_ns", "wait_ns", "device_ns"), _COUNTS),
+    **dict.fromkeys(("exp_hist", "rel_hist"), _COUNTS),
+    **{f"block{size}{suffix}": _COUNTS for size in (16, 32, 128) for suffix in ("_hist", "_amax_hist")},
+    **{f"block{size}_amax_lo": _BINS for size in (16, 32, 128)},
+    "exp_lo": _BINS,
+    **dict.fromkeys(("amax", "amin_nonzero", "lost_update_fraction"), _MAGNITUDES),
+}
 #: The columns of each table that hold text.
 _TEXTS: Final = {table: [f.name for f in TABLES[table] if stored_type(f.type) == pa.string()] for table in TABLES}
 
@@ -108,7 +124,9 @@ def _sound(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
 
 
 def _summary(group: RowGroup) -> Group:
-    return Group(group.rows, group.values, next((chunk.bounds for chunk in group.chunks if chunk.path == ("step",)), None))
+    return Group(
+        group.rows, group.values, next((chunk.bounds for chunk in group.chunks if chunk.path == ("step",)), None)
+    )
 
 
 def _matching(sound: Sound, query: Query) -> list[int]:
@@ -247,6 +265,7 @@ def _checked(name: str, batch: pa.RecordBatch, table: str, names: Sequence[str],
         if not field.nullable and array.null_count:
             raise damaged(name, f"column {column!r} holds nulls")
         _check_lengths(name, column, array)
+        _check_domain(name, column, array)
         arrays.append(array)
         fields_.append(field)
         if column == "rank" and not pc.all(pc.equal(array, rank.rank), min_count=0).as_py():
@@ -277,3 +296,19 @@ def _check_lengths(name: str, column: str, array: pa.Array) -> None:
         longest, limit = pc.max(pc.binary_length(text)).as_py(), MAX_STRING_BYTES
     if (longest or 0) > limit:
         raise damaged(name, f"column {column!r} holds a value of length {longest}")
+
+
+def _check_domain(name: str, column: str, array: pa.Array) -> None:
+    """Damaged where a value is none that can be measured: a negative count, an infinite amax, a bin that is not there.
+
+    A NaN amax or sum is refused as well: extremes and sums are over finite elements, and null where there are none.
+    """
+    low, high = DOMAINS.get(column, (None, None))
+    if low is None:
+        return
+    values = array.flatten() if pa.types.is_list(array.type) else array
+    if pa.types.is_floating(values.type) and pc.any(pc.is_nan(values)).as_py():
+        raise damaged(name, f"column {column!r} holds NaN")
+    found = pc.min_max(values).as_py()
+    if found["min"] is not None and not (low <= found["min"] and found["max"] <= high):
+        raise damaged(name, f"column {column!r} holds {found['min']:g} to {found['max']:g}")

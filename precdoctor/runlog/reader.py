@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from precdoctor.errors import CorruptRunError
+from precdoctor.runlog import documents
 from precdoctor.runlog.files import ATTACH_FILE, END_FILE, RANK_FILE
 from precdoctor.runlog.filters import Filters, Query, query
 from precdoctor.runlog.kept import Kept
@@ -238,8 +239,8 @@ def _rank_rows(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.Rec
 def _rank_log(rank: RankDirectory) -> RankLog:
     with readable(rank.path.name):
         found = survey(rank.path)
-        facts = read_json_if_there(rank.path / RANK_FILE)
-        end = read_json_if_there(rank.path / END_FILE)
+        facts = read_json_if_there(rank.path / RANK_FILE, documents.RANK)
+        end = read_json_if_there(rank.path / END_FILE, documents.END)
     problems = []
     if facts is None:
         problems.append(f"{RANK_FILE} is missing: the process ended before it had seen the model")

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.errors import RunUnreadableError
+from precdoctor.runlog.documents import END, RANK, Shape
 from precdoctor.runlog.files import END_FILE, RANK_FILE, SEALED_PART
 from precdoctor.runlog.filters import query
 from precdoctor.runlog.kept import Kept
@@ -152,17 +153,17 @@ def _rank(rank: RankDirectory) -> RankReport:
     problems += [part.problem for part in parts if part.problem]
     problems += [stream.problem for stream in streams if stream.problem]
     problems += [f"{rank.path.name}/{name} was written and is missing" for name in gaps]
-    closed = _is_there(rank.path / END_FILE, problems)
-    _is_there(rank.path / RANK_FILE, problems)
+    closed = _is_there(rank.path / END_FILE, END, problems)
+    _is_there(rank.path / RANK_FILE, RANK, problems)
     return RankReport(
         rank.path.name, rank.rank, rank.attempt, live, closed, parts, streams, gaps, dict(dropped), problems
     )
 
 
-def _is_there(path: Path, problems: list[str]) -> bool:
+def _is_there(path: Path, shape: Shape, problems: list[str]) -> bool:
     try:
         with readable(f"{path.parent.name}/{path.name}"):
-            return read_json_if_there(path) is not None
+            return read_json_if_there(path, shape) is not None
     except RunUnreadableError as error:
         problems.append(str(error))
         return True

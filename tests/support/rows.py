@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from precdoctor.runlog.parts import DOMAINS
 from precdoctor.runlog.schema import TABLES
 
 _AWKWARD: dict[str, list[Any]] = {
@@ -28,12 +29,22 @@ def awkward_rows(table: str) -> list[dict[str, Any]]:
     for field in TABLES[table]:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         for row, value in zip(rows, [*_AWKWARD[str(kind)], None], strict=True):
-            row[field.name] = value
+            row[field.name] = _possible(field.name, value)
         if not field.nullable:
             rows[3][field.name] = rows[0][field.name]
     for n, row in enumerate(rows):
         row.update(rank=0, step=n)
     return rows
+
+
+def _possible(column: str, value: Any) -> Any:
+    """The nearest value that the column may hold."""
+    if value is None or column not in DOMAINS:
+        return value
+    if isinstance(value, list):
+        return [_possible(column, v) for v in value]
+    low, high = DOMAINS[column]
+    return type(value)(low) if math.isnan(value) or value < low else type(value)(min(value, high))
 
 
 def training_columns(tensors: int, steps: int, *, blocks: bool) -> dict[str, list[Any]]:

@@ -175,7 +175,7 @@ class Picture:
                 continue
             try:
                 data = json.loads(row["data"] or "{}")
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if not isinstance(data, dict):
                 continue

@@ -131,10 +131,10 @@ def test_attempts_are_told_apart(tmp_path):
 
 
 def test_a_killed_rank_is_incomplete_and_readable(tmp_path):
-    opened = open_run(write_run(tmp_path / "run", [{}], facts={"device": "cpu"}, end=False))
+    opened = open_run(write_run(tmp_path / "run", [{}], facts={"device": {"type": "cpu"}}, end=False))
     (rank,) = opened.ranks
     assert not rank.complete
-    assert rank.facts == {"device": "cpu"}
+    assert rank.facts == {"device": {"type": "cpu"}}
     assert rank.problems == ["end.json is missing: the process was killed or is still running"]
     assert len(opened.tensors()) == 1
 

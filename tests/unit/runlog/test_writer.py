@@ -147,11 +147,11 @@ def test_open_rows_are_readable_while_written(rank_directory):
 def test_numpy_arrow_and_lists_give_the_same_rows(rank_directory):
     writer = RankWriter(rank_directory)
     rows = columns_of("tensors", [{"step": 0}, {"step": 1}])
-    rows["amax"] = [1.0, float("nan")]
+    rows["sum"] = [1.0, float("nan")]
     rows["exp_hist"] = [[1, 2], [3, 4]]
-    arrays = dict(rows, step=np.array([0, 1], np.int32), amax=np.array([1, np.nan], np.float32))
+    arrays = dict(rows, step=np.array([0, 1], np.int32), sum=np.array([1, np.nan], np.float32))
     arrays.update(exp_hist=np.array([[1, 2], [3, 4]]), module=pa.array(["", ""]).dictionary_encode())
-    arrow = dict(rows, amax=pa.array([1.0, float("nan")]), exp_hist=pa.array([[1, 2], [3, 4]], pa.list_(pa.int32())))
+    arrow = dict(rows, sum=pa.array([1.0, float("nan")]), exp_hist=pa.array([[1, 2], [3, 4]], pa.list_(pa.int32())))
     for columns in (rows, arrays, arrow):
         writer.append("tensors", columns, 2)
     writer.close({})

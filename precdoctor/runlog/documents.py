@@ -1,0 +1,179 @@
+"""What run.json, rank.json and end.json may hold, checked once as they are read.
+
+A key may be absent or null, and keys that are not listed here are passed over; a value of another type than precdoctor
+writes makes the document damaged. Readers may therefore index what is here without looking at types again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+#: Integers of a document fit 64 bits; Python's JSON takes any.
+_MAX_INT: Final = 1 << 64
+#: Nesting of values that are free (settings of an optimizer, flags).
+_MAX_DEPTH: Final = 8
+_SPELLED: Final = frozenset(("NaN", "Infinity", "-Infinity"))
+
+
+@dataclass(frozen=True)
+class Each:
+    """A list of values of one shape, or with ``keyed`` an object with such values."""
+
+    shape: Shape
+    keyed: bool = False
+    longest: int | None = None
+
+
+#: ``text``, ``flag``, ``integer``, ``number`` (or "NaN" ...), ``free`` (anything shallow), a list, or an object by key.
+#: A ``!`` behind a key: it must be there.
+Shape: TypeAlias = "str | Each | Mapping[str, Shape]"
+
+_MODULE: Final[Shape] = {"name!": "text", "class": "text"}
+_PARAMETER: Final[Shape] = {
+    "name!": "text",
+    "module": "text",
+    "shape": Each("integer", longest=64),
+    "dtype": "text",
+    "requires_grad": "flag",
+    "tied": Each("text"),
+}
+_ROOT: Final[Shape] = {
+    "name!": "text",
+    "class": "text",
+    "modules": Each(_MODULE),
+    "parameters": Each(_PARAMETER),
+    "reduction": Each("free", keyed=True),
+}
+_OPTIMIZER: Final[Shape] = {
+    "name!": "text",
+    "class": "text",
+    "intended_update": "text",
+    "groups": Each(Each("free", keyed=True)),
+}
+_SCALER: Final[Shape] = {
+    "class": "text",
+    "enabled": "flag",
+    "init_scale": "number",
+    "growth_factor": "number",
+    "backoff_factor": "number",
+    "growth_interval": "number",
+}
+_PRODUCT: Final[Shape] = {
+    "root": "text",
+    "module": "text",
+    "backward": "flag",
+    "operands": Each("text"),
+    "dtypes": Each("text"),
+    "fast_accum": "flag",
+    "terms": "integer",
+}
+RANK: Final[Shape] = {
+    "schema_version": "integer",
+    "pid": "integer",
+    "roots": Each(_ROOT),
+    "optimizers": Each(_OPTIMIZER),
+    "scalers": Each(_SCALER),
+    "autocast": Each("text"),
+    "fp8_products": Each(_PRODUCT),
+    "flags": Each("free", keyed=True),
+    "versions": Each("text", keyed=True),
+    "device": {"type": "text", "name": "text", "memory": "integer", "count": "integer", "capability": "free"},
+}
+RUN: Final[Shape] = {
+    "command": Each("text"),
+    "cwd": "text",
+    "options": Each("free", keyed=True),
+    "tool": {"name": "text", "version": "text"},
+    "exit_status": "integer",
+    "bit_neutral": "flag",
+}
+END: Final[Shape] = {"reason": "text", "message": "text"}
+
+
+def check(value: object, shape: Shape, place: str = "") -> None:
+    """Hold a document, or a part of one, against its shape.
+
+    Args:
+        value: as :func:`json.loads` gives it.
+        shape: what it may be; null is taken everywhere.
+        place: where it stands, for the message: ``roots[2].name``.
+
+    Raises:
+        ValueError: it is something else; the message names the place.
+    """
+    if value is None:
+        return
+    if isinstance(shape, str):
+        if not _PLAIN[shape](value):
+            raise ValueError(f"{place or 'it'} is {_words(value)}, not {_WORDS[shape]}")
+    elif isinstance(shape, Each):
+        _check_each(value, shape, place)
+    elif not isinstance(value, dict):
+        raise ValueError(f"{place or 'it'} is {_words(value)}, not an object")  # noqa: TRY004 - of a value, not ours
+    else:
+        for key, inner in shape.items():
+            name = key.rstrip("!")
+            where = f"{place}.{name}".lstrip(".")
+            if name != key and value.get(name) is None:
+                raise ValueError(f"{where} is missing")
+            check(value.get(name), inner, where)
+
+
+def _check_each(value: object, shape: Each, place: str) -> None:
+    if not isinstance(value, dict if shape.keyed else list):
+        wanted = "an object" if shape.keyed else "a list"
+        raise ValueError(f"{place} is {_words(value)}, not {wanted}")  # noqa: TRY004 - the same
+    assert isinstance(value, (dict, list))
+    if shape.longest is not None and len(value) > shape.longest:
+        raise ValueError(f"{place} has {len(value)} entries")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            check(inner, shape.shape, f"{place}.{key[:80]}")
+    else:
+        structured = not isinstance(shape.shape, str)
+        for number, inner in enumerate(value):
+            if structured and inner is None:
+                raise ValueError(f"{place}[{number}] is null")
+            check(inner, shape.shape, f"{place}[{number}]")
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return _is_integer(value) or (isinstance(value, str) and value in _SPELLED)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_INT
+
+
+def _is_free(value: object, depth: int = 0) -> bool:
+    if isinstance(value, (list, dict)):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth < _MAX_DEPTH and all(_is_free(v, depth + 1) for v in inner)
+    return value is None or isinstance(value, (str, bool)) or _is_number(value)
+
+
+_PLAIN: Final = {
+    "text": lambda value: isinstance(value, str),
+    "flag": lambda value: isinstance(value, bool),
+    "integer": _is_integer,
+    "number": _is_number,
+    "free": _is_free,
+}
+_WORDS: Final = {
+    "text": "a string",
+    "flag": "true or false",
+    "integer": "an integer of 64 bits",
+    "number": "a number",
+    "free": "a value that precdoctor writes",
+}
+
+
+def _words(value: object) -> str:
+    """The type of a JSON value, in JSON's words."""
+    kinds = {str: "a string", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
+    return kinds.get(type(value), "an object")
