@@ -87,7 +87,7 @@ def stable_rate(view: RunView, steps: Sequence[StepFacts]) -> StableRate | None:
     clipped = any(s.clip_norm is not None and s.grad_norm is not None and s.grad_norm > s.clip_norm for s in steps)
     rates = {s.lr for s in steps}
     rate, momentum = steps[0].lr, number(groups[0].get("momentum")) or 0.0
-    if len(norms) < _NORMS or clipped or len(rates) > 1 or not rate or min(norms) <= 0.0 or momentum >= 1.0:
+    if len(norms) < _NORMS or clipped or len(rates) > 1 or not rate or min(norms) <= 0.0 or not 0.0 <= momentum < 1.0:
         return None
     growth = median(b / a for a, b in pairwise(norms))
     if growth <= 1.0 or median(norms[-_NORMS:]) < _GROWN * norms[0]:

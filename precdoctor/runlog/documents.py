@@ -25,6 +25,8 @@ class Each:
     shape: Shape
     keyed: bool = False
     longest: int | None = None
+    #: Whether entries of a list may be null.
+    nulls: bool = False
 
 
 #: ``text``, ``flag``, ``integer``, ``number`` (or "NaN" ...), ``free`` (anything shallow), a list, or an object by key.
@@ -65,7 +67,7 @@ _PRODUCT: Final[Shape] = {
     "root": "text",
     "module": "text",
     "backward": "flag",
-    "operands": Each("text"),
+    "operands": Each("text", nulls=True),
     "dtypes": Each("text"),
     "fast_accum": "flag",
     "terms": "integer",
@@ -133,9 +135,8 @@ def _check_each(value: object, shape: Each, place: str) -> None:
         for key, inner in value.items():
             check(inner, shape.shape, f"{place}.{key[:80]}")
     else:
-        structured = not isinstance(shape.shape, str)
         for number, inner in enumerate(value):
-            if structured and inner is None:
+            if inner is None and not shape.nulls:
                 raise ValueError(f"{place}[{number}] is null")
             check(inner, shape.shape, f"{place}[{number}]")
 

@@ -330,7 +330,9 @@ def test_reading_a_run_never_imports_torch(command, bad_run):
 @pytest.mark.parametrize("name", [n for n in NAMES if "\udcff" not in n])  # a name that is not UTF-8 cannot be logged
 def test_hostile_names_in_a_log_reach_no_terminal(name, tmp_path, capsys):
     tensors, steps = rows(module=name)
-    run = write_run(tmp_path / "r", tensors, steps, info={"command": ["python", name]}, facts={"device": {"name": name}})
+    run = write_run(
+        tmp_path / "r", tensors, steps, info={"command": ["python", name]}, facts={"device": {"name": name}}
+    )
     for command in (["diagnose"], ["diagnose", "--output-format", "concise"], ["show"], ["log", "verify"], ["gate"]):
         assert main([*command, str(run)]) in (0, 1)
         out = capsys.readouterr().out
