@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ import typer
 
 from precdoctor.cli.common import opened, say
 from precdoctor.errors import NothingRecordedError, UsageError
+from precdoctor.runlog.layout import made_here
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.autopsy import Plan
@@ -35,6 +38,12 @@ def register(app: typer.Typer) -> None:
 
 def autopsy(
     run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Run the command of a log that was recorded elsewhere, without asking.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the directory and the command, and run nothing.")
+    ] = False,
 ) -> int:
     """Run the recorded command again, and trace every op of the step at which it went wrong.
 
@@ -42,7 +51,34 @@ def autopsy(
     where diagnose reads it. The command does all it does once more (it writes its checkpoints, too) up to that step,
     and is ended there.
     """
-    return second_run(opened(run))
+    found = opened(run)
+    command, cwd = _command(found)
+    if dry_run:
+        print(_shown(command, cwd))  # noqa: T201 - what was asked for
+        return 0
+    if not yes and not made_here(found.path, found.info):
+        _ask(found, _shown(command, cwd))
+    return second_run(found)
+
+
+def _shown(command: Sequence[str], cwd: str) -> str:
+    from precdoctor.reporting.text import clean
+
+    return clean(f"cd {shlex.quote(cwd)} && {shlex.join(command)}")
+
+
+def _ask(run: Run, shown: str) -> None:
+    """Have the user read a command that somebody else may have put into the log.
+
+    Raises:
+        UsageError: they do not want it run, or there is no terminal to ask on.
+    """
+    say(f"precdoctor: {run.path} was not recorded here by you, or has been moved; this would run:")
+    say(f"  {shown}")
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("nothing was run, because there is no terminal to ask on; read the command, then add --yes")
+    if not typer.confirm("Run it?", err=True):
+        raise UsageError("nothing was run")
 
 
 def second_run(run: Run, *, died: bool = True) -> int:
@@ -69,7 +105,7 @@ def second_run(run: Run, *, died: bool = True) -> int:
         raise NothingRecordedError(f"nothing became non-finite in {run.path}: there is no step to trace")
     options = _options(run, chosen)
     steps = f"step {chosen.first}" if chosen.last == chosen.first + 1 else f"steps {chosen.first}-{chosen.last - 1}"
-    say(f"precdoctor: running {' '.join(command)} again in {cwd}, tracing {steps}; it is ended after that")
+    say(f"precdoctor: running {shlex.join(command)} again in {cwd}, tracing {steps}; it is ended after that")
     directory = Path(run.path).absolute() / AUTOPSY_DIR
     with _in_directory(cwd):
         launch(command, directory, options, force=True, quiet=True)

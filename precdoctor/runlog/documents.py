@@ -91,6 +91,7 @@ RUN: Final[Shape] = {
     "tool": {"name": "text", "version": "text"},
     "exit_status": "integer",
     "bit_neutral": "flag",
+    "place": Each("free", keyed=True),
 }
 END: Final[Shape] = {"reason": "text", "message": "text"}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -76,6 +77,7 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False) -> N
         if os.path.lexists(path):
             _make_room(path, force=force)
         path.mkdir(parents=True, exist_ok=True)
+        content["place"] = _place(path)
         # O_EXCL: of two launches that found the same empty directory, one wins.
         with (path / RUN_FILE).open("xb") as file:
             file.write(dump_json(content))
@@ -85,6 +87,22 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False) -> N
         raise RunExistsError(f"{path} is being used by another run; give another directory with -o") from None
     except OSError as error:
         raise UsageError(f"cannot create the run directory {path}: {error.strerror or error}") from error
+
+
+def made_here(run: Path, info: Mapping[str, Any]) -> bool:
+    """Whether this user launched the run on this host, and its directory is still the one that was made then.
+
+    A copy, or an archive unpacked by the user, has another inode number; its run.json may come from anybody.
+    """
+    try:
+        return info.get("place") == _place(run)
+    except OSError:
+        return False
+
+
+def _place(run: Path) -> dict[str, Any]:
+    made = run.stat()
+    return {"host": platform.node(), "user": os.geteuid(), "inode": made.st_ino, "device": made.st_dev}
 
 
 def add_run_facts(run: Path, facts: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ FLAGS = {
         "--loss-scaler", "--recipe", "--accumulator",
         "--force", "-h", "--help",
     },
-    "autopsy": {"-h", "--help"},
+    "autopsy": {"-h", "--help", "--yes", "-y", "--dry-run"},
     "report": {"-o", "--output", "--against", "--force", "-h", "--help"},
     "watch": {"--interval", "-h", "--help"},
     "show": {"--top", "--dtypes", "--output-format", "-h", "--help"},
