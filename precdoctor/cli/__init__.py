@@ -17,6 +17,7 @@ BROKEN_PIPE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status; see docs/exit-codes.md."""
+    _occupy_closed_streams()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -33,6 +34,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         traceback.print_exc()
         return _say("this is a defect of precdoctor: please report it with the lines above", PrecdoctorError.exit_code)
+
+
+def _occupy_closed_streams() -> None:
+    """Open /dev/null in place of standard streams that were closed (``>&-``), so that no file of ours becomes stdout.
+
+    A recorded command finds them closed as it would by itself: descriptors opened here are not inherited.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
 
 
 def _run(args: list[str]) -> int:

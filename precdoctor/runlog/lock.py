@@ -18,6 +18,19 @@ from pathlib import Path
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
+def above_streams(handle: int) -> int:
+    """The same open file at a descriptor from 3 on; ``handle`` is closed if it is another.
+
+    A training whose stdout was closed (``>&-``) may print to descriptor 1 nevertheless, whatever file that is by then.
+    """
+    if handle > 2:
+        return handle
+    try:
+        return fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(handle)
+
+
 class DirectoryLock:
     """An exclusive lock on a directory, held until :meth:`release` or the end of this process.
 
@@ -27,7 +40,8 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._handle: int | None = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._handle: int | None = above_streams(handle)
         try:
             _lock(self._handle)
         except BlockingIOError:

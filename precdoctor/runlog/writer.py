@@ -20,7 +20,7 @@ import pyarrow as pa
 from precdoctor.runlog import arrays
 from precdoctor.runlog.files import END_FILE, RANK_FILE
 from precdoctor.runlog.layout import write_json_atomically
-from precdoctor.runlog.lock import DirectoryLock
+from precdoctor.runlog.lock import DirectoryLock, above_streams
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.sealing import seal_stream
 from precdoctor.runlog.stream import StreamEncoder, stored_schema
@@ -214,7 +214,7 @@ class _OpenStream:
         self.since = self.synced = since
         self.size = self.batches = 0
         self._encoder = StreamEncoder(stored_schema(table))
-        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._handle = above_streams(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
     def append(self, batch: pa.RecordBatch) -> None:
         """All of it or nothing; after an OSError the stream takes no more."""

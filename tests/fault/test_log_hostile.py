@@ -144,6 +144,25 @@ def test_a_list_that_unfolds(run, monkeypatch):
     assert memory_used_by(lambda: refused(run, "claims 4194304 values")) < 1 << 20
 
 
+def zeros(count, width):
+    """So many lists of so many zeros, next to nothing on disk."""
+    values = pa.repeat(pa.scalar(0, pa.int64()), count * width)
+    return pa.ListArray.from_arrays(pa.array(range(0, (count + 1) * width, width), pa.int32()), values)
+
+
+def test_columns_that_unfold_together(run, monkeypatch):
+    monkeypatch.setattr(pages_module, "MAX_GROUP_VALUES", 1 << 20)
+    put(run, rows(2000, exp_hist=zeros(2000, 300), rel_hist=zeros(2000, 300)))
+    assert memory_used_by(lambda: refused(run, "a row group claims 12")) < 4 << 20
+
+
+def test_rows_with_long_lists_are_decoded_few_at_a_time(run, monkeypatch):
+    monkeypatch.setattr(parts_module, "BATCH_VALUES", 1 << 16)
+    put(run, rows(4000, exp_hist=zeros(4000, 500)))
+    sizes = [batch.nbytes for batch in open_run(run).batches("tensors", ["exp_hist"])]
+    assert len(sizes) > 10 and max(sizes) < 2 * 8 * (1 << 16)
+
+
 def test_a_page_that_unpacks_to_more_than_the_limit(run, monkeypatch):
     monkeypatch.setattr(pages_module, "MAX_PAGE_BYTES", 1 << 20)
     put(run, rows(module=pa.array(["x" * (1 << 23)])), use_dictionary=False)

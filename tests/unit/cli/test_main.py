@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from precdoctor.cli import BROKEN_PIPE, INTERRUPTED, main
 from precdoctor.cli.values import OUTPUT_FORMATS
 from precdoctor.reporting.json_report import schema
 from tests.support.hostile import NAMES
+from tests.support.processes import ROOT
 from tests.support.runs import write_run
 
 
@@ -351,3 +353,21 @@ def test_a_working_directory_that_is_gone_is_said_to_be(tmp_path, monkeypatch, c
 def test_no_gap_is_told_to_a_loss_that_is_no_number(bad_run, good_run, capsys):
     assert main(["compare", str(good_run), str(bad_run)]) == 0
     assert "Loss at step 6: A 1, B nan; differs" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_do_not_change_the_status(bad_run, closed, tmp_path):
+    """Neither of a report nor of a recorded command, which finds them closed as it would by itself."""
+
+    def status(command, *redirections):
+        start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from precdoctor.cli import main; sys.exit(main())"
+        line = shlex.join([sys.executable, "-c", start, *command])
+        return subprocess.run(
+            ["sh", "-c", " ".join([line, *redirections])], cwd=tmp_path, capture_output=True
+        ).returncode
+
+    report = ["diagnose", "--fail-on", "error", str(bad_run)]
+    assert status(report, closed) == status(report) == 1
+    probe = "import os, sys\nn = 64\nfor i in range(3):\n try: os.fstat(i)\n except OSError: n += 1 << i\nsys.exit(n)"
+    bits = {"1>&-": 2, "2>&-": 4, "0<&-": 1}.get(closed, 7)
+    assert status(["record", "--", sys.executable, "-c", probe], closed) == 64 + bits

@@ -10,6 +10,7 @@ import pytest
 
 from precdoctor.runlog import DiskBudgetReached, RankWriter, create_rank_directory, create_run, open_run, seal
 from precdoctor.runlog.verify import verify
+from tests.support.processes import ROOT
 from tests.support.rows import training_columns
 from tests.support.runs import columns_of
 
@@ -334,3 +335,28 @@ def test_a_large_append_is_cut_into_pieces_readers_take(rank_directory):
     ]
     assert read == [event["data"][:2] for event in events]
     assert verify(rank_directory.parent).ok
+
+
+def test_no_file_of_a_log_takes_the_place_of_a_closed_stream(tmp_path):
+    """A native library that prints to a closed stdout would write into the log."""
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from precdoctor.runlog.writer import RankWriter
+        from tests.support.runs import columns_of
+        os.close(0), os.close(1)
+        writer = RankWriter(Path(sys.argv[1]))
+        writer.append("steps", columns_of("steps", [{}]), 1)
+        for number in (0, 1):
+            try:
+                os.write(number, b"into the log")
+            except OSError:
+                continue
+            sys.exit(f"descriptor {number} is a file of ours")
+        writer.close({})
+    """
+    directory = create_rank_directory(tmp_path, 0)
+    done = subprocess.run(
+        [sys.executable, "-c", code, directory], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
