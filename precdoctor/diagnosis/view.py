@@ -73,10 +73,11 @@ class RunView:
 
     def facts(self, process: Process) -> Mapping[str, Any]:
         """The ``rank.json`` of one process; empty when it is missing."""
-        for rank in self._run.ranks:
-            if (rank.rank, rank.attempt) == (process.rank, process.attempt):
-                return rank.facts or {}
-        return {}
+        return self._facts.get(process, {})
+
+    @cached_property
+    def _facts(self) -> Mapping[Process, Mapping[str, Any]]:
+        return {Process(r.rank, r.attempt): r.facts or {} for r in self._run.ranks}
 
     @cached_property
     def any_facts(self) -> Mapping[str, Any]:

@@ -181,8 +181,9 @@ def _products(flags: Mapping[str, Any], device: Mapping[str, Any]) -> tuple[str,
         known = {"bf16": "BF16", "tf32": "TF32"}
         return known.get(text(flags.get("mkldnn_matmul_fp32_precision")), ""), ""
     capability = device.get("capability")
-    numbers = isinstance(capability, list) and all(isinstance(n, int) for n in capability)
-    if not numbers or tuple(capability) < _TF32_FROM:
+    if not isinstance(capability, list) or not all(isinstance(n, int) for n in capability):
+        return "", ""
+    if tuple(capability) < _TF32_FROM:
         return "", ""
     matmul = flags.get("matmul_fp32_precision") == "tf32" or flags.get("matmul_allow_tf32")
     matmul = matmul or flags.get("float32_matmul_precision") in ("high", "medium")

@@ -362,9 +362,8 @@ def test_closed_streams_do_not_change_the_status(bad_run, closed, tmp_path):
     def status(command, *redirections):
         start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from precdoctor.cli import main; sys.exit(main())"
         line = shlex.join([sys.executable, "-c", start, *command])
-        return subprocess.run(
-            ["sh", "-c", " ".join([line, *redirections])], cwd=tmp_path, capture_output=True
-        ).returncode
+        shell = ["sh", "-c", " ".join([line, *redirections])]
+        return subprocess.run(shell, cwd=tmp_path, capture_output=True, check=False).returncode
 
     report = ["diagnose", "--fail-on", "error", str(bad_run)]
     assert status(report, closed) == status(report) == 1

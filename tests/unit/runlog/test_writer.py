@@ -355,8 +355,6 @@ def test_no_file_of_a_log_takes_the_place_of_a_closed_stream(tmp_path):
             sys.exit(f"descriptor {number} is a file of ours")
         writer.close({})
     """
-    directory = create_rank_directory(tmp_path, 0)
-    done = subprocess.run(
-        [sys.executable, "-c", code, directory], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", code, create_rank_directory(tmp_path, 0)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
