@@ -43,6 +43,7 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "reference": values.parse_path,
         "inference": values.parse_switch,
         "redact-names": values.parse_switch,
+        "shared": values.parse_switch,
         "strict": values.parse_switch,
     },
     "shadow": {

@@ -159,6 +159,10 @@ def record(
         bool | None,
         typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log."),
     ] = None,
+    shared: Annotated[
+        bool | None,
+        typer.Option("--shared/--no-shared", help="Let others read the run directory; default: only you can."),
+    ] = None,
     strict: Annotated[
         bool | None, typer.Option("--strict/--no-strict", help="Let an internal error of the recorder stop the run.")
     ] = None,
@@ -203,9 +207,10 @@ def record(
         module, arguments = arguments[1], arguments[2:]
     directory = settings.get("record", "output", output)
     words = command_line(arguments, module)
+    open_to_others = bool(settings.get("record", "shared", shared))
 
     def start(place: Path | None) -> int:
-        return launch(words, place, options, force=force, applied=applied, online=online)
+        return launch(words, place, options, force=force, shared=open_to_others, applied=applied, online=online)
 
     if not settings.get("record", "autopsy", autopsy):
         return start(directory)

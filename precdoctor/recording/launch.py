@@ -90,6 +90,7 @@ def launch(
     options: RecordOptions,
     *,
     force: bool = False,
+    shared: bool = False,
     applied: Mapping[str, Any] | None = None,
     online: Online | None = None,
     quiet: bool = False,
@@ -101,6 +102,7 @@ def launch(
         run: the run directory to make; by default a new one under ``precdoctor-runs``.
         options: what to record.
         force: replace an existing run directory.
+        shared: let others read the run directory, as far as the umask does.
         applied: where ``options.apply`` came from and what was predicted of it, for run.json.
         online: what to look for while the command runs.
         quiet: the caller says what was recorded.
@@ -117,7 +119,7 @@ def launch(
     now = dt.datetime.now(dt.timezone.utc)
     directory = (run or default_run_directory(command, now)).absolute()
     more = {} if applied is None else {"applied": applied}
-    create_run(directory, {**run_facts(command, options, now), **more}, force=force)
+    create_run(directory, {**run_facts(command, options, now), **more}, force=force, shared=shared)
     environment = {**os.environ, RUN_VARIABLE: str(directory), OPTIONS_VARIABLE: options.to_json()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BOOT_PATH), os.environ.get("PYTHONPATH"))))
     supervisor = Supervisor(online, directory) if online is not None else None

@@ -59,11 +59,13 @@ class RankDirectory:
     path: Path
 
 
-def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False) -> None:
+def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False, shared: bool = False) -> None:
     """Make the run directory and write its ``run.json``: ``info`` plus ``schema_version`` and ``tool``.
 
     An existing empty directory is taken. With ``force`` an existing *run directory* is removed first: one that holds a
-    run.json of precdoctor and nothing foreign, is no link, and is not being recorded at this moment.
+    run.json of precdoctor and nothing foreign, is no link, and is not being recorded at this moment. A new directory is
+    the user's alone (0700), because a log holds paths, source lines and arguments; with ``shared`` it gets the mode that
+    the umask leaves.
 
     Raises:
         RunExistsError: the path is taken, and ``force`` was not given or does not cover what is there.
@@ -76,7 +78,7 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False) -> N
     try:
         if os.path.lexists(path):
             _make_room(path, force=force)
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o777 if shared else 0o700, parents=True, exist_ok=True)
         content["place"] = _place(path)
         # O_EXCL: of two launches that found the same empty directory, one wins.
         with (path / RUN_FILE).open("xb") as file:

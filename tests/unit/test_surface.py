@@ -27,6 +27,7 @@ FLAGS = {
         "--ranks", "--first-step", "--on-nonfinite", "--autopsy", "--no-autopsy", "--arm-next", "--deep-scan",
         "--compiled", "--halt-on",
         "--on-finding", "--reference", "--apply", "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names",
+        "--shared", "--no-shared",
         "--inference", "--no-inference", "--strict", "--no-strict", "-h", "--help",
     },
     "shadow": {

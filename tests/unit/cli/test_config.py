@@ -151,7 +151,7 @@ def test_every_recorder_option_is_a_setting():
 
     options = {f.name.replace("_", "-") for f in dataclasses.fields(RecordOptions)}
     asked_by_others = {"kinds", "trace-steps", "may-halt"}  # the block's argument, autopsy, --halt-on
-    told_to_the_parent = {"output", "autopsy", "halt-on", "on-finding", "reference"}
+    told_to_the_parent = {"output", "autopsy", "halt-on", "on-finding", "reference", "shared"}
     shadows = {"shadow", "shadow-at", "shadow-every", "shadow-steps"}
     assert options - asked_by_others - shadows == set(SETTINGS["record"]) - told_to_the_parent
     assert {"at", "every", "steps", "reference"} <= set(SETTINGS["shadow"])

@@ -194,3 +194,13 @@ def test_nothing_is_added_to_what_is_not_there_or_damaged(tmp_path, content):
     with pytest.raises((OSError, CorruptRunError)):
         add_run_facts(tmp_path, {"exit_status": 3})
     assert [p.read_text() for p in tmp_path.iterdir()] == ([] if content is None else [content])
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(False, 0o700), (True, 0o755)])
+def test_a_run_directory_is_its_owners_alone_unless_shared(tmp_path, shared, mode):
+    before = os.umask(0o022)
+    try:
+        create_run(tmp_path / "runs" / "a", {}, shared=shared)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "runs" / "a").stat().st_mode) == mode
