@@ -64,7 +64,7 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False, shar
 
     An existing empty directory is taken. With ``force`` an existing *run directory* is removed first: one that holds a
     run.json of precdoctor and nothing foreign, is no link, and is not being recorded at this moment. A new directory is
-    the user's alone (0700), because a log holds paths, source lines and arguments; with ``shared`` it gets the mode that
+    the user's alone (0700), because a log holds paths, source lines and arguments; ``shared`` gives it the mode that
     the umask leaves.
 
     Raises:
