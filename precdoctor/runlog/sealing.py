@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from precdoctor.errors import CorruptRunError
+from precdoctor.runlog.atomic import sync_directory, temporary_name
 from precdoctor.runlog.files import OPEN_PART, PARTS_FILE, TEMPORARY
-from precdoctor.runlog.layout import files_matching, rank_directories, read_regular, sync_directory, temporary_name
+from precdoctor.runlog.layout import files_matching, rank_directories, read_regular
 from precdoctor.runlog.lock import is_locked
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, stored_schema
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from precdoctor.runlog import arrays
+from precdoctor.runlog.atomic import write_json_atomically
 from precdoctor.runlog.files import END_FILE, RANK_FILE
-from precdoctor.runlog.layout import write_json_atomically
 from precdoctor.runlog.lock import DirectoryLock, above_streams
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.sealing import seal_stream

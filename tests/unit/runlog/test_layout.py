@@ -6,8 +6,9 @@ import pytest
 
 from precdoctor.errors import CorruptRunError, NewerSchemaError, RunExistsError, RunNotFoundError, UsageError
 from precdoctor.runlog import create_rank_directory, create_run, newest_run, open_run
+from precdoctor.runlog.atomic import dump_json, write_json_atomically
 from precdoctor.runlog.files import RUN_FILE
-from precdoctor.runlog.layout import add_run_facts, dump_json, rank_directories, write_json_atomically
+from precdoctor.runlog.layout import add_run_facts, rank_directories
 from precdoctor.runlog.lock import DirectoryLock, is_locked
 from tests.support.runs import write_run
 

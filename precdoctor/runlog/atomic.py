@@ -1,0 +1,71 @@
+"""Files that are there whole or not at all, and the JSON in them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_json_atomically(path: Path, content: Mapping[str, Any]) -> None:
+    """Write ``content`` so that a reader finds the old file or the new one, never half of one (temp, fsync, rename).
+
+    Raises:
+        OSError: the disk is full, or the directory gone or read-only.
+    """
+    write_atomically(path, dump_json(content))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """As :func:`write_json_atomically`, for bytes."""
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside ``path`` that no reader takes for a part of the log and no other process uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory survive a power loss, where the file system can."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass  # some network file systems refuse; the data itself is safe
+    finally:
+        os.close(handle)
+
+
+def dump_json(content: Mapping[str, Any]) -> bytes:
+    """One line of UTF-8 JSON; non-finite numbers become the strings "NaN", "Infinity", "-Infinity"."""
+    return json.dumps(_plain(content), ensure_ascii=True, allow_nan=False, default=str).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "tolist"):  # NumPy scalars and arrays
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value
