@@ -21,6 +21,7 @@ from precdoctor.recording import leaves, static
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.fp8.scope import Call, node_number
 from precdoctor.recording.guarded import guarded
+from precdoctor.recording.logits import Logits
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.module_hooks import ModuleHooks, keyword_arguments
@@ -94,12 +95,10 @@ class Forward:
     """The two global hooks and what they share."""
 
     def __init__(
-        self, recorder: Recorder, manual: ManualSteps, scene: Scene, loss_code: LossCode, casts: Casts
+        self, recorder: Recorder, manual: ManualSteps, scene: Scene, loss_code: LossCode, casts: Casts, logits: Logits
     ) -> None:
-        self._recorder = recorder
-        self._manual = manual
-        self._scene = scene
-        self._loss_code, self._casts = loss_code, casts
+        self._recorder, self._manual, self._scene = recorder, manual, scene
+        self._loss_code, self._casts, self._logits = loss_code, casts, logits
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._came = guarded(recorder)(self._gradient_came)
@@ -219,6 +218,8 @@ class Forward:
         trains = inside is None and not recompute and mode.phase == "train" and not mode.delegated
         if trains and recorder.scan is not None and recorder.claim.patient:
             recorder.scan.enter_root(module)
+        if inside is None and not recompute and recorder.live:
+            self._logits.root_begins(frame)
         if self._casts.met:
             named = self._casts.looks_at(module)
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
@@ -297,6 +298,8 @@ class Forward:
             return  # entered before recording began
         frame = stack[depth]
         del stack[depth:]
+        if not stack:
+            self._logits.root_ended(frame, loss_follows=result is not None and torch.is_grad_enabled())
         if self._casts.met:
             self._casts.ended(frame)
         if frame.recorded and result is not None:

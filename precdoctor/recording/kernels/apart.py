@@ -7,9 +7,15 @@ import contextlib
 import torch
 
 
+def _are_watched() -> bool:
+    """Whether a dispatch mode is open that may do something about our ops."""
+    depth = torch._C._len_torch_dispatch_stack()
+    return depth > 1 or (depth == 1 and not getattr(torch._C._get_dispatch_stack_at(0), "only_looks", False))
+
+
 def is_unwatched() -> bool:
     """Whether there is no such mode."""
-    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    modes = _are_watched() or torch._C._len_torch_function_stack()
     return not (modes or torch.is_inference_mode_enabled())
 
 
@@ -21,13 +27,13 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
 
     def __enter__(self) -> None:
         self._rare: contextlib.ExitStack | None = None
-        if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack():
+        if torch.is_inference_mode_enabled() or _are_watched():
             self._rare = contextlib.ExitStack()
             if (
                 torch.is_inference_mode_enabled()
             ):  # our banks outlive it: made there, they could not be written to later
                 self._rare.enter_context(torch.inference_mode(mode=False))
-            if torch._C._len_torch_dispatch_stack():
+            if _are_watched():
                 from torch.utils._python_dispatch import _disable_current_modes
 
                 self._rare.enter_context(_disable_current_modes())
