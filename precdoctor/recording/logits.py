@@ -17,10 +17,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording import kernels, leaves, static
 from precdoctor.recording.batch import arrival, is_capturing
-from precdoctor.recording.fp8.mode import beside_others, supported
+from precdoctor.recording.fp8.mode import beside_others
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.logit_sample import Sampled, Sharpness, of_attention, of_scores, sharpness
 from precdoctor.recording.modes import Looking, put_on, retire, take_off
+from precdoctor.recording.module_hooks import something_is_compiled
 from precdoctor.recording.naming import Place
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
 
@@ -59,6 +60,11 @@ class LogitMode(Looking):
     def __init__(self, look: Callable[..., None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as torch has it
         self._look = look
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would load its compiler (a second) to keep it out of here; nothing is compiled where this is open."""
+        return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -330,5 +336,5 @@ def _may_open() -> bool:
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
         and not beside_others()
-        and supported()
+        and not something_is_compiled()
     )

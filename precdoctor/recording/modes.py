@@ -27,8 +27,7 @@ class Looking(Retiring):
 def watched_by_others() -> bool:
     """Whether a dispatch mode is open in this thread that does more than look."""
     return any(
-        not isinstance(torch._C._get_dispatch_stack_at(i), Looking)
-        for i in range(torch._C._len_torch_dispatch_stack())
+        not isinstance(torch._C._get_dispatch_stack_at(i), Looking) for i in range(torch._C._len_torch_dispatch_stack())
     )
 
 

@@ -84,8 +84,12 @@ TENSORS: Final = pa.schema(
         pa.field("block128_amax_hist", _counts),
         pa.field("role", _name),  # logits rows: attention, output or router; null where it is not known
         pa.field("entropy", pa.float64()),  # logits rows: of the softmax, mean over rows, nats
-        pa.field("head_max", pa.list_(pa.float64())),  # logits rows: the largest logit of each head, masked ones left out
-        pa.field("head_entropy", pa.list_(pa.float64())),  # ... and its entropy over the logarithm of the number of keys
+        pa.field(
+            "head_max", pa.list_(pa.float64())
+        ),  # logits rows: the largest logit of each head, masked ones left out
+        pa.field(
+            "head_entropy", pa.list_(pa.float64())
+        ),  # ... and its entropy over the logarithm of the number of keys
     ]
 )
 
