@@ -212,19 +212,23 @@ class Forward:
         if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
             frame.kept = self._scene.enter(module, place.root, args, keyword_arguments())
         if frame.recorded and not recompute:
-            given: dict[Any, Any] = dict(enumerate(args))
-            given.update(keyword_arguments())
-            self._record_inputs(frame, given)
-        trains = inside is None and not recompute and mode.phase == "train" and not mode.delegated
-        if trains and recorder.scan is not None and recorder.claim.patient:
-            recorder.scan.enter_root(module)
-        if inside is None and not recompute and recorder.live:
-            self._logits.root_begins(frame)
+            self._record_inputs(frame, {**dict(enumerate(args)), **keyword_arguments()})
+        if inside is None and not recompute:
+            self._look_at_ops(frame)
         if self._casts.met:
             named = self._casts.looks_at(module)
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
             arguments.update(keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
+
+    def _look_at_ops(self, frame: Frame) -> None:
+        """Of a top-level call: on steps that are scanned at all of them, on sampled ones at those that read logits."""
+        scan = self._recorder.scan
+        trains = frame.mode.phase == "train" and not frame.mode.delegated
+        if trains and scan is not None and self._recorder.claim.patient:
+            scan.enter_root(frame.module)
+        if self._recorder.live:
+            self._logits.root_begins(frame)
 
     def _begin_step_of(self, module: nn.Module, place: Place) -> None:
         """Of an inference run: a call of a model is a step; weights have rows when they were written to."""

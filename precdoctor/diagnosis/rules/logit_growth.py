@@ -118,11 +118,19 @@ def _has_learnt(view: RunView) -> bool:
     return False
 
 
+def _limits(options: Options) -> dict[str, float]:
+    return {
+        "attention": options["attention_limit"],
+        "output": options["output_limit"],
+        "router": options["router_limit"],
+    }
+
+
 def _case(history: LogitHistory, options: Options, *, learnt: bool) -> _Case | None:
     points, newest = history.points(), history.newest()
     if len(points) < _MIN_POINTS:
         return None
-    limit = options[f"{history.role}_limit"]
+    limit = _limits(options)[history.role]
     trend = fit([(p.step, p.level) for p in points if p.level > 0.0])
     one_hot = median(p.one_hot for p in newest)
     rising = trend is not None and trend.low > 0.0 and trend.slope >= 0.5 * trend.overall
@@ -151,10 +159,11 @@ def _finding(key: Key, cases: Mapping[Key, _Case], *, learnt: bool) -> Finding:
     points, last = history.points(), history.newest()[-1]
     place, what = key[1] or key[0] or "the loss", _WHAT[history.role]
     slope = trend.slope if trend is not None and trend.low > 0.0 else None
-    words = [
+    first = (
         f"The largest {what} logit of `{place}` went from {history.first:.3g} at step {points[0].step} to "
         f"{history.last:.3g} at step {points[-1].step} (limit {case.limit:g})."
-    ]
+    )
+    words = [first]
     if slope is not None:
         words.append(f"It grows by a factor of {2.0**slope:.3g} per step.")
     if case.what == "growing" and trend is not None:
