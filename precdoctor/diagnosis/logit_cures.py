@@ -15,6 +15,8 @@ CAPS = {"attention": 50.0, "output": 30.0, "router": 30.0}
 _Z_LOSS = {"output": 1e-4, "router": 1e-3}
 #: What Kimi K2's clip holds attention logits at.
 CLIP = 100.0
+#: Heads whose width is not known are taken to be this wide at most.
+_WIDEST = 256
 
 
 def cures(key: Key, history: LogitHistory, slope: float | None) -> tuple[Prescription, ...]:
@@ -27,7 +29,8 @@ def cures(key: Key, history: LogitHistory, slope: float | None) -> tuple[Prescri
     """
     level = history.last
     if history.role == "attention":
-        return (_norm(key, history, level), _clip(key, level), _rate(key, slope))
+        slower = () if slope is None else (_rate(key, slope),)
+        return (_norm(key, history, level), _clip(key, level), *slower)
     return (_z_loss(key, history, level), _cap(key, history, level))
 
 
@@ -36,14 +39,16 @@ def _predicted(level: float, to: float) -> dict[str, dict[str, float]]:
 
 
 def _norm(key: Key, history: LogitHistory, level: float) -> Prescription:
-    """With queries and keys of RMS 1 and the usual scale no logit is above the root of the width."""
-    width = history.shape[-1] if key[3].startswith("sdpa") and len(history.shape) > 2 else None
-    largest = math.sqrt(width) if width else None
-    to = f": largest logit {level:.3g} -> {largest:.3g} at gain 1" if largest is not None else ""
+    """With queries and keys of RMS 1 and the usual scale no logit is above the root of the head's width."""
+    known = key[3].startswith("sdpa") and len(history.shape) == 4  # a query; else the scores themselves
+    width = history.shape[-1] if known else _WIDEST
+    to = min(level, math.sqrt(width))
+    heads = "" if known else f" in heads up to {_WIDEST} wide"
     return Prescription(
-        title=f"normalise queries and keys per head (qk-norm){to}",
+        title=f"normalise queries and keys per head (qk-norm), with scores over the root of the width: largest logit "
+        f"{level:.3g} -> {to:.3g} at gain 1{heads}",
         change={"module": key[1], "qk_norm": "rms"},
-        predicted=_predicted(level, largest) if largest is not None else {},
+        predicted=_predicted(level, to),
         snippet=(
             "import torch.nn.functional as F\n\n"
             f"# in {module_expression(key[1])}, before the scores; with a learnt gain per head in front\n"
@@ -72,15 +77,14 @@ def _clip(key: Key, level: float) -> Prescription:
     )
 
 
-def _rate(key: Key, slope: float | None) -> Prescription:
-    predicted = {}
-    if slope is not None and slope > 0.0:
-        now = 100.0 * slope
-        predicted = {"binades_per_100_steps": {"from": float(f"{now:.3g}"), "to": float(f"{now / 10.0:.3g}")}}
+def _rate(key: Key, slope: float) -> Prescription:
+    """A step of Adam is as large as its rate, whatever the gradient."""
+    now = 100.0 * slope
     return Prescription(
-        title="a tenth of the learning rate for the query and key projections",
+        title=f"a tenth of the learning rate for the query and key projections: {now:.3g} -> {now / 10.0:.2g} binades "
+        "per 100 steps",
         change={"module": key[1], "lr_factor": 0.1, "parameters": "query and key projections"},
-        predicted=predicted,
+        predicted={"binades_per_100_steps": {"from": float(f"{now:.3g}"), "to": float(f"{now / 10.0:.3g}")}},
         snippet=(
             "import torch\n\n"
             "slow = [*query_projection.parameters(), *key_projection.parameters()]\n"

@@ -73,7 +73,7 @@ class LogitMode(Looking):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if types and any(leaves.computes_itself(t) for t in types):
+        if types and any(map(leaves.computes_itself, types)):
             return NotImplemented  # its inner ops will come by here
         known = _known.get(id(func)) or _meet(func)
         result = func(*args, **kwargs)
