@@ -20,7 +20,20 @@ _EXPLAINS = {
     "PD507": ("PD605",),
 }
 #: What leads to a non-finite value, or is the same fault seen from another side: told with it, whatever the steps.
-_NEAR_NONFINITE = ("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD709")
+_NEAR_NONFINITE = (
+    "PD106",
+    "PD302",
+    "PD304",
+    "PD504",
+    "PD506",
+    "PD601",
+    "PD602",
+    "PD603",
+    "PD604",
+    "PD605",
+    "PD606",
+    "PD709",
+)
 #: Findings of the first code explain those of the others wherever they are: both speak of the run as a whole.
 _EXPLAINS_RUN = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105"), _NEAR_NONFINITE),
@@ -33,7 +46,7 @@ _EXPLAINS_RUN = {
     "PD309": ("PD303", "PD503", "PD506"),
     "PD501": ("PD502", "PD505"),
     "PD504": ("PD203", "PD204"),
-    "PD603": ("PD406", "PD504", "PD605"),
+    "PD603": ("PD406", "PD504", "PD605", "PD606"),
     "PD601": ("PD709",),
     "PD604": ("PD601", "PD602"),
 }
@@ -82,6 +95,8 @@ def explains(cause: Finding, effect: Finding) -> bool:
     if {cause.code, effect.code} == {"PD102", "PD301"}:
         gradient = cause if cause.code == "PD102" else effect
         return (cause.code == "PD301") == _mended_by_the_scale(gradient) and _begins_within(cause, effect)
+    if cause.code == "PD606" and effect.code in ("PD601", "PD602", "PD709"):
+        return _reads(cause, effect)
     if effect.code in _EXPLAINS_RUN.get(cause.code, ()):
         return True
     if {cause.code, effect.code} == {"PD703", "PD706"}:  # a cast that was seen is nearer to the fault than its sine
@@ -113,6 +128,15 @@ def _follows(cause: Finding, effect: Finding) -> bool:
 
 def _same_place(a: Finding, b: Finding) -> bool:
     return (a.location.root, a.location.module) == (b.location.root, b.location.module)
+
+
+def _reads(logits: Finding, effect: Finding) -> bool:
+    """Whether ``effect`` speaks of the same logits: of their format, or inside the module whose softmax reads them."""
+    if "spacing_nats" in effect.evidence:
+        return True
+    place, inside = logits.location.module, effect.location.module or ""
+    same_root = logits.location.root == effect.location.root
+    return bool(place) and same_root and (inside == place or inside.startswith(f"{place}."))
 
 
 def _mended_by_the_scale(gradient: Finding) -> bool:

@@ -45,6 +45,7 @@ class Backward:
         casts: Casts,
         guard: Guard,
         module_hooks: ModuleHooks,
+        loss_is_made: Callable[[], None],
     ) -> None:
         self._recorder = recorder
         self._casts = casts
@@ -57,6 +58,8 @@ class Backward:
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
         self._module_hooks = module_hooks
+        #: Whom to tell that what runs from here on is no loss code.
+        self._loss_is_made = guarded(recorder)(loss_is_made)
         #: Parameters that have a hook, which is removed between samples.
         self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
         recorder.when_step_begins += (self._step_begins, module_hooks.resume)
@@ -71,6 +74,7 @@ class Backward:
         casts_end = guarded(recorder)(self._casts.backward_ended)
         reopen = guarded(recorder)(loss_code.reopen)
         rest, resume = guarded(recorder)(self._rest), self._module_hooks.resume
+        loss_is_made = self._loss_is_made
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
@@ -80,6 +84,7 @@ class Backward:
                 original(*args, **kwargs)
                 return
             loss_code.close()
+            loss_is_made()
             tensors = args[0] if args else kwargs.get("tensors")
             begin(tensors)
             if loss_code.supported and not is_capturing():

@@ -21,6 +21,7 @@ from precdoctor.recording import leaves, static
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.fp8.scope import Call, node_number
 from precdoctor.recording.guarded import guarded
+from precdoctor.recording.logits import Logits
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.module_hooks import ModuleHooks, keyword_arguments
@@ -94,12 +95,10 @@ class Forward:
     """The two global hooks and what they share."""
 
     def __init__(
-        self, recorder: Recorder, manual: ManualSteps, scene: Scene, loss_code: LossCode, casts: Casts
+        self, recorder: Recorder, manual: ManualSteps, scene: Scene, loss_code: LossCode, casts: Casts, logits: Logits
     ) -> None:
-        self._recorder = recorder
-        self._manual = manual
-        self._scene = scene
-        self._loss_code, self._casts = loss_code, casts
+        self._recorder, self._manual, self._scene = recorder, manual, scene
+        self._loss_code, self._casts, self._logits = loss_code, casts, logits
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._came = guarded(recorder)(self._gradient_came)
@@ -213,17 +212,23 @@ class Forward:
         if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
             frame.kept = self._scene.enter(module, place.root, args, keyword_arguments())
         if frame.recorded and not recompute:
-            given: dict[Any, Any] = dict(enumerate(args))
-            given.update(keyword_arguments())
-            self._record_inputs(frame, given)
-        trains = inside is None and not recompute and mode.phase == "train" and not mode.delegated
-        if trains and recorder.scan is not None and recorder.claim.patient:
-            recorder.scan.enter_root(module)
+            self._record_inputs(frame, {**dict(enumerate(args)), **keyword_arguments()})
+        if inside is None and not recompute:
+            self._look_at_ops(frame)
         if self._casts.met:
             named = self._casts.looks_at(module)
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
             arguments.update(keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
+
+    def _look_at_ops(self, frame: Frame) -> None:
+        """Of a top-level call: on steps that are scanned at all of them, on sampled ones at those that read logits."""
+        scan = self._recorder.scan
+        trains = frame.mode.phase == "train" and not frame.mode.delegated
+        if trains and scan is not None and self._recorder.claim.patient:
+            scan.enter_root(frame.module)
+        if self._recorder.live:
+            self._logits.root_begins(frame)
 
     def _begin_step_of(self, module: nn.Module, place: Place) -> None:
         """Of an inference run: a call of a model is a step; weights have rows when they were written to."""
@@ -297,6 +302,8 @@ class Forward:
             return  # entered before recording began
         frame = stack[depth]
         del stack[depth:]
+        if not stack:
+            self._logits.root_ended(frame, loss_follows=result is not None and torch.is_grad_enabled())
         if self._casts.met:
             self._casts.ended(frame)
         if frame.recorded and result is not None:

@@ -16,6 +16,7 @@ from precdoctor.recording.forward import Forward
 from precdoctor.recording.fp8.casts import Casts
 from precdoctor.recording.guard import Guard
 from precdoctor.recording.kept import KeptGradients
+from precdoctor.recording.logits import Logits
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.manual import ManualSteps
 from precdoctor.recording.microscope.live import LiveTrace
@@ -96,15 +97,15 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         if scene.enabled:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
-        casts = Casts(recorder)
-        forward = Forward(recorder, manual, scene, loss_code, casts)
+        casts, logits = Casts(recorder), Logits(recorder)
+        forward = Forward(recorder, manual, scene, loss_code, casts, logits)
         module_hooks = forward.module_hooks
         calls = CompiledCalls(recorder, scene, loss_code, *forward.install(), manual.forward_begins)
         calls.install(module_hooks.compiles)
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene)
         kept = KeptGradients(recorder)
-        Backward(recorder, manual, thrown, kept, loss_code, casts, guard, module_hooks).install()
+        Backward(recorder, manual, thrown, kept, loss_code, casts, guard, module_hooks, logits.close).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
         Optimizers(recorder, manual, thrown, kept, guard, casts).install()

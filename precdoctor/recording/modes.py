@@ -18,6 +18,19 @@ class Retiring(TorchDispatchMode):
     over = False
 
 
+class Looking(Retiring):
+    """A mode that runs every op as it is, with the same results, and does nothing about ops of ours."""
+
+    only_looks = True
+
+
+def watched_by_others() -> bool:
+    """Whether a dispatch mode is open in this thread that does more than look."""
+    return any(
+        not isinstance(torch._C._get_dispatch_stack_at(i), Looking) for i in range(torch._C._len_torch_dispatch_stack())
+    )
+
+
 #: What is on some thread's stack, by ``id``.
 _open: dict[int, TorchDispatchMode] = {}
 

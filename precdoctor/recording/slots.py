@@ -13,9 +13,10 @@ from precdoctor.recording.naming import Place
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.operand import Operand
+    from precdoctor.recording.logit_sample import Sharpness
 
 #: Kinds too large to fingerprint on a GPU; weights, gradients of weights, batches and buffers are.
-_WITHOUT_FINGERPRINT = frozenset({"input", "output", "grad_output", "update"})
+_WITHOUT_FINGERPRINT = frozenset({"input", "output", "grad_output", "update", "logits"})
 
 
 class Site(NamedTuple):
@@ -46,6 +47,8 @@ class Entry:
     scaled: bool = False
     #: Of a tensor about to be cast to float8: what is known of the cast.
     operand: Operand | None = None
+    #: Of what a softmax reads: what it is for, and how sharp it is.
+    sharpness: Sharpness | None = None
 
 
 class SlotTable:

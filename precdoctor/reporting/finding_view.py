@@ -31,6 +31,7 @@ KINDS = {
     "opt_state": "optimizer state",
     "master_weight": "master weight",
     "fp8_operand": "FP8 operand",
+    "logits": "softmax input",
 }
 
 

@@ -23,6 +23,7 @@ KINDS: Final = (
     "master_weight",
     "loss",  # the tensor given to backward; carries the loss scale
     "fp8_operand",
+    "logits",  # what a softmax reads, on some of its rows; masked positions are zeros
 )
 PHASES: Final = ("train", "no_grad", "recompute")
 EVENTS: Final = (
@@ -81,6 +82,14 @@ TENSORS: Final = pa.schema(
         pa.field("block32_amax_hist", _counts),
         pa.field("block128_amax_lo", pa.int32()),
         pa.field("block128_amax_hist", _counts),
+        pa.field("role", _name),  # logits rows: attention, output or router; null where it is not known
+        pa.field("entropy", pa.float64()),  # logits rows: of the softmax, mean over rows, nats
+        pa.field(
+            "head_max", pa.list_(pa.float64())
+        ),  # logits rows: the largest logit of each head, masked ones left out
+        pa.field(
+            "head_entropy", pa.list_(pa.float64())
+        ),  # ... and its entropy over the logarithm of the number of keys
     ]
 )
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import (
 
 from precdoctor.recording import leaves
 from precdoctor.recording.deepscan.mode import ScanMode
+from precdoctor.recording.modes import Looking
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.observer import Observer
@@ -106,8 +107,11 @@ def supported() -> bool:
 
 
 def beside_others() -> bool:
-    """Whether a dispatch mode is active that is neither one of these nor a deep scan's, which ends after them."""
-    return any(not isinstance(m, (CastMode, ScanMode)) for m in _get_current_dispatch_mode_stack())
+    """Whether a dispatch mode is active that is neither one of these nor a deep scan's, which ends after them, nor one
+    that only looks.
+    """
+    ours = (CastMode, ScanMode, Looking)
+    return any(not isinstance(m, ours) for m in _get_current_dispatch_mode_stack())
 
 
 def is_open() -> bool:

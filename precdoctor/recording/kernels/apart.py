@@ -7,10 +7,17 @@ import contextlib
 import torch
 
 
+def _does_more_than_look(depth: int) -> bool:
+    """Whether one of the dispatch modes that are open, ``depth`` of them, may do something about our ops."""
+    return depth > 1 or not getattr(torch._C._get_dispatch_stack_at(0), "only_looks", False)
+
+
 def is_unwatched() -> bool:
     """Whether there is no such mode."""
-    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    return not (modes or torch.is_inference_mode_enabled())
+    depth = torch._C._len_torch_dispatch_stack()
+    if torch._C._len_torch_function_stack() or torch.is_inference_mode_enabled():
+        return False
+    return not (depth and _does_more_than_look(depth))
 
 
 class apart_from_user_modes:  # noqa: N801 - used like a function
@@ -21,13 +28,15 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
 
     def __enter__(self) -> None:
         self._rare: contextlib.ExitStack | None = None
-        if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack():
+        depth = torch._C._len_torch_dispatch_stack()
+        watched = depth and _does_more_than_look(depth)
+        if watched or torch.is_inference_mode_enabled():
             self._rare = contextlib.ExitStack()
             if (
                 torch.is_inference_mode_enabled()
             ):  # our banks outlive it: made there, they could not be written to later
                 self._rare.enter_context(torch.inference_mode(mode=False))
-            if torch._C._len_torch_dispatch_stack():
+            if watched:
                 from torch.utils._python_dispatch import _disable_current_modes
 
                 self._rare.enter_context(_disable_current_modes())

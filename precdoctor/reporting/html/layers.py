@@ -30,11 +30,12 @@ KIND_TITLES = {
     "master_weight": "master weights",
     "loss": "loss",
     "fp8_operand": "FP8 operands",
+    "logits": "logits of softmaxes",
 }
 #: In the order of the page: what people look at first, first.
 KIND_ORDER = (
     *("output", "grad_output", "weight_grad", "weight", "weight_grad_step", "update", "input", "batch", "loss"),
-    *("opt_state", "master_weight", "buffer", "fp8_operand"),
+    *("opt_state", "master_weight", "buffer", "logits", "fp8_operand"),
 )
 #: Kinds whose values carry the loss scale.
 SCALED_KINDS = ("grad_output", "weight_grad", "loss")

@@ -55,6 +55,20 @@ def test_a_layer_that_pulls_the_scale_down_is_told_once() -> None:
     assert len(fold([elsewhere, collapse])) == 2
 
 
+def test_logits_are_told_once() -> None:
+    """Those that a module's softmax reads with what grows inside it, and with what says how coarse they are."""
+
+    def told(code: str, module: str, **evidence: float) -> Finding:
+        place = Location(step=3, root="GPT#0", module=module)
+        return Finding(**{**finding(code, 3).__dict__, "location": place, "evidence": evidence})
+
+    logits = told("PD606", "blocks.0.attn")
+    assert [f.code for f in fold([told("PD602", "blocks.0.attn.query"), logits])] == ["PD606"]
+    assert [f.code for f in fold([told("PD602", "head", spacing_nats=2.0), logits])] == ["PD606"]
+    assert len(fold([told("PD602", "blocks.0.mlp"), logits])) == 2
+    assert [f.code for f in fold([logits, told("PD101", "blocks.0.attn")])] == ["PD101"]
+
+
 @pytest.mark.parametrize(
     ("recovered", "cause", "first"),
     [

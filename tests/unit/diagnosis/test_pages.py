@@ -63,6 +63,7 @@ NAMES = {
     "PD603": "gradient-explosion",
     "PD604": "growth-with-depth",
     "PD605": "loss-spike",
+    "PD606": "logit-growth",
     "PD701": "reduction-in-half",
     "PD702": "reduced-precision-flags",
     "PD703": "half-precision-positions",

@@ -1,0 +1,149 @@
+"""Logits that grow until their softmax is one-hot, and logits that may be as large or as sharp as they are."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tests.support.samples import Sample
+from tests.support.training import Training, histogram, tensor
+
+ATTENTION = "blocks.0.attn"
+
+
+def softmax(
+    of_step: Callable[[int], float],
+    *,
+    role: str | None = "attention",
+    entropy: Callable[[int], Sequence[float]] = lambda _: (0.6,) * 4,
+    steps: int = 32,
+    losses: Callable[[int], float] | None = None,
+) -> Training:
+    """A softmax whose largest logit is ``of_step(step)``, its heads as sharp as ``entropy(step)`` says."""
+    run = Training(steps=steps, dtype="bfloat16")
+    own = {"attention": (ATTENTION, "sdpa"), "router": ("blocks.0.moe", "softmax")}.get(
+        role or "", ("", "cross_entropy")
+    )
+    for step, rows in run.tensors.items():
+        largest, heads = of_step(step), list(entropy(step))
+        columns = {
+            "name": own[1],
+            "role": role,
+            "entropy": 1.0,
+            "head_entropy": heads,
+            "head_max": [largest] * len(heads),
+        }
+        row = tensor(step, "logits", own[0], len(rows), dtype="bfloat16", **columns)
+        rows.append(row | histogram_of(largest))
+    if losses is not None:
+        for step, row in run.step_rows.items():
+            row["loss"] = losses(step)
+    return run
+
+
+def histogram_of(largest: float) -> dict[str, object]:
+    return histogram(np.linspace(-largest, largest, 64, dtype=np.float32))
+
+
+def third_per_step(step: int) -> float:
+    return 1.3**step
+
+
+def towards_its_limit(step: int) -> float:
+    """Doubles every eight steps, and has come to 58."""
+    return 4.0 * 2.0 ** (step / 8)
+
+
+def collapsing(step: int) -> Sequence[float]:
+    return (max(0.001, 0.9 - step / 16),) * 4
+
+
+def sharpens(step: int) -> float:
+    return min(60.0, 4.0 + 4.0 * step)
+
+
+def levels_off() -> Training:
+    """Early growth, as any training has it."""
+    return softmax(lambda s: 30.0 * (1.0 - 0.8**s) + 2.0)
+
+
+def some_heads_copy() -> Training:
+    """Two of four heads attend to one position, with logits of 60."""
+    return softmax(sharpens, entropy=lambda s: (*collapsing(s)[:2], 0.7, 0.6))
+
+
+def a_copying_layer_that_has_learnt() -> Training:
+    """All heads are one-hot, and the loss is next to nothing."""
+    return softmax(sharpens, entropy=collapsing, losses=lambda s: 4.0 * 0.8**s)
+
+
+def clamped_temperature() -> Training:
+    return softmax(lambda s: min(100.0, 14.0 * 1.1**s), role="output")
+
+
+def separable_classes() -> Training:
+    """A classifier that separates its data, ever more surely."""
+    return softmax(lambda s: 10.0 * 1.15**s, role="output", losses=lambda s: 2.0 * 0.85**s)
+
+
+def large_from_the_start() -> Training:
+    """A temperature somebody chose."""
+    return softmax(lambda s: 300.0 + s, role="output")
+
+
+def nobody_knows_what_for() -> Training:
+    """Posteriors of a hidden Markov model, and Gumbel noise over a small temperature."""
+    return softmax(third_per_step, role=None)
+
+
+def balanced_router() -> Training:
+    return softmax(lambda s: 2.0 + s / 4, role="router")
+
+
+def wobbles() -> Training:
+    return softmax(lambda s: 60.0 + 25.0 * ((s * 7) % 5 - 2) / 2)
+
+
+def few_steps() -> Training:
+    return softmax(lambda s: 4.0**s, steps=6)
+
+
+FIRING = {
+    "a third per step": Sample(
+        lambda: softmax(third_per_step), 18, ATTENTION, "logits", severity="warning",
+        says=("have grown from", "factor of 1.3 per step", "limit 100"), evidence={"state": "large"},
+    ),
+    "forecast": Sample(
+        lambda: softmax(towards_its_limit), 31, ATTENTION, "logits", severity="warning",
+        says=("it passes 100 in 6 steps",), evidence={"state": "growing"},
+    ),
+    "collapse": Sample(
+        lambda: softmax(sharpens, entropy=collapsing), ..., ATTENTION, "logits", severity="warning",
+        says=("has collapsed: 100 % of its heads are one-hot",), evidence={"state": "collapsed"},
+    ),
+    "one-hot from the start": Sample(
+        lambda: softmax(lambda s: 150.0 + s, entropy=lambda _: (0.01,) * 4), 0, ATTENTION, "logits",
+        severity="warning", says=("100 % of its 4 heads",), evidence={"state": "large"},
+    ),
+    "output": Sample(
+        lambda: softmax(third_per_step, role="output"), 18, "", "logits", severity="warning", says=("output logits",),
+    ),
+    "router": Sample(
+        lambda: softmax(third_per_step, role="router"), 15, "blocks.0.moe", "logits", severity="warning",
+        says=("router logits", "limit 50"),
+    ),
+}  # fmt: skip
+HEALTHY = {
+    f.__name__: f
+    for f in (
+        levels_off,
+        some_heads_copy,
+        a_copying_layer_that_has_learnt,
+        clamped_temperature,
+        separable_classes,
+        large_from_the_start,
+        nobody_knows_what_for,
+        balanced_router,
+        wobbles,
+        few_steps,
+    )
+}
