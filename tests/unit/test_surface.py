@@ -52,7 +52,7 @@ FLAGS = {
     "autopsy": {"-h", "--help"},
     "report": {"-o", "--output", "--against", "--force", "-h", "--help"},
     "watch": {"--interval", "-h", "--help"},
-    "show": {"--top", "--dtypes", "--output-format", "-h", "--help"},
+    "show": {"--top", "--dtypes", "--scans", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
     "formats": {"--output-format", "-h", "--help"},
     "export": {"--to", "-o", "--output", "--kind", "--module", "--force", "-h", "--help"},
