@@ -133,6 +133,8 @@ class Watcher:
         # Gradients fall as a run learns; what they do when they vanish is seen in the zeros.
         outside = watched & ((exponent > high + _OUTSIDE) | (~gradient & (exponent < low - _OUTSIDE)))
         emptied = known & np.isin(kinds, tuple(_ZEROABLE)) & (rows.numel >= _ELEMENTS) & (rows.zeros > zeros + _ZEROS)
+        with np.errstate(all="ignore"):
+            range_end = np.exp2(np.where(exponent > high, high, low)) * np.where(gradient, factor, 1.0)
         limit = np.select([rows.dtypes == name for name in _MAXIMA], list(_MAXIMA.values()), math.inf)
         stored = (self._seen[slots] > 0) & np.isin(kinds, tuple(_ACTIVATIONS))
 
@@ -145,7 +147,7 @@ class Watcher:
             ("squares", crosses(np.sqrt(limit)), largest, amax),
             ("headroom", crosses(limit / 2.0), largest, amax),
             ("zeros", emptied, zeros, rows.zeros),
-            ("amax", outside, np.exp2(np.where(exponent > high, high, low)) * np.where(gradient, factor, 1.0), amax),
+            ("amax", outside, range_end, amax),
         ):
             if which.any():
                 row = int(np.flatnonzero(which)[0])  # rows are in order of execution: the rest follows from it

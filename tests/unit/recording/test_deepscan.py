@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -529,14 +529,15 @@ def test_a_scanned_step_gives_no_reason_for_another_scan():
     assert schedule.why == {"reason": "first"}
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["amax", "zeros", "loss"]), st.integers(0, 500)), max_size=3), st.booleans())
 def test_a_noisy_run_is_not_scanned_forever(noise, rich):
     schedule = Schedule(RecordOptions(budget=1.0 if rich else 1e-6))
     found = []
-    for step in range(3000):
+    for step in range(800):
         if schedule.wants(step, spent_ns=10, elapsed_ns=10**9):
             found.append(step)
         for what, tensor in noise or [("amax", step)]:
             schedule.arm(Evidence(what, step, tensor=f"Net#0/{tensor + step}:output:"))
     assert len(found) <= DEFAULT_SCANS + 3 + 4
-    assert not schedule._waiting or len(schedule._waiting) <= 8
+    assert len(schedule._waiting) <= 8

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.recording.deepscan.evidence import Evidence, Readings, Watcher
@@ -103,6 +103,7 @@ any_rows = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(any_rows, numbers, numbers, numbers, numbers, st.text(max_size=2)), max_size=40))
 def test_it_never_raises_and_what_it_remembers_is_bounded(run):
     watcher = Watcher()
