@@ -193,3 +193,14 @@ def test_norms_of_the_sick_phase_are_no_yardstick() -> None:
 def test_the_calmest_level_ignores_what_came_later() -> None:
     assert calm([1.0] * 8 + [100.0] * 20)[-1] == 1.0
     assert calm([1.0, 1.0])[-1] is None
+
+
+def test_a_loss_that_jumps_behind_a_rewritten_weight_leads_with_it(tmp_path: Path) -> None:
+    run = Training(steps=36)
+    for step, row in run.step_rows.items():
+        row["loss"] = 2.0 + 0.02 * ((step * 7) % 5 - 2) if step < 24 else 6.0
+        find(run.tensors[step], "weight", LAYER).update(normal(1.0 if step < 24 else 30.0))
+        find(run.tensors[step], "update", LAYER).update(normal(2.0**-8))
+    found = next(f for f in diagnose(run.write(tmp_path)).findings if f.code == "PD605")
+    root = f"something other than the optimizer multiplied `{LAYER}.weight` by 29.9 after step 23"
+    assert found.title.startswith(f"{root}; the loss jumps from 2 to 6 at step 24")
