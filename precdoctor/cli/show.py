@@ -16,6 +16,7 @@ Examples:
   precdoctor show
   precdoctor show runs/a --top 20
   precdoctor show runs/a --dtypes
+  precdoctor show runs/a --scans
   precdoctor show runs/a --output-format json"""
 
 
@@ -30,6 +31,7 @@ def show(
     dtypes: Annotated[
         bool, typer.Option("--dtypes", help="Which op computed in which dtypes, in which module.")
     ] = False,
+    scans: Annotated[bool, typer.Option("--scans", help="Which steps were scanned op by op, and why.")] = False,
     output_format: Annotated[str, typer.Option(help="full or json.", metavar="FORMAT")] = "full",
 ) -> int:
     """Show what is in a run.
@@ -40,8 +42,12 @@ def show(
         shape, count = choice("full", "json")(output_format), parse_count(top)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if dtypes and scans:
+        raise UsageError("--dtypes cannot be combined with --scans")
     if dtypes:
         return _show_dtypes(run, shape)
+    if scans:
+        return _show_scans(run, shape)
     from precdoctor.reporting.summary import summarise
 
     summary = summarise(opened(run), top=count)
@@ -76,4 +82,24 @@ def _show_dtypes(run: Path | None, shape: str) -> int:
             from precdoctor.reporting.dtypes_view import print_dtypes
 
             print_dtypes(entries, make_console(stream))
+    return 0
+
+
+def _show_scans(run: Path | None, shape: str) -> int:
+    """Which steps were scanned, and why."""
+    from precdoctor.diagnosis.scans import scans
+    from precdoctor.diagnosis.view import RunView
+
+    found = scans(RunView(opened(run)))
+    with destination(None, force=False) as stream:
+        if shape == "json":
+            from precdoctor.diagnosis.finding import jsonable
+            from precdoctor.reporting.json_report import dumps
+
+            stream.write(dumps({"schema_version": 1, "scans": jsonable(found)}))
+        else:
+            from precdoctor.reporting.console import make_console
+            from precdoctor.reporting.scans_view import print_scans
+
+            print_scans(found, make_console(stream))
     return 0

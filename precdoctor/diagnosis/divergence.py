@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.histories import by_optimizer
+from precdoctor.diagnosis.raised_rates import JUMP, jump_before, of_group, raised, raised_group
 from precdoctor.diagnosis.rows import FORWARD_KINDS
 from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.stepwise_updates import Updates, updates_before
@@ -25,12 +26,8 @@ REPLACED = 0.3
 OUTWEIGHED = 1.0
 #: Norms this many times the calmest level are out of line (as PD603's ``factor``); while above ``_RISING``, still so.
 EXPLODED, _RISING = 30.0, 4.0
-#: A learning rate this far above all before it is a jump (as PD605's ``rate_factor``).
-JUMP = 4.0
 #: Steps from whose median a level is told, and the fewest of them.
 _LEVEL, _FEWEST = 8, 4
-#: Updates back from the first step that is out of line, among which a jump of the rate is to blame.
-_BLAMED = 3
 #: Times its size before the root that a tensor has at the incident, for the incident to follow from it.
 _GROWN = 8.0
 #: A loss below zero by this many times its first magnitude, and at least ``_FAR``, has no bound (as PD603).
@@ -63,7 +60,7 @@ class Link:
 class Divergence:
     """Attributes:
     root: the step whose update threw the run off.
-    kind: learning-rate | unzeroed | unbounded | multiplied | batch | gradient | updates | growth.
+    kind: learning-rate | rewritten | unzeroed | unbounded | multiplied | batch | gradient | updates | growth.
     steps: of the optimizer that did, up to the incident.
     at: index of ``root`` in ``steps``.
     links: the chain, first the root.
@@ -108,11 +105,16 @@ def _of_optimizer(
     view: RunView, process: Process, steps: Sequence[StepFacts], incident: int, updates: Updates
 ) -> Divergence | None:
     at = _departure(steps, updates)
-    jump = _jump(steps, len(steps) if at is None else at + 1)
+    jump = jump_before(steps, len(steps) if at is None else at + 1)
     falls = _falls_without_end(steps)
     at = next((i for i in (jump, falls, at) if i is not None), None)
     kept = _not_zeroed(view, process, steps, at)
     at = kept if kept is not None else at
+    written = _rewritten(steps, at, incident, updates)
+    if written is not None:
+        at, jump, falls, kept = written, None, None, None
+    elif jump is None and falls is None and kept is None and _multiplied(steps, updates) is not None:
+        at = 0  # it has been so all along, and shows once the weights have grown
     if at is None:
         return None
     root = steps[at].step
@@ -121,13 +123,13 @@ def _of_optimizer(
         not _threw_weights(view, process, root, incident, ratio, updates) or _still_learning(steps, at)
     ):
         return None
-    begins = at == 0 and all(i is None for i in (jump, falls, kept)) and _multiplied(steps, updates) is None
+    begins = at == 0 and all(i is None for i in (jump, falls, kept, written)) and _multiplied(steps, updates) is None
     if begins and (ratio or 0.0) < OUTWEIGHED:
         return None  # nothing healthy to compare with: small networks at brisk rates begin like this
-    known = {"unzeroed": kept, "learning-rate": jump, "unbounded": falls}
+    known = {"rewritten": written, "unzeroed": kept, "learning-rate": jump, "unbounded": falls}
     kind = next((name for name, i in known.items() if i is not None), "")
     kind = kind or _kind(view, process, steps, at, updates)
-    links = _links(view, process, steps, at, kind, updates)
+    links = _links(view, process, steps, at, kind, updates, incident)
     usual = _before([updates.ratio(s.step) for s in steps[:at]])
     return Divergence(root, kind, process, steps, at, links, ratio, usual, parameter)
 
@@ -145,7 +147,7 @@ def departure(steps: Sequence[StepFacts]) -> int | None:
 
 def course_left(steps: Sequence[StepFacts], at: int) -> int:
     """Index of the step that threw the run off, where step ``at`` is seen to be out of line; ``at`` with no earlier."""
-    jump, left = _jump(steps, at + 1), departure(steps[: at + 1])
+    jump, left = jump_before(steps, at + 1), departure(steps[: at + 1])
     return min(i for i in (jump, left, at) if i is not None)
 
 
@@ -207,13 +209,13 @@ def clip_level(norms: Sequence[float]) -> float:
     return 2.0 * median(norms[-32:]) if len(norms) >= _FEWEST and median(norms[-32:]) > 0.0 else 1.0
 
 
-def _jump(steps: Sequence[StepFacts], until: int) -> int | None:
-    """Index of a rate far above all before it, among the updates just before ``until``."""
-    for i in range(max(_FEWEST, until - _BLAMED - 1), until):
-        before, rate = [s.lr for s in steps[:i] if s.lr], steps[i].lr
-        if len(before) >= _FEWEST and rate and rate >= JUMP * max(before):
-            return i
-    return None
+def _rewritten(steps: Sequence[StepFacts], at: int | None, incident: int, updates: Updates) -> int | None:
+    """Index of the step after which something that is no update made a matrix far larger, up to where it departs."""
+    found = updates.rewritten(steps[0].step, incident, JUMP)
+    if found is None:
+        return None
+    index = next((i for i, s in enumerate(steps) if s.step == found[0]), None)
+    return index if index is not None and (at is None or index <= at) else None
 
 
 # -- whether the incident follows from it -----------------------------------------------------------------------------
@@ -283,23 +285,18 @@ def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, 
     return "updates" if ratio is not None and ratio >= REPLACED else "growth"
 
 
-def raised(steps: Sequence[StepFacts], at: int) -> tuple[float, float] | None:
-    """The learning rate before, and the one in force at ``at``, where it is four times the median of those before."""
-    before, present = [s.lr for s in steps[max(0, at - 32) : at] if s.lr], steps[at].lr
-    if len(before) < _FEWEST or not present or present < JUMP * median(before):
-        return None
-    usual = max(before) if present >= JUMP * max(before) else median(before)
-    return usual, present
-
-
 def _multiplied(steps: Sequence[StepFacts], updates: Updates) -> float | None:
-    """What every weight matrix is multiplied by per step, where that is one number for all: no gradient does that."""
-    factors = [f for s in steps for f in updates.factors(s.step)]
-    if len(factors) < 2 * _FEWEST:
-        return None
-    ordered = sorted(factors)
-    low, high = ordered[len(factors) // 10], ordered[-1 - len(factors) // 10]
-    return median(factors) if low > 1.05 and (high - 1.0) < 1.2 * (low - 1.0) else None
+    """What every weight matrix is multiplied by per step, where that is one number for all: no gradient does that.
+
+    Where the script multiplies, gradients join in as the weights grow: their steps are left out in a second attempt.
+    """
+    for chosen in (steps, [s for s in steps if (updates.ratio(s.step) or 0.0) < REPLACED / 3.0]):
+        factors = sorted(f for s in chosen for f in updates.factors(s.step))
+        if len(factors) >= 2 * _FEWEST:
+            low, high = factors[len(factors) // 10], factors[-1 - len(factors) // 10]
+            if low > 1.05 and (high - 1.0) < 1.2 * (low - 1.0):
+                return median(factors)
+    return None
 
 
 def extreme_batch(
@@ -322,13 +319,22 @@ def extreme_batch(
 
 
 def _links(
-    view: RunView, process: Process, steps: Sequence[StepFacts], at: int, kind: str, updates: Updates
+    view: RunView,
+    process: Process,
+    steps: Sequence[StepFacts],
+    at: int,
+    kind: str,
+    updates: Updates,
+    incident: int,
 ) -> tuple[Link, ...]:
     """The root, and the first sight of what followed, in order of time."""
     links = []
     root = steps[at]
     if kind == "learning-rate" and (rates := raised(steps, at)) is not None:
-        links.append(Link(root.step, "learning rate", rates[1], rates[0]))
+        group = raised_group(steps, at)
+        links.append(Link(root.step, f"learning rate{of_group(group)}", rates[1], rates[0]))
+    if kind == "rewritten" and (written := updates.rewritten(root.step, incident, JUMP)) is not None:
+        links.append(Link(root.step, f"`{written[1]}` against weight plus update, after the step", written[2], 1.0))
     if kind == "batch" and (batch := extreme_batch(view, process, steps, at)) is not None:
         links.append(Link(batch[0], "largest value of the batch", batch[1], batch[2]))
     if kind == "multiplied" and (factor := _multiplied(steps[at:], updates)) is not None:

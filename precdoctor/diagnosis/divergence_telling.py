@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis import snippets, unzeroed
-from precdoctor.diagnosis.divergence import EXPLODED, JUMP, REPLACED, Divergence, clip_level, raised
+from precdoctor.diagnosis.divergence import EXPLODED, REPLACED, Divergence, clip_level
 from precdoctor.diagnosis.finding import Phase, Prescription
 from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.raised_rates import JUMP, jump_before, of_group, raised, raised_group
 from precdoctor.diagnosis.rows import text
 from precdoctor.diagnosis.stable_rate import rounded_down, stable_rate
+from precdoctor.diagnosis.step_facts import StepFacts
+from precdoctor.diagnosis.stepwise_updates import updates_before
 from precdoctor.diagnosis.telling import Told, resume_advice
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.view import Process, RunView
 
 #: Causes of non-finite values that huge operands have. What is undefined of small ones is the op's own fault.
 OF_MAGNITUDE = frozenset(
@@ -25,6 +28,8 @@ OF_MAGNITUDE = frozenset(
 )
 #: RMS of an update over RMS of its weight that a proposed rate aims at (as PD504's ``target``): brisk, but usual.
 _BRISK = 0.02
+#: Steps before a rise in which weights that were written to are looked for.
+_RECENT = 4
 #: Optimizers whose update is in proportion to the gradient: clipping it is clipping the update.
 _PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
 
@@ -61,7 +66,11 @@ def root_words(view: RunView, divergence: Divergence) -> str:
     """What threw the run off, as the beginning of a title."""
     root, first = divergence.root, divergence.links[0] if divergence.links else None
     if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
-        return f"the learning rate rose from {rates[0]:.3g} to {rates[1]:.3g} at step {root}"
+        group = of_group(raised_group(divergence.steps, divergence.at))
+        return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {root}"
+    if divergence.kind == "rewritten" and first is not None:
+        name = first.what.split("`")[1]
+        return f"something other than the optimizer multiplied `{name}` by {first.value:.3g} after step {root}"
     if divergence.kind == "unzeroed":
         return f"gradients are added up from step {root} on, because nobody zeroes them"
     if divergence.kind == "unbounded":
@@ -79,6 +88,19 @@ def root_words(view: RunView, divergence: Divergence) -> str:
         size = f"{divergence.ratio:.2g} times the size of `{divergence.parameter}`"
         return f"updates{at_rate} are {size} from step {root} on"
     return f"the run diverges from step {root} on{at_rate}"
+
+
+def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at: int) -> str:
+    """What threw a run off whose loss or norm rose at index ``at`` and stayed finite; empty where that is not known."""
+    jump = jump_before(steps, at + 1)
+    if jump is not None and (rates := raised(steps, jump)) is not None:
+        group = of_group(raised_group(steps, jump))
+        return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {steps[jump].step}"
+    before = max(0, at - _RECENT)
+    written = updates_before(view, process, steps[at].step).rewritten(steps[before].step, steps[at].step, JUMP)
+    if written is None:
+        return ""
+    return f"something other than the optimizer multiplied `{written[1]}` by {written[2]:.3g} after step {written[0]}"
 
 
 def chain_words(divergence: Divergence, step: int, ended: str) -> str:
@@ -106,6 +128,8 @@ def root_evidence(divergence: Divergence) -> dict[str, Any]:
 
 def root_cure(view: RunView, divergence: Divergence) -> Prescription:
     """The one change that mends the root; its numbers are from before it."""
+    if divergence.kind == "rewritten":
+        return _unwritten(divergence)
     if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
         return _rate_back(divergence, *rates)
     if divergence.kind == "unzeroed" and (kept := unzeroed.unzeroed(view, 0.0)) is not None:
@@ -177,6 +201,21 @@ def _bound(divergence: Divergence) -> Prescription:
         snippet=(
             "import torch\n\n"
             "ratio = torch.exp((new_logp - old_logp).clamp(-5.0, 5.0))  # a critic: spectral_norm(layer)\n"
+        ),
+    )
+
+
+def _unwritten(divergence: Divergence) -> Prescription:
+    first = divergence.links[0]
+    name = first.what.split("`")[1]
+    return Prescription(
+        title=f"look for what writes to `{name}` between steps {divergence.root} and {divergence.root + 1}: weights "
+        "that are loaded, averages that are swapped in, a rescaling by hand",
+        change={"weights_written": {"parameter": name, "after_step": divergence.root}},
+        predicted={"weight_per_step": {"from": first.value, "to": 1.0}},
+        snippet=(
+            "for name, p in model.named_parameters():  # before and after the suspect line\n"
+            "    print(name, float(p.detach().float().norm()))\n"
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,16 @@ from precdoctor.diagnosis.view import RunView
 _MAX_PLACES, _MAX_MODULES = 8, 16
 #: Certainty of what one scanned step alone shows, and of what could not be followed to the result that it feeds.
 _ONE_STEP, _NOT_FOLLOWED = 0.7, 0.7
+#: What a scan event calls its evidence, as words.
+_EVIDENCE = {
+    "zeros": "share of zeros",
+    "squares": "amax, whose square leaves its format,",
+    "headroom": "amax, less than one binade below the maximum,",
+    "loss-scale": "loss scale",
+    "learning-rate": "learning rate",
+    "grad-norm": "gradient norm",
+    "discarded": "two discarded steps in a row",
+}
 #: What the rules on scan facts share: an error counts by the result it ends in.
 EFFECT = RuleOption(
     "effect",
@@ -31,13 +42,23 @@ EFFECT = RuleOption(
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan of one process; ``outcome`` is done, refused or dropped."""
+    """One scan of one process.
+
+    Attributes:
+        outcome: done | refused | dropped.
+        reason: first | spaced | evidence; empty in logs of older recorders.
+        evidence: recorded numbers that gave reason for it, in words.
+        found: facts it left.
+    """
 
     step: int
     rank: int
     outcome: str
     why: str
     ops: int
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+    found: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,13 +122,48 @@ def short_name(op: str) -> str:
 
 def scans(view: RunView) -> Sequence[Scan]:
     """Every scan, in order of time."""
-    return view.remember("scans", lambda: [_scan(e) for e in scan_events(view) if e["data"].get("kind") == "step"])
+    return view.remember("scans", lambda: _scans(scan_events(view)))
 
 
-def _scan(event: Mapping[str, Any]) -> Scan:
+def _scans(events: Sequence[Mapping[str, Any]]) -> list[Scan]:
+    found = Counter(
+        (integer(e.get("rank")), integer(e.get("step")))
+        for e in events
+        if text(e["data"].get("kind")) not in ("", "step", "coverage")
+    )
+    own = [e for e in events if e["data"].get("kind") == "step"]
+    return [_scan(e, found[integer(e.get("rank")), integer(e.get("step"))]) for e in own]
+
+
+def _scan(event: Mapping[str, Any], found: int) -> Scan:
     data = event["data"]
     step, rank = integer(event.get("step")) or 0, integer(event.get("rank")) or 0
-    return Scan(step, rank, text(data.get("outcome")), text(data.get("why")), integer(data.get("ops")) or 0)
+    told = data.get("evidence")
+    words = tuple(_evidence_words(e) for e in told if isinstance(e, Mapping)) if isinstance(told, list) else ()
+    return Scan(step, rank, text(data.get("outcome")), text(data.get("why")), integer(data.get("ops")) or 0,
+                text(data.get("reason")), words, found)  # fmt: skip
+
+
+def _evidence_words(evidence: Mapping[str, Any]) -> str:
+    """``amax of `layers.2` output 12.5 -> 310 at step 20``."""
+    what = text(evidence.get("what"))
+    name = _EVIDENCE.get(what, what)
+    place, _, tensor = text(evidence.get("tensor")).partition(":")
+    kind, _, parameter = tensor.partition(":")
+    module = ".".join(filter(None, (place.partition("/")[2], parameter if kind.startswith("weight") else "")))
+    of = f" of `{module or place.partition('/')[0]}` {kind.replace('_', ' ')}" if place else ""
+    before, now = real(evidence.get("before")), real(evidence.get("now"))
+    numbers = f" {before:.3g} -> {now:.3g}" if before is not None and now is not None else ""
+    return f"{name}{of}{numbers} at step {integer(evidence.get('step')) or 0}"
+
+
+def in_vain_words(view: RunView) -> str:
+    """Which recorded numbers gave reason for scans that found nothing: the cause had come and gone; mostly empty."""
+    vain = [s for s in scans(view) if s.outcome == "done" and s.evidence and not s.found]
+    if not vain:
+        return ""
+    steps = ", ".join(str(s.step) for s in vain[:3])
+    return f"; recorded numbers gave reason to scan step {steps}, which found nothing: {vain[0].evidence[0]}"
 
 
 def facts(view: RunView, *kinds: str) -> list[Fact]:
@@ -201,7 +257,7 @@ def check_facts(
     looked = f"{plural(sum(s.ops for s in done), 'op')} of {plural(len(done), 'scanned step')}"
     bad = [(weight, f) for f in facts(view, *kinds) if (weight := guilty(f)) > 0]
     if not bad:
-        return Checked((), f"{looked}: {seen}")
+        return Checked((), f"{looked}: {seen}{in_vain_words(view)}")
     groups = [g for g in _grouped(bad) if not (flushes(g.worst) and _passed(g, done))]
     if not groups:
         return Checked((), f"{looked}: {seen} beyond the first steps")

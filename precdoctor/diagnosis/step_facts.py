@@ -39,6 +39,9 @@ class StepFacts:
     #: Parameter groups whose learning rate is NaN or infinite, and that rate.
     bad_rates: tuple[tuple[int, float], ...] = ()
 
+    #: Of each parameter group.
+    lrs: tuple[float, ...] = ()
+
     @property
     def inference(self) -> bool:
         """A model was called and nothing trained (``record --inference``)."""
@@ -70,7 +73,13 @@ def step_facts(record: Mapping[str, Any]) -> StepFacts:
         autocast_dtype=text(record.get("autocast_dtype")) or None,
         found_inf=None if (found := number(record.get("found_inf"))) is None else found != 0,
         bad_rates=_bad_rates(record.get("lrs")),
+        lrs=_rates(record.get("lrs")),
     )
+
+
+def _rates(rates: Any) -> tuple[float, ...]:
+    known = rates if isinstance(rates, (list, np.ndarray)) else ()
+    return tuple(math.nan if r is None else float(r) for r in known)
 
 
 def _bad_rates(rates: Any) -> tuple[tuple[int, float], ...]:

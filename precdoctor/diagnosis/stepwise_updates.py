@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from precdoctor.diagnosis.parameters import parameter_label
 from precdoctor.diagnosis.rows import number
@@ -55,6 +56,36 @@ class Updates:
             return 1.0
         begun, ended = self.weights[known[0]], self.weights[known[-1]]
         return max((ended[p] / w for p, w in begun.items() if w > 0.0 and p in ended), default=1.0)
+
+    def rewritten(self, first: int, end: int, times: float) -> tuple[int, str, float] | None:
+        """The first step after which a matrix is ``times`` larger than its update can have made it, and stays so.
+
+        The RMS of a sum is at most the sum of the RMS: what is beyond weight plus update was written by something else.
+
+        Args:
+            first: step from which to look.
+            end: the incident's step, whose weights are still read.
+            times: over that sum.
+
+        Returns:
+            The step, the parameter, and how many times; the matrix that grew most, over all that grew there.
+        """
+        known = [s for s in sorted(self.weights) if first <= s <= end]
+        for step, behind in pairwise(known):
+            now, then, updates = self.weights[step], self.weights[behind], self.updates.get(step, {})
+            last = self.weights[known[-1]]
+            found = [
+                (then[p] / (w + updates[p]), p)
+                for p, w in now.items()
+                if behind == step + 1
+                and p in updates
+                and p in then
+                and min(then[p], last.get(p, then[p])) >= times * (w + updates[p])
+            ]
+            if found:
+                most, place = max(found)
+                return step, parameter_label(*place), most
+        return None
 
     def seen(self, first: int, incident: int) -> bool:
         """Whether any update from step ``first`` on was recorded."""

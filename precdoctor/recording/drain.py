@@ -12,11 +12,13 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from precdoctor.recording import attach
 from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
+from precdoctor.recording.deepscan.evidence import Evidence, Watcher
 from precdoctor.recording.events import EventLog
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.rows import LossScales, step_row
@@ -36,6 +38,8 @@ _CLOSE_SECONDS = 60.0
 _IDLE_SECONDS = 0.5
 _MAX_HELD = 64
 _MAX_DEFECTS = 3
+#: Evidence for deep scans that waits to be asked for: the newest.
+_MAX_EVIDENCE = 16
 #: How long a fork waits for the thread to put down what it is doing.
 _FORK_SECONDS = 5.0
 
@@ -49,6 +53,7 @@ class Drain:
         failed: nothing is written any more.
         defect: the first internal error on the thread.
         halt: why the run is to stop, once somebody has asked for it.
+        evidence: recorded numbers that give reason for a deep scan, oldest first.
         sampled_ns: CPU time the thread spent on the last step that had tensors rows.
 
     Raises:
@@ -62,6 +67,8 @@ class Drain:
         self.defect: Exception | None = None
         self.halt: str | None = None
         self.sampled_ns = 0
+        self.evidence: collections.deque[Evidence] = collections.deque(maxlen=_MAX_EVIDENCE)
+        self._watcher = Watcher() if options.deep_scan != 0 else None
         self._rank = rank
         self._options = options
         self._queue: collections.deque[StepBatch | EventBatch] = collections.deque()
@@ -240,6 +247,7 @@ class Drain:
         scale, inferred = self._scales.of(batch, tensors.unscale_ratios())
         step = step_row(batch, tensors, self._rank, scale)
         events = self._log.of_step(batch, tensors.bad_triggers(), step, scale if inferred else None)
+        self._watch(tensors, step, scale)
         if batch.dropped:
             events += self._drops(batch.facts.step, "queue_full", batch.dropped)
         try:
@@ -258,6 +266,16 @@ class Drain:
         if tensors.rows or events or len(self._held) >= _MAX_HELD:
             self._write_held(writer)
         self._append(writer, "events", events)
+
+    def _watch(self, tensors: StepTensors, step: dict[str, Any], scale: float | None) -> None:
+        """Look for what gives reason for a deep scan; a step that is not finite is an incident, with its own ways."""
+        if self._watcher is None or step["non_finite"]:
+            return
+        found = self._watcher.of_step(step)
+        if tensors.rows:
+            rows = self._watcher.of_rows(step["step"], tensors.readings(), scale)
+            found += [replace(e, tensor=tensors.label(e.slot)) for e in rows]
+        self.evidence.extend(found)
 
     def _write_held(self, writer: RankWriter) -> None:
         """Steps rows of unsampled steps are written together: alone each would cost as much as a whole step's."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from precdoctor.numerics import EXP_MIN
 from precdoctor.recording.batch import StepBatch, read
+from precdoctor.recording.deepscan.evidence import Readings
 from precdoctor.recording.fp8.operand import flush_bins
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.kernels import layout as at
@@ -127,7 +128,7 @@ class StepTensors:
         self.rows = len(entries)
         self._head = self._ints(0, at.HIST + 1)
         self._floats = self._read(lambda snapshot, slots: snapshot.floats(slots), at.FLOAT_WIDTH, np.float64)
-        slots = np.fromiter((e.slot for e in entries), np.int64, self.rows)
+        self._slots = slots = np.fromiter((e.slot for e in entries), np.int64, self.rows)
         self._codes, self._calls = sites.codes(entries, slots)
         self._kinds = np.ascontiguousarray(self._codes[:, _KIND])
         self._bad: _Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
@@ -181,6 +182,26 @@ class StepTensors:
         updates = self._head[self.of_kinds("update")]
         lost = int(updates[:, at.UNCHANGED].sum())
         return lost, int(updates[:, at.NUMEL].sum()) - int(updates[:, at.HIST].sum()) + lost
+
+    # --- what the watcher of evidence reads ---------------------------------------------------------------------------
+
+    def readings(self) -> Readings:
+        """Range and zeros of every row that is no evaluation's."""
+        numel, text = self._head[:, at.NUMEL], self._sites.text
+        kinds, dtypes = (
+            np.array([text(n) for n in self._codes[:, _TEXTS.index(name)].tolist()], np.str_)
+            for name in ("kind", "dtype")
+        )
+        train = self._codes[:, _PHASE] == self._sites.number("train")
+        amax = np.where(numel > 0, self._floats[:, at.AMAX], 0.0)
+        amax = np.where(np.isfinite(amax), amax, 0.0)
+        rows = (self._slots, kinds, dtypes, amax, self._head[:, at.HIST] / np.maximum(numel, 1), numel)
+        return Readings(*(column[train] for column in rows))
+
+    def label(self, slot: int) -> str:
+        """``root/module:kind:name`` of the tensor of a slot of this step."""
+        root, module, kind, name = (self._sites.text(n) for n in self._codes[self._slots == slot][0, _KEY])
+        return f"{root}/{module}:{kind}:{name}"
 
     # --- the columns --------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ FLAGS = {
     "autopsy": {"-h", "--help", "--yes", "-y", "--dry-run"},
     "report": {"-o", "--output", "--against", "--force", "-h", "--help"},
     "watch": {"--interval", "-h", "--help"},
-    "show": {"--top", "--dtypes", "--output-format", "-h", "--help"},
+    "show": {"--top", "--dtypes", "--scans", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
     "formats": {"--output-format", "-h", "--help"},
     "export": {"--to", "-o", "--output", "--kind", "--module", "--force", "-h", "--help"},

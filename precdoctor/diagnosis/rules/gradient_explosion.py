@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from precdoctor.diagnosis import unzeroed
+from precdoctor.diagnosis.divergence_telling import root_of_rise
 from precdoctor.diagnosis.explosion import AFTER, WINDOW, Explosion, cures
 from precdoctor.diagnosis.finding import Finding, Phase, Severity, Status
 from precdoctor.diagnosis.grown_gradient import grown_most
@@ -186,12 +187,14 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
     where = f" from `{_name(row)}`" if row is not None else ""
+    root = "" if explosion.diverged else root_of_rise(view, explosion.process, explosion.steps, explosion.at)
+    norms = f"norm {explosion.baseline:.3g} -> {explosion.peak:.3g}"
     return Finding(
         code="PD603",
         name="gradient-explosion",
         severity=_severity(explosion),
         confidence=0.75 if explosion.unbounded else 0.85 if explosion.loss is not None else 0.7,
-        title=f"{_what(explosion)}: norm {explosion.baseline:.3g} -> {explosion.peak:.3g}{where}",
+        title=f"{f'{root}; ' if root else ''}{_what(explosion)}: {norms}{where}",
         message=_message(explosion, row, grown, options) + (f" {rate.words}" if rate is not None else ""),
         location=location(row, Phase.BACKWARD, explosion.process.rank, first.step),
         evidence=evidence,

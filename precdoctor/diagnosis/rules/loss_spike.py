@@ -11,6 +11,7 @@ from typing import Any
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.divergence import course_left
+from precdoctor.diagnosis.divergence_telling import root_of_rise
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.histories import after_an_ordinary_update, by_optimizer, spread
 from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, path_evidence, range_evidence
@@ -217,12 +218,14 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     if rate is not None:
         evidence["rate_spike"] = {"step": rate.step, "lr": rate.to, "highest_lr_before": rate.before}
         because = f", after a learning rate {rate.to / rate.before:.3g} times any before"
+    root = "" if rate is not None else root_of_rise(view, spike.process, spike.steps, spike.at)
+    jumps = f"the loss jumps from {spike.level:.3g} to {spike.peak:.3g} at step {first.step}{because}"
     return Finding(
         code="PD605",
         name="loss-spike",
         severity=Severity.WARNING if heavy else Severity.INFO,
         confidence=0.8 if moved is not None else 0.65,
-        title=f"the loss jumps from {spike.level:.3g} to {spike.peak:.3g} at step {first.step}{because}",
+        title=f"{root}; {jumps}" if root else jumps,
         message=(rate.words() if rate is not None else "") + _message(spike, moved, known, resized, options),
         location=Location(
             row.root if row is not None else None,

@@ -34,9 +34,10 @@ some of them overflowed. When a module's *input* is bad although every recorded 
 code in the module around them made it, and the finding names that module.
 
 If the operands were huge because the run had left its course before, the finding leads with what threw it off, and the
-op stays its place. The chain goes back over steps: loss, gradient norm, updates against their weights, learning rate,
-batch. A root is named only if a weight was replaced since (an update of 0.3 of its RMS or more), or if the loss falls
-without end. Undefined operations (the log of 0, a division by 0) are never put down to a divergence.
+op stays its place. The chain goes back over steps: loss, gradient norm, updates against their weights, learning rate of
+each parameter group, batch, and weights that something other than an update made four times larger. A root is named
+only if a weight was replaced since (an update of 0.3 of its RMS or more), or if the loss falls without end. Undefined
+operations (the log of 0, a division by 0) are never put down to a divergence.
 
 Also a forward pass that makes a *buffer* non-finite (a running variance that overflows) while its outputs, the loss and
 all gradients stay finite: named at the step it happens, long before evaluation or a later step shows it.

@@ -16,6 +16,7 @@ from torch import nn
 
 from precdoctor.recording import attach, room, static
 from precdoctor.recording.batch import is_capturing
+from precdoctor.recording.deepscan.evidence import Evidence
 from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
 from precdoctor.recording.guarded import guarded
@@ -86,6 +87,7 @@ class DeepScan:
             return False
         if self._asked != recorder.step:
             self._asked = recorder.step
+            self._arm()
             elapsed = time.perf_counter_ns() - self._began
             if self.schedule.wants(recorder.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
                 options = recorder.options
@@ -158,8 +160,14 @@ class DeepScan:
     # --- the step ----------------------------------------------------------------------------------------------------
 
     def suspect(self) -> None:
-        """Something looks wrong: the next step is worth a look."""
-        self.schedule.suspect()
+        """Two steps in a row were discarded: the next one is worth a look."""
+        self.schedule.arm(Evidence("discarded", self._recorder.step))
+
+    def _arm(self) -> None:
+        """Ask the thread that writes the log what the rows it has written give reason for."""
+        drain = self._recorder.drain
+        while drain is not None and drain.evidence:
+            self.schedule.arm(drain.evidence.popleft())
 
     def end_step(self) -> None:
         """The step is over: log what was found in it."""
@@ -176,7 +184,8 @@ class DeepScan:
         if mode.failure is not None:
             why = f"{type(mode.failure).__name__}: {mode.failure}"[:500]
             recorder.event("warning", data={"message": f"the deep scan of step {recorder.step} was dropped: {why}"})
-            recorder.event("scan", id=number, data={"kind": "step", "outcome": "dropped", "why": why})
+            recorder.event("scan", id=number, data={"kind": "step", "outcome": "dropped", "why": why,
+                                                         **self.schedule.why})  # fmt: skip
             return
         data = {
             "kind": "step",
@@ -187,6 +196,7 @@ class DeepScan:
             "followed": mode.trails.begun,
             "lost": mode.trails.lost,
             "spent_ns": mode.spent_ns,
+            **self.schedule.why,
         }
         recorder.event("scan", id=number, data=data)
         rows = mode.facts()

@@ -1,9 +1,10 @@
-"""Which steps are scanned: the first two, then ever farther apart, and after something suspicious."""
+"""Which steps are scanned: the first two, then ever farther apart, and those that recorded numbers give reason for."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from precdoctor.recording.deepscan.evidence import Evidence
 from precdoctor.recording.options import RecordOptions
 
 #: Scans of a process when nobody says how many: steps 0, 1, 8, 64, 512 and 4096.
@@ -12,15 +13,21 @@ DEFAULT_SCANS: Final = 6
 _FREE: Final = 2
 #: From the third scan on, distances grow by this factor.
 _FACTOR: Final = 8
-#: Further scans because something looked suspicious.
-_MAX_SUSPICIOUS: Final = 2
+#: Scans for a reason that already had one: at most so many, within the budget, the first no sooner than this many steps
+#: after the last one for that reason, each further one ``_FACTOR`` times later.
+_MAX_REPEATED, _COOL_DOWN = 4, 64
+#: Tensors of the same reason of which each may claim one of those; and scans of discarded steps in a row.
+_MAX_PLACES, _MAX_DISCARDED = 64, 2
+#: Steps whose evidence waits to be looked into.
+_MAX_WAITING: Final = 8
 
 
 class Schedule:
     """Pure counting: it knows no tensors and no clock.
 
     Attributes:
-        done: scans so far, those on suspicion included.
+        done: scans so far, those on evidence included.
+        why: of the last scan that was wanted: ``reason`` (first | spaced | evidence) and ``evidence``.
     """
 
     def __init__(self, options: RecordOptions) -> None:
@@ -28,8 +35,13 @@ class Schedule:
         self._scans = DEFAULT_SCANS if options.deep_scan is None else options.deep_scan
         self.done = 0
         self._regular = 0
-        self._suspicious = 0
-        self._suspected = False
+        self.why: dict[str, Any] = {}
+        #: Per reason: scans so far, and the step of the last one.
+        self._claims: dict[str, tuple[int, int]] = {}
+        self._places: set[tuple[str, str]] = set()
+        self._repeated = 0
+        self._waiting: list[Evidence] = []
+        self._scanned: set[int] = set()
         self._first: int | None = None
 
     @property
@@ -37,9 +49,34 @@ class Schedule:
         """Whether no step will be scanned at all."""
         return self._scans == 0
 
-    def suspect(self) -> None:
-        """Something looks wrong: the next step is worth a look."""
-        self._suspected = not self.off and self._suspicious < _MAX_SUSPICIOUS
+    def arm(self, evidence: Evidence) -> None:
+        """Have the next step scanned if the evidence has a claim: its reason is new, or has cooled down."""
+        if self.off or len(self._waiting) >= _MAX_WAITING or evidence.step in self._scanned:
+            return  # a step that was looked at needs no second look
+        self._waiting.append(evidence)
+
+    def _claim(self, step: int, *, affords: bool) -> list[Evidence]:
+        """The evidence that has a claim on this step; the rest is forgotten."""
+        waiting, self._waiting = self._waiting, []
+        new = [e for e in waiting if e.what not in self._claims]
+        again = [e for e in waiting if e.what in self._claims and self._may_repeat(e, step)]
+        if not new and (not affords or self._repeated >= _MAX_REPEATED):
+            again = [e for e in again if e.what == "discarded"]
+        if not new and again and again[0].what != "discarded":
+            self._repeated += 1
+        for evidence in (*new, *again):
+            self._claims[evidence.what] = (self._claims.get(evidence.what, (0, 0))[0] + 1, step)
+            if len(self._places) < _MAX_PLACES:
+                self._places.add((evidence.what, evidence.tensor))
+        return new + again
+
+    def _may_repeat(self, evidence: Evidence, step: int) -> bool:
+        claims, last = self._claims[evidence.what]
+        if evidence.what == "discarded":
+            return claims < _MAX_DISCARDED
+        if evidence.tensor and (evidence.what, evidence.tensor) in self._places:
+            return False
+        return step - last >= int(_COOL_DOWN * _FACTOR ** (claims - 1))
 
     def wants(self, step: int, *, spent_ns: int, elapsed_ns: int) -> bool:
         """Whether the coming step is to be scanned.
@@ -54,17 +91,19 @@ class Schedule:
             return False
         if self._first is None:
             self._first = step
-        if self._suspected:
-            self._suspected = False
-            self._suspicious += 1
-            self.done += 1
-            return True
+        if self._waiting and (found := self._claim(step, affords=self._affords(spent_ns, elapsed_ns))):
+            return self._scan(step, "evidence", found)
         if self._regular >= self._scans or step - self._first < offset(self._regular):
             return False
         if not self._affords(spent_ns, elapsed_ns):
             return False
         self._regular += 1
+        return self._scan(step, "first" if self._regular <= _FREE else "spaced", [])
+
+    def _scan(self, step: int, reason: str, found: list[Evidence]) -> bool:
         self.done += 1
+        self._scanned.add(step)
+        self.why = {"reason": reason, **({"evidence": [e.as_data() for e in found]} if found else {})}
         return True
 
     def _affords(self, spent_ns: int, elapsed_ns: int) -> bool:

@@ -112,6 +112,52 @@ def test_weights_that_one_number_multiplies_are_no_matter_of_the_rate(tmp_path: 
     assert found.title.startswith("each step multiplies every weight matrix by 1.9, from step 0 on")
 
 
+def rewritten(times: float, step: int = 8, back: int = LAST + 1) -> Training:
+    """From ``step`` on, and before ``back``, a weight is so many times larger than its updates can have made it."""
+    run = course()
+    for at in range(step, back):
+        find(run.tensors[at], "weight", LAYER).update(normal(times))
+        find(run.tensors[at], "output", LAYER).update(normal(times))
+    return run
+
+
+def test_a_weight_that_the_script_wrote_to_is_named(tmp_path: Path) -> None:
+    found, _ = first(rewritten(1e18, step=LAST), tmp_path)
+    assert found.title.startswith(f"something other than the optimizer multiplied `{LAYER}.weight` by 9.96e+17 after "
+                                  "step 11; at step 12")  # fmt: skip
+    assert found.evidence["root"]["kind"] == "rewritten"
+    assert found.prescriptions[0].change["weights_written"]["after_step"] == LAST - 1
+    assert found.location.module == "blocks.0.mlp.down"
+
+
+@pytest.mark.parametrize("run", [rewritten(3.0), rewritten(1e3, step=6, back=8)], ids=["little", "for a while"])
+def test_a_weight_written_to_without_effect_is_no_root(run: Training, tmp_path: Path) -> None:
+    found, _ = first(run, tmp_path)
+    assert "chain" not in found.evidence
+
+
+def test_the_earlier_of_two_roots_is_told(tmp_path: Path) -> None:
+    run = rewritten(1e3, step=7)
+    for step in range(11, LAST + 1):
+        run.step_rows[step].update(lr=1.0)
+    found, _ = first(run, tmp_path)
+    assert found.evidence["root"]["kind"] == "rewritten"
+    assert found.evidence["root"]["step"] == 6
+
+
+def test_a_rate_that_jumps_in_one_group_below_another_is_named(tmp_path: Path) -> None:
+    run = course(
+        lr=lambda _: 1.0,
+        norm=after(9, 100.0, 0.5),
+        loss=after(9, 100.0, 2.5),
+        ratio=lambda s: 2.0**-8 if s < 8 else 10.0,
+    )
+    for step, row in run.step_rows.items():
+        row["lrs"] = [1.0, 1e-3 if step < 8 else 0.5]
+    found, _ = first(run, tmp_path)
+    assert found.title.startswith("the learning rate of parameter group 1 rose from 0.001 to 0.5 at step 8")
+
+
 @pytest.mark.parametrize(
     "run",
     [
@@ -147,3 +193,14 @@ def test_norms_of_the_sick_phase_are_no_yardstick() -> None:
 def test_the_calmest_level_ignores_what_came_later() -> None:
     assert calm([1.0] * 8 + [100.0] * 20)[-1] == 1.0
     assert calm([1.0, 1.0])[-1] is None
+
+
+def test_a_loss_that_jumps_behind_a_rewritten_weight_leads_with_it(tmp_path: Path) -> None:
+    run = Training(steps=36)
+    for step, row in run.step_rows.items():
+        row["loss"] = 2.0 + 0.02 * ((step * 7) % 5 - 2) if step < 24 else 6.0
+        find(run.tensors[step], "weight", LAYER).update(normal(1.0 if step < 24 else 30.0))
+        find(run.tensors[step], "update", LAYER).update(normal(2.0**-8))
+    found = next(f for f in diagnose(run.write(tmp_path)).findings if f.code == "PD605")
+    root = f"something other than the optimizer multiplied `{LAYER}.weight` by 29.9 after step 23"
+    assert found.title.startswith(f"{root}; the loss jumps from 2 to 6 at step 24")

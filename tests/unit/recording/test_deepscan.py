@@ -8,11 +8,12 @@ import signal
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from precdoctor.recording.deepscan.evidence import Evidence
 from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.scan import why_not
 from precdoctor.recording.deepscan.schedule import DEFAULT_SCANS, Schedule, offset
@@ -495,12 +496,48 @@ def test_all_but_the_first_two_scans_stay_within_the_budget(spent, budget):
     assert len(found) <= DEFAULT_SCANS
 
 
-def test_suspicion_is_looked_into_twice_at_most():
+def test_discarded_steps_are_looked_into_twice_at_most():
     schedule = Schedule(RecordOptions(deep_scan=1))
     found = []
     for step in range(10):
         if schedule.wants(step, spent_ns=0, elapsed_ns=1):
             found.append(step)
         if step >= 3:
-            schedule.suspect()
-    assert found == [0, 4, 5]
+            schedule.arm(Evidence("discarded", step))
+    assert found == [0, 4, 6]
+
+
+def test_a_new_reason_gets_a_scan_whatever_the_budget_and_the_event_says_why():
+    schedule = Schedule(RecordOptions(budget=1e-6))
+    found = {}
+    for step in range(30):
+        if schedule.wants(step, spent_ns=10**9, elapsed_ns=1):
+            found[step] = schedule.why
+        if step == 20:
+            schedule.arm(Evidence("amax", step, 1.0, 300.0, "Net#0/a:output:"))
+    assert sorted(found) == [0, 1, 21]
+    assert found[0] == {"reason": "first"}
+    told = {"what": "amax", "step": 20, "tensor": "Net#0/a:output:", "before": 1.0, "now": 300.0}
+    assert found[21] == {"reason": "evidence", "evidence": [told]}
+
+
+def test_a_scanned_step_gives_no_reason_for_another_scan():
+    schedule = Schedule(RecordOptions())
+    assert schedule.wants(0, spent_ns=0, elapsed_ns=1)
+    schedule.arm(Evidence("zeros", 0))
+    schedule.wants(1, spent_ns=0, elapsed_ns=1)
+    assert schedule.why == {"reason": "first"}
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["amax", "zeros", "loss"]), st.integers(0, 500)), max_size=3), st.booleans())
+def test_a_noisy_run_is_not_scanned_forever(noise, rich):
+    schedule = Schedule(RecordOptions(budget=1.0 if rich else 1e-6))
+    found = []
+    for step in range(800):
+        if schedule.wants(step, spent_ns=10, elapsed_ns=10**9):
+            found.append(step)
+        for what, tensor in noise or [("amax", step)]:
+            schedule.arm(Evidence(what, step, tensor=f"Net#0/{tensor + step}:output:"))
+    assert len(found) <= DEFAULT_SCANS + 3 + 4
+    assert len(schedule._waiting) <= 8

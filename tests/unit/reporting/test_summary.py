@@ -131,6 +131,27 @@ def test_dtypes_by_op(tmp_path, capsys):
     assert {entry["module"] for entry in shown["ops"]} == {"blocks.0", "blocks.1", "blocks.2"}
 
 
+def test_scans_with_their_reasons(tmp_path, capsys):
+    why = {"what": "amax", "step": 20, "tensor": "GPT#0/blocks.0.norm:input:0", "before": 2.5, "now": 1830.0}
+    told = [(0, {"reason": "first"}), (21, {"reason": "evidence", "evidence": [why]})]
+    scans = [
+        {"event": "scan", "step": step, "data": json.dumps({"kind": "step", "outcome": "done", "ops": 32, **data})}
+        for step, data in told
+    ]
+    scans.append({"event": "scan", "step": 21, "data": json.dumps({"kind": "overflow"})})
+    run = write_run(tmp_path / "r", steps=[{}], events=scans)
+    assert main(["show", str(run), "--scans"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0 0 done 32 0 first steps" in shown
+    assert "21 0 done 32 1 amax of `blocks.0.norm` input 2.5 -> 1.83e+03 at step 20" in shown
+    assert main(["show", str(run), "--scans", "--output-format", "json"]) == 0
+    assert [(s["step"], s["reason"], s["found"]) for s in json.loads(capsys.readouterr().out)["scans"]] == [
+        (0, "first", 0),
+        (21, "evidence", 1),
+    ]
+    assert main(["show", str(run), "--scans", "--dtypes"]) == 2
+
+
 def test_a_run_without_a_deep_scan_has_no_dtypes_by_op(run, capsys):
     assert main(["show", str(run.path), "--dtypes"]) == 0
     assert "record it with --deep-scan N" in capsys.readouterr().out

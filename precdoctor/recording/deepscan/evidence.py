@@ -1,0 +1,219 @@
+"""What recorded numbers give reason for a deep scan: each sampled row against the last ones of its tensor.
+
+Runs on the thread that writes the log, once per step, with a few numpy operations over its rows. Memory per tensor is
+constant. None of the thresholds decides whether something is wrong: they choose which step is worth a look.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+_Floats = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
+
+#: Largest finite number of the 16-bit formats with an exponent.
+_MAXIMA: Final = {"float16": 65504.0, "bfloat16": 3.3895e38}
+#: Rows of a tensor that make a range, and steps that make one of a number of the step.
+_FEWEST: Final = 4
+#: Binades outside of the recent range; chosen empirically, as a batch moves an amax by less than one.
+_OUTSIDE: Final = 3.0
+#: Binades per row by which a range closes around its tensor again.
+_FORGET: Final = 0.125
+#: Rise of the share of zeros (absolute), and elements from which a share is one.
+_ZEROS, _ELEMENTS = 0.25, 16
+#: Rise of a learning rate over all before it (as PD605's ``rate_factor``).
+_RATE: Final = 4.0
+#: A loss this many times the width of its recent range above it, and at least twice as large.
+_LOSS: Final = 3.0
+#: Falls of the loss scale in a row; and steps that a scale must have held to be one to fall from.
+_FALLS, _HELD = 3, 8
+#: Steps whose losses and norms are remembered, and optimizers.
+_RECENT, _MAX_OPTIMIZERS = 16, 16
+#: Pieces of evidence named per step.
+_MAX_NAMED: Final = 8
+
+_ACTIVATIONS: Final = frozenset({"input", "output", "batch", "buffer", "weight"})
+_RANGED: Final = _ACTIVATIONS | {"grad_output", "weight_grad"}
+_ZEROABLE: Final = frozenset({"input", "output", "grad_output", "weight_grad"})
+
+
+class Readings(NamedTuple):
+    """The rows of one step that the watcher looks at.
+
+    Attributes:
+        slots: numbers of their tensors, each once.
+        kinds, dtypes: as the log has them.
+        amax: largest finite magnitudes as stored, 0 where there is none.
+        zeros: shares of zeros.
+        numel: numbers of elements.
+    """
+
+    slots: _Ints
+    kinds: npt.NDArray[np.str_]
+    dtypes: npt.NDArray[np.str_]
+    amax: _Floats
+    zeros: _Floats
+    numel: _Ints
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One reason for a scan.
+
+    Attributes:
+        what: amax | zeros | squares | headroom | loss-scale | learning-rate | loss | grad-norm | discarded.
+        step: at which it was recorded.
+        tensor: ``root/module:kind:name``; empty for numbers of the step.
+        before, now: the numbers.
+    """
+
+    what: str
+    step: int
+    before: float | None = None
+    now: float | None = None
+    tensor: str = ""
+    #: Slot of the tensor, until somebody has looked its name up.
+    slot: int = -1
+
+    def as_data(self) -> dict[str, Any]:
+        """For the ``scan`` event."""
+        tensor = {"tensor": self.tensor} if self.tensor else {}
+        return {"what": self.what, "step": self.step, **tensor, "before": self.before, "now": self.now}
+
+
+class _Numbers:
+    """The last losses, norms and rates of one optimizer."""
+
+    def __init__(self) -> None:
+        self.losses: deque[float] = deque(maxlen=_RECENT)
+        self.norms: deque[float] = deque(maxlen=_RECENT)
+        self.rate, self.rates = 0.0, 0
+
+
+class Watcher:
+    """The last numbers of each tensor and optimizer; finds what is out of line with them."""
+
+    def __init__(self) -> None:
+        #: Per slot: rows seen, range of the exponent of amax, largest share of zeros, largest amax.
+        self._seen: _Ints = np.zeros(0, np.int64)
+        self._state: _Floats = np.zeros((4, 0))
+        self._optimizers: dict[str, _Numbers] = {}
+        self._scale: float | None = None
+        self._floor = math.inf  # below all levels that it held
+        self._held = self._falls = 0
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def of_rows(self, step: int, rows: Readings, scale: float | None) -> list[Evidence]:
+        """What the rows of a sampled step give reason for.
+
+        Args:
+            step: its number.
+            rows: of the tensors.
+            scale: loss scale that its gradients carry; null: none.
+        """
+        if not len(rows.slots):
+            return []
+        self._make_room(int(rows.slots.max()))
+        slots, kinds, amax = rows.slots, rows.kinds, rows.amax
+        known = self._seen[slots] >= _FEWEST
+        low, high, zeros, largest = self._state[:, slots]
+        factor = scale if scale is not None and 0.0 < scale < math.inf else 1.0
+        gradient = np.isin(kinds, ("grad_output", "weight_grad"))
+        with np.errstate(all="ignore"):
+            exponent = np.log2(np.where(gradient, amax / factor, amax))
+        sized = np.isfinite(exponent)
+        watched = known & sized & np.isin(kinds, tuple(_RANGED))
+        # Gradients fall as a run learns; what they do when they vanish is seen in the zeros.
+        outside = watched & ((exponent > high + _OUTSIDE) | (~gradient & (exponent < low - _OUTSIDE)))
+        emptied = known & np.isin(kinds, tuple(_ZEROABLE)) & (rows.numel >= _ELEMENTS) & (rows.zeros > zeros + _ZEROS)
+        with np.errstate(all="ignore"):
+            range_end = np.exp2(np.where(exponent > high, high, low)) * np.where(gradient, factor, 1.0)
+        limit = np.select([rows.dtypes == name for name in _MAXIMA], list(_MAXIMA.values()), math.inf)
+        stored = (self._seen[slots] > 0) & np.isin(kinds, tuple(_ACTIVATIONS))
+
+        def crosses(level: _Floats) -> npt.NDArray[np.bool_]:
+            crossed: npt.NDArray[np.bool_] = stored & (amax > level) & (largest <= level)
+            return crossed
+
+        found: list[Evidence] = []
+        for what, which, before, now in (
+            ("squares", crosses(np.sqrt(limit)), largest, amax),
+            ("headroom", crosses(limit / 2.0), largest, amax),
+            ("zeros", emptied, zeros, rows.zeros),
+            ("amax", outside, range_end, amax),
+        ):
+            if which.any():
+                row = int(np.flatnonzero(which)[0])  # rows are in order of execution: the rest follows from it
+                found.append(Evidence(what, step, float(before[row]), float(now[row]), slot=int(slots[row])))
+        self._learn(slots, exponent, sized, rows)
+        return found[:_MAX_NAMED]
+
+    def _make_room(self, last: int) -> None:
+        if last < len(self._seen):
+            return
+        more = 2 * (last + 1) - len(self._seen)
+        self._seen = np.concatenate([self._seen, np.zeros(more, np.int64)])
+        fresh = np.array([math.inf, -math.inf, 0.0, 0.0])
+        self._state = np.concatenate([self._state, np.repeat(fresh[:, None], more, axis=1)], axis=1)
+
+    def _learn(self, slots: _Ints, exponent: _Floats, sized: npt.NDArray[np.bool_], rows: Readings) -> None:
+        self._seen[slots] += 1
+        low, high, zeros, largest = self._state[:, slots]
+        self._state[0, slots] = np.where(sized, np.minimum(low + _FORGET, exponent), low)
+        self._state[1, slots] = np.where(sized, np.maximum(high - _FORGET, exponent), high)
+        self._state[2, slots] = np.fmax(zeros, rows.zeros)
+        self._state[3, slots] = np.fmax(largest, rows.amax)
+
+    # --- the step's own numbers --------------------------------------------------------------------------------------
+
+    def of_step(self, row: dict[str, Any]) -> list[Evidence]:
+        """What a steps row gives reason for; every step has one."""
+        step, name = int(row["step"]), str(row.get("optimizer") or "")
+        found = self._of_scale(step, _finite(row.get("loss_scale")))
+        numbers = self._optimizers.get(name)
+        if numbers is None:
+            if len(self._optimizers) >= _MAX_OPTIMIZERS:
+                return found
+            numbers = self._optimizers[name] = _Numbers()
+        loss, norm, rate = (_finite(row.get(key)) for key in ("loss", "grad_norm", "lr"))
+        if rate is not None and rate > 0.0:
+            if numbers.rates >= _FEWEST and rate >= _RATE * numbers.rate:
+                found.append(Evidence("learning-rate", step, numbers.rate, rate))
+            numbers.rate, numbers.rates = max(rate, numbers.rate), numbers.rates + 1
+        if norm is not None and norm > 0.0:
+            top = max(numbers.norms, default=math.inf)
+            if len(numbers.norms) >= _FEWEST and norm / 2.0**_OUTSIDE >= top:
+                found.append(Evidence("grad-norm", step, top, norm))
+            numbers.norms.append(norm)
+        if loss is not None:
+            top, low = max(numbers.losses, default=math.inf), min(numbers.losses, default=0.0)
+            if len(numbers.losses) >= _FEWEST and loss - top > max(_LOSS * (top - low), abs(top)):
+                found.append(Evidence("loss", step, top, loss))
+            numbers.losses.append(loss)
+        return found
+
+    def _of_scale(self, step: int, scale: float | None) -> list[Evidence]:
+        last, self._scale = self._scale, scale if scale is not None else self._scale
+        if scale is None or last is None:
+            return []
+        self._held = self._held + 1 if scale == last else 0
+        if self._held >= _HELD:
+            self._floor = min(self._floor, scale)
+        if scale >= last:
+            self._falls = 0 if scale > last or self._held > 1 else self._falls
+            return []
+        self._falls += 1
+        if self._falls == _FALLS or (scale < self._floor < math.inf and self._falls == 1):
+            return [Evidence("loss-scale", step, last, scale)]
+        return []
+
+
+def _finite(value: Any) -> float | None:
+    return value if type(value) is float and math.isfinite(value) else None
