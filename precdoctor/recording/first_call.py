@@ -1,8 +1,8 @@
 """What forward passes of a top-level module write to: buffers at every call; at the first one perhaps parameters, too:
 scales taken from the data (ActNorm, weight normalisation), codebooks filled with samples.
 
-What the first call wrote to shows by the version counters. Values from before are not kept; flags such as ``ready`` are,
-until the call has returned, and for the rest of the step if it did write.
+What the first call wrote to shows by the version counters. Values from before are not kept; flags such as ``ready``
+are, until the call has returned, and for the rest of the step if it did write.
 """
 
 from __future__ import annotations
