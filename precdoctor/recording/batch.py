@@ -35,7 +35,12 @@ waits: Final = _Waits()
 
 def is_capturing() -> bool:
     """Whether a CUDA graph is being captured, in which nothing may be read."""
+    if not _cuda.get("_initialized", True):  # most often where there is no GPU; asked for several times a step
+        return False
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+_cuda: Final = vars(torch.cuda)
 
 
 def defer(value: Any, *, by_drain: bool = False) -> Deferred:
@@ -81,7 +86,7 @@ def looks_like_a_scale(factor: float) -> bool:
     return 16 <= factor < math.inf and math.log2(factor).is_integer()
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class StepFacts:
     """The steps row in the making; see ``runlog.schema.STEPS``."""
 
@@ -130,7 +135,7 @@ class StepFacts:
     backward_line: int | None = None
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class StepBatch:
     """One step for the drain thread."""
 

@@ -280,7 +280,8 @@ class Recorder:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
         if self.capture.runs:
             return  # its slots are handed over with the next step outside of the graph
-        self.claim.make()
+        if self.drain is None:
+            self.claim.make()
         self._end_scan()
         self._hand_over(complete=True)
         try:
@@ -332,7 +333,8 @@ class Recorder:
         facts.complete = facts.complete or complete
         facts.wall_time = time.time()
         facts.step_ns = time.perf_counter_ns() - self._step_began
-        entries = [e for e in self.slots.take() if facts.root or self._counts_as_training(e)]
+        taken = self.slots.take() if self.slots.touched else ()
+        entries = [e for e in taken if facts.root or self._counts_as_training(e)]
         snapshots = {}
         if facts.sampled and not is_capturing():
             with kernels.apart_from_user_modes():

@@ -217,9 +217,6 @@ static void look_at_shards(void *argument) {
     }
 }
 
-/* How much of the piece to come is fetched ahead: gradients are many, and each begins where no prefetcher expects it. */
-enum { AHEAD_OF_PIECE = 16384 };
-
 /* What is looked at on every step: amax and sum of squares of `count` pieces of memory of one dtype, by their addresses
  * and numbers of elements, merged into out[0] and out[1]. amax is NaN or Inf exactly if an element is. Of less than
  * `alone` elements a piece is looked at by one thread. */
@@ -230,8 +227,6 @@ void precdoctor_look(const int64_t *data, const int64_t *numel, int64_t count, i
         glance_t job = {.data = (const char *)(intptr_t)data[p], .dtype = (dtype_t)dtype, .numel = numel[p]};
         job.width = width, job.shards = (job.numel + SHARD - 1) / SHARD;
         if (job.shards > MAX_SHARDS) job.shards = MAX_SHARDS;
-        for (int64_t at = 0; p + 1 < count && at < numel[p + 1] * width && at < AHEAD_OF_PIECE; at += 64)
-            __builtin_prefetch((const char *)(intptr_t)data[p + 1] + at);
         if (threads > 1 && job.numel >= alone && parallel) parallel(look_at_shards, &job, (unsigned)threads, 0);
         else look_at_shards(&job);
         for (int64_t s = 0; s < job.shards; s++) {
