@@ -140,7 +140,8 @@ class Optimizers:
         self._thrown.meet(optimizer)
         facts = self._recorder.current
         facts.optimizer = attempt.name
-        facts.lrs = [defer(group["lr"], by_drain=True) for group in groups_of(optimizer) if "lr" in group]
+        lrs = [group["lr"] for group in groups_of(optimizer) if "lr" in group]
+        facts.lrs = [lr if type(lr) is float else defer(lr, by_drain=True) for lr in lrs]
         if self._recorder.live:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)

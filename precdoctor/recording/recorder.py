@@ -81,6 +81,8 @@ class Recorder:
         self.facts: Facts | None = None
         self.drain: Drain | None = None
         self.errors = 0
+        #: A hook body runs, and its time is charged (:mod:`~precdoctor.recording.guarded`).
+        self.on_the_clock = False
         self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)
         self.live = False
@@ -325,7 +327,8 @@ class Recorder:
         if self.live:
             kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
         self.current.sampled = self.live
-        attach.call_all(self.when_step_begins)
+        for begins in self.when_step_begins:
+            begins()
         self._step_began = time.perf_counter_ns()
 
     def _hand_over(self, *, complete: bool) -> None:

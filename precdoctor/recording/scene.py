@@ -38,7 +38,7 @@ _ASIDE = 1 / 16
 _EXACT = frozenset(leaves.EXACT)
 
 
-@dataclass
+@dataclass(eq=False)
 class RootCall:
     """One call of a top-level module in training."""
 
@@ -133,7 +133,8 @@ class Scene:
 
     def clear(self) -> None:
         """Let go of everything: the step is over."""
-        self._copying = self._copying or any(call.changed for call in self.calls)
+        for call in self.calls:
+            self._copying = self._copying or bool(call.changed)
         self.calls = []
         self.losses = []
         self.taken = []
@@ -237,7 +238,7 @@ class Scene:
         return precdoctor_root_grad
 
     def _gradient(self, call: RootCall, name: str, grad: Tensor) -> None:
-        if not any(call is c for c in self.calls):
+        if call not in self.calls:
             return  # of a graph kept from an earlier step
         if self.taking is not None:
             if self.affords(grad):

@@ -116,10 +116,12 @@ class Notebook:
 
     def learn(self) -> None:
         """Called before ``backward``: which of the tensors noted since have been written to?"""
+        self._looks = max(self._looks - 1, 0)
+        if not self._watched:
+            return
         seen = ((variable, ref(), version) for variable, ref, version in self._watched)
         changed = {variable for variable, x, version in seen if x is not None and leaves.version(x) != version}
         self._written |= set(list(changed)[: _MAX_WRITTEN - len(self._written)])
-        self._looks = max(self._looks - 1, 0)
         self._watched.clear()
 
     def note(self) -> Variables | None:

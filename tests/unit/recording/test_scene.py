@@ -51,7 +51,7 @@ def test_what_gradients_go_through_is_never_given_up_for_room():
 def test_what_does_not_fit_takes_no_room_from_what_does():
     scene, model = scene_of_a_step(), nn.Linear(4, 1 << 20)
     scene._recorder.threads, scene._recorder.current = types.SimpleNamespace(others=()), StepFacts(0)
-    scene._recorder.options = RecordOptions(scene_memory=1 << 20)
+    scene._recorder.options, scene._recorder.on_the_clock = RecordOptions(scene_memory=1 << 20), False
     logits = called(scene, model, torch.rand(2, 4))  # 8 MiB
     small = called(scene, nn.Identity(), torch.ones(2, requires_grad=True) * 2)
     scene._recorder.in_backward = True
