@@ -307,7 +307,8 @@ class Scene:
     def _buffers_of(self, module: nn.Module) -> Buffers:
         known = self._buffers.get(id(module))
         if known is None or known.module() is not module:
-            known = self._buffers[id(module)] = Buffers(module)
+            with kernels.apart_from_user_modes():  # lazy ones refuse to be asked
+                known = self._buffers[id(module)] = Buffers(module)
         return known
 
     def _devices_of(self, module: nn.Module, first: Tensor) -> frozenset[torch.device]:

@@ -94,7 +94,9 @@ def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 def _looked_at(tensors: list[Tensor]) -> tuple[float, float] | None:
     """What the library finds, where there is nothing special about any of them; null elsewhere."""
-    if torch._C._functorch.maybe_current_level() is not None or not _EXACT.issuperset(map(type, tensors)):
+    if not tensors[0].is_cpu or torch._C._functorch.maybe_current_level() is not None:
+        return None
+    if not _EXACT.issuperset(map(type, tensors)):
         return None
     return native.look(tensors)
 
