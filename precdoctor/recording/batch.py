@@ -51,7 +51,7 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
         by_drain: nobody else waits for it: the drain gives the processor away meanwhile, which training can use.
     """
     if not issubclass(type(value), torch.Tensor):
-        return static.number(value)
+        return value if type(value) is float else static.number(value)
     if value.is_cpu:
         return float(value.detach())
     host = torch.empty((), dtype=value.dtype, pin_memory=value.is_cuda)

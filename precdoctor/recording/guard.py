@@ -302,11 +302,9 @@ class Guard:
     def _loss_is_bad(self, *, scaled: bool) -> bool:
         """An FP16 loss that is only infinite after it was multiplied by the scale is the scaler's business."""
         values = [v for v in map(read, self._recorder.current.losses) if v is not None]
-        if all(map(math.isfinite, values)):
-            return False
-        return any(math.isnan(v) if scaled else not math.isfinite(v) for v in values) or (
-            scaled and any(math.isinf(v) for v in values) and not self._recorder.current.narrow_loss
-        )
+        if not scaled or all(map(math.isfinite, values)):
+            return not all(map(math.isfinite, values))
+        return any(map(math.isnan, values)) or not self._recorder.current.narrow_loss
 
     def _finite_before(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> dict[str, bool]:
         """Whether everything a checkpoint holds was finite as the step began."""

@@ -140,8 +140,7 @@ class Optimizers:
         self._thrown.meet(optimizer)
         facts = self._recorder.current
         facts.optimizer = attempt.name
-        lrs = [group["lr"] for group in groups_of(optimizer) if "lr" in group]
-        facts.lrs = [lr if type(lr) is float else defer(lr, by_drain=True) for lr in lrs]
+        facts.lrs = [defer(group["lr"], by_drain=True) for group in groups_of(optimizer) if "lr" in group]
         if self._recorder.live:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
@@ -248,8 +247,7 @@ class Optimizers:
             return
         if attempt.closure:
             self._look_at_gradients(parameters_of(optimizer))
-        if self._recorder.trace is not None:
-            self._trace("weights", optimizer)
+        self._trace("weights", optimizer)
         if attempt.aside is not None:
             attempt.aside.restore()
         else:
