@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import random
 import types
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from precdoctor.recording.batch import StepFacts
+from precdoctor.recording.microscope.restore import RandomState
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.scene import Scene
 
@@ -60,3 +64,30 @@ def test_what_does_not_fit_takes_no_room_from_what_does():
     assert scene.refused is None
     assert first.outputs == [] and first.gradients == {} and first.lost == {""}
     assert len(second.outputs) == 1 and list(second.gradients) == [""] and not second.lost
+
+
+# NumPy's global generator is what a replay has to put back.
+ANYWHERE = np.random  # loaded by being asked for
+
+
+def _seed_all():
+    random.seed(4)
+    ANYWHERE.seed(4)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: None, random.random, lambda: random.gauss(0, 1), lambda: ANYWHERE.rand(), lambda: ANYWHERE.randn(),
+        lambda: torch.rand(1), _seed_all,
+    ],
+)  # fmt: skip
+def test_generators_stand_where_they_stand_however_often_and_whenever_one_looks(draw):
+    for _ in range(4):
+        draw()
+        for _ in range(2):
+            found, true = RandomState.now(), ANYWHERE.get_state(legacy=False)
+            assert found.python == random.getstate() and torch.equal(found.cpu, torch.get_rng_state())
+            assert (found.numpy["has_gauss"], found.numpy["gauss"]) == (true["has_gauss"], true["gauss"])
+            assert found.numpy["state"]["pos"] == true["state"]["pos"]
+            assert (found.numpy["state"]["key"] == true["state"]["key"]).all()
