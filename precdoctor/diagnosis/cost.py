@@ -15,7 +15,8 @@ _SETTLED_STEPS: Final = 16
 def overhead(view: RunView) -> dict[str, Any]:
     """``overhead_fraction`` and, where a budget led and most of it was spent on the first steps, ``cost``.
 
-    ``overhead_fraction`` is host time inside the recorder by wall time, null where it was not measured. ``cost`` holds
+    ``overhead_fraction`` is host time inside the recorder by wall time, null where it was not measured; what its hooks
+    waited for a device is no part of it, and ``waited_fraction``, which is there if they did. ``cost`` holds
     ``full_steps`` (how many steps at the beginning were recorded in full), ``scanned_steps`` (how many of them op by
     op), ``budget`` (a fraction), and ``settled_fraction`` and ``settled_ns`` (a step) of what came after them, null
     where that is too short to show it.
@@ -25,6 +26,8 @@ def overhead(view: RunView) -> dict[str, Any]:
     if total <= 0.0:
         return {"overhead_fraction": None}
     found: dict[str, Any] = {"overhead_fraction": round(spent / total, 6)}
+    if (waited := float(view.steps["wait_ns"].sum())) > 0.0:
+        found["waited_fraction"] = round(waited / total, 6)
     sampled = known.groupby("step")["sampled"].max()
     full = sum(1 for _ in takewhile(bool, sampled))
     begun = sampled.index[:full]

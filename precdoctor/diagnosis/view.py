@@ -31,7 +31,7 @@ BAD_COUNTS = ("nan", "pos_inf", "neg_inf")
 _STEP_COLUMNS = (
     *("step", "rank", "optimizer", "complete", "micro_steps", "loss", "lr", "lrs", "grad_norm", "clip_norm"),
     *("loss_scale", "clipped_before_unscale", "growth_tracker", "found_inf", "skipped", "autocast_dtype"),
-    *("lost_update_fraction", "non_finite", "sampled", "recorder_ns", "device_ns", "step_ns"),
+    *("lost_update_fraction", "non_finite", "sampled", "recorder_ns", "wait_ns", "device_ns", "step_ns"),
 )
 _T = TypeVar("_T")
 

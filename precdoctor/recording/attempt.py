@@ -12,6 +12,8 @@ from precdoctor.recording import leaves, static
 
 #: What a state is keyed by, in optimizers of torch.
 _NAMES = frozenset((str,))
+#: What its groups are, there.
+_GROUPS = frozenset((dict,))
 
 
 class GradientsAside:
@@ -53,6 +55,10 @@ class Attempt:
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Its parameter groups; none where only its own code could give them (a property of a wrapper)."""
+    if issubclass(type(optimizer), torch.optim.Optimizer):
+        own: Any = dict.get(static.optimizer_dict(optimizer), "param_groups")
+        if type(own) is list and _GROUPS.issuperset(map(type, own)):  # most often, and several times a step
+            return own
     groups = static.elements(static.attribute(optimizer, "param_groups"))
     return [group for group in groups if issubclass(type(group), dict)]
 
@@ -76,7 +82,8 @@ def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, A
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """All of its parameters, group by group."""
-    return [p for group in groups_of(optimizer) for p in parameters_in(group)]
+    groups = groups_of(optimizer)
+    return parameters_in(groups[0]) if len(groups) == 1 else [p for group in groups for p in parameters_in(group)]
 
 
 def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Tensor, Tensor, int]]:

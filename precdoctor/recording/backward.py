@@ -59,7 +59,7 @@ class Backward:
         self._end = guarded(recorder)(self._ended)
         self._module_hooks = module_hooks
         #: Whom to tell that what runs from here on is no loss code.
-        self._loss_is_made = guarded(recorder)(loss_is_made)
+        self._loss_is_made = loss_is_made
         #: Parameters that have a hook, which is removed between samples.
         self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
         recorder.when_step_begins += (self._step_begins, module_hooks.resume)
@@ -68,13 +68,9 @@ class Backward:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
         original = torch.autograd.backward
         recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
-        enter, leave = guarded(recorder)(self._enter_scan), guarded(recorder)(self._leave_scan)
-        gradients_end = guarded(recorder)(self._gradients.end)
         casts_begin = guarded(recorder)(self._casts.backward_begins)
         casts_end = guarded(recorder)(self._casts.backward_ended)
-        reopen = guarded(recorder)(loss_code.reopen)
-        rest, resume = guarded(recorder)(self._rest), self._module_hooks.resume
-        loss_is_made = self._loss_is_made
+        prepare, resume = guarded(recorder)(self._prepare), self._module_hooks.resume
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
@@ -84,24 +80,19 @@ class Backward:
                 original(*args, **kwargs)
                 return
             loss_code.close()
-            loss_is_made()
             tensors = args[0] if args else kwargs.get("tensors")
             begin(tensors)
             if loss_code.supported and not is_capturing():
                 loss_code.began(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
-            enter()
             looking = casts_begin() if self._casts.met else None
-            rest()
+            prepare()
             try:
                 original(*args, **kwargs)
             finally:
                 resume()
                 if looking is not None:
                     casts_end(looking)
-                leave()
-                gradients_end()
                 end(tensors)
-                reopen()
 
         torch.autograd.backward = backward
 
@@ -110,23 +101,17 @@ class Backward:
         recorder = self._recorder
         return recorder.state == "armed" or (recorder.state == "idle" and self._loss_code.running and recorder.arm())
 
-    def _rest(self) -> None:
+    def _prepare(self) -> None:
         """What calls modules in a backward pass between samples is a recomputation, of which nothing is recorded."""
+        if self._recorder.scan is not None:
+            self._recorder.scan.enter_backward()
         self._module_hooks.resume()  # a keyboard interrupt leaves a call without anybody being told
         if self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
             self._module_hooks.rest_in_backward()
 
-    def _enter_scan(self) -> None:
-        if self._recorder.scan is not None:
-            self._recorder.scan.enter_backward()
-
-    def _leave_scan(self) -> None:
-        if self._recorder.scan is not None:
-            self._recorder.scan.leave()
-        sweep()
-
     def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
         recorder = self._recorder
+        self._loss_is_made()
         recorder.in_backward = True
         if recorder.capture.runs:
             return
@@ -155,6 +140,18 @@ class Backward:
             self.hook_parameters()
 
     def _ended(self, tensors: Any) -> None:
+        try:
+            if self._recorder.scan is not None:
+                self._recorder.scan.leave()
+            sweep()
+            self._gradients.end()
+        finally:
+            try:
+                self._end_pass(tensors)
+            finally:
+                self._loss_code.reopen()
+
+    def _end_pass(self, tensors: Any) -> None:
         self._recorder.in_backward = False
         if self._recorder.capture.runs:
             return

@@ -35,7 +35,12 @@ waits: Final = _Waits()
 
 def is_capturing() -> bool:
     """Whether a CUDA graph is being captured, in which nothing may be read."""
+    if not _cuda.get("_initialized", True):  # most often where there is no GPU; asked for several times a step
+        return False
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+_cuda: Final = vars(torch.cuda)
 
 
 def defer(value: Any, *, by_drain: bool = False) -> Deferred:
@@ -46,7 +51,7 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
         by_drain: nobody else waits for it: the drain gives the processor away meanwhile, which training can use.
     """
     if not issubclass(type(value), torch.Tensor):
-        return static.number(value)
+        return value if type(value) is float else static.number(value)
     if value.is_cpu:
         return float(value.detach())
     host = torch.empty((), dtype=value.dtype, pin_memory=value.is_cuda)
@@ -81,7 +86,7 @@ def looks_like_a_scale(factor: float) -> bool:
     return 16 <= factor < math.inf and math.log2(factor).is_integer()
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class StepFacts:
     """The steps row in the making; see ``runlog.schema.STEPS``."""
 
@@ -130,7 +135,7 @@ class StepFacts:
     backward_line: int | None = None
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class StepBatch:
     """One step for the drain thread."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from precdoctor.recording import attach
-from precdoctor.recording.batch import is_capturing
+from precdoctor.recording.batch import _cuda, is_capturing
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder
@@ -26,7 +26,7 @@ class Capture:
     @property
     def runs(self) -> bool:
         """Whether a backward pass or an optimizer step is being captured; the log and the user learn that once."""
-        if not is_capturing():
+        if not _cuda.get("_initialized", True) or not is_capturing():  # the first is the same, without a call
             return False
         if not self._told:
             self._told = True

@@ -90,13 +90,12 @@ class Guard:
         """
         if self._policy == "observe":
             return False
-        parameters = parameters_of(optimizer)
         if self._recorder.trace is not None and self._recorder.trace.running:
-            return self._skips_traced_step(parameters, scaled=scaler is not None)
-        if self._policy in ("skip", "stop") and any(map(_is_sharded, parameters)):
+            return self._skips_traced_step(optimizer, scaled=scaler is not None)
+        if self._policy in ("skip", "stop") and any(map(_is_sharded, parameters_of(optimizer))):
             self._refuse_sharded()
         launched = self._buffers.launch()
-        gradients_bad = self._gradients_are_bad(parameters, look)
+        gradients_bad = self._gradients_are_bad(optimizer, look)
         poisoned = self._buffers.judge(*launched)
         loss_bad = self._loss_is_bad(scaled=scaler is not None)
         step = self._recorder.step
@@ -110,7 +109,7 @@ class Guard:
             return False
         follows, self._last_bad = self._last_bad == step - 1, step
         if not (follows and self._policy == "examine"):  # weights that are bad already explain the steps after them
-            more = {"finite_before": self._finite_before(optimizer, parameters)}
+            more = {"finite_before": self._finite_before(optimizer, parameters_of(optimizer))}
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
         if self._policy == "stop":
             self._stop(f"--on-nonfinite stop, at step {step}")
@@ -188,7 +187,7 @@ class Guard:
         """Whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""
         return self._last_bad == step
 
-    def _skips_traced_step(self, parameters: list[Tensor], *, scaled: bool) -> bool:
+    def _skips_traced_step(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> bool:
         """The trace tells what is wrong with a step of ``--arm-next``; to be skipped it is all the same.
 
         An autopsy is there to see the step as the first run made it.
@@ -196,7 +195,7 @@ class Guard:
         if self._policy != "skip" or self._recorder.options.trace_steps is not None or scaled:
             return False
         with kernels.apart_from_user_modes():
-            return self._gradients_are_bad(parameters, None) or self._loss_is_bad(scaled=False)
+            return self._gradients_are_bad(optimizer, None) or self._loss_is_bad(scaled=False)
 
     def after_step(
         self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], given: Sequence[tuple[Tensor, Tensor]]
@@ -292,19 +291,20 @@ class Guard:
 
     # --- what is wrong -----------------------------------------------------------------------------------------------
 
-    def _gradients_are_bad(self, parameters: list[Tensor], look: Look | None) -> bool:
-        if look is not None and look.covers(parameters) and math.isfinite(known := _value(look.amax)):
+    def _gradients_are_bad(self, optimizer: torch.optim.Optimizer, look: Look | None) -> bool:
+        fresh = look is not None and (look.of is None or look.covers(parameters_of(optimizer)))
+        if fresh and look is not None and math.isfinite(known := _value(look.amax)):
             self._gradient = known
         else:  # not read yet, or bad before clipping by value, which mends infinities
-            self._gradient = _value(gradient_amax(parameters))
+            self._gradient = _value(gradient_amax(parameters_of(optimizer)))
         return not math.isfinite(self._gradient)
 
     def _loss_is_bad(self, *, scaled: bool) -> bool:
         """An FP16 loss that is only infinite after it was multiplied by the scale is the scaler's business."""
         values = [v for v in map(read, self._recorder.current.losses) if v is not None]
-        return any(math.isnan(v) if scaled else not math.isfinite(v) for v in values) or (
-            scaled and any(math.isinf(v) for v in values) and not self._recorder.current.narrow_loss
-        )
+        if not scaled or all(map(math.isfinite, values)):
+            return not all(map(math.isfinite, values))
+        return any(map(math.isnan, values)) or not self._recorder.current.narrow_loss
 
     def _finite_before(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> dict[str, bool]:
         """Whether everything a checkpoint holds was finite as the step began."""

@@ -31,6 +31,13 @@ def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | No
             if threads.others and threads.is_other():
                 sweep()
                 return None
+            if recorder.on_the_clock:  # inside another one, which is charged for both
+                try:
+                    return body(*args, **kwargs)
+                except Exception as error:  # noqa: BLE001 - see below
+                    recorder.internal_error(error)
+                    return None
+            recorder.on_the_clock = True
             waited, began = waits.ns, time.perf_counter_ns()
             try:
                 return body(*args, **kwargs)
@@ -38,6 +45,7 @@ def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | No
                 recorder.internal_error(error)
                 return None
             finally:
+                recorder.on_the_clock = False
                 took, waited = time.perf_counter_ns() - began, waits.ns - waited
                 recorder.current.recorder_ns += took - waited
                 recorder.current.wait_ns += waited

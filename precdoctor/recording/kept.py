@@ -33,7 +33,7 @@ _COPIED: Final = 8
 _MOST_ELEMENTS: Final = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class _Left:
     """A gradient as it was left."""
 

@@ -49,7 +49,8 @@ class LossCode:
     def __init__(self, recorder: Recorder, scene: Scene) -> None:
         self._recorder = recorder
         self._scene = scene
-        self._open = False
+        #: Whether nodes are being noted.
+        self.running = False
         #: No module has the weights, as far as is known: all of the training is code that no hook sees.
         self.bare = False
         #: Then: a backward pass has ended, and no forward pass has begun; whom to tell when one does.
@@ -76,8 +77,7 @@ class LossCode:
         def format_stack() -> list[str]:
             if not self._notes():
                 return original()
-            line = innermost_user_line()
-            hooked = saved_hooks.active()
+            line, hooked = innermost_user_line(), saved_hooks.active()
             self._note()
             place = f"{line.number}\0{line.file}" if line is not None else "0\0"
             return [f"{_MARK}{'hooked' if hooked else ''}\0{len(self._scene.places)}\0{place}"]
@@ -100,17 +100,12 @@ class LossCode:
 
     def _notes(self) -> bool:
         """Whether a node is to be noted: not while compiling, nor in the user's own ``detect_anomaly``."""
-        if not self._open or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
+        if not self.running or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
             return False
         if self._recorder.state == "off":  # nobody will read it
             self.close()
             return False
         return True
-
-    @property
-    def running(self) -> bool:
-        """Whether nodes are being noted."""
-        return self._open
 
     @property
     def weights(self) -> list[Tensor]:
@@ -120,7 +115,7 @@ class LossCode:
     def open(self) -> None:
         """A top-level module in training has returned: what follows may be loss code."""
         if not torch.is_anomaly_enabled() and not self._traced:
-            self._open = True  # first: a signal handler may raise between the two
+            self.running = True  # first: a signal handler may raise between the two
             torch.set_anomaly_enabled(True, False)
 
     def reopen(self) -> None:
@@ -135,7 +130,7 @@ class LossCode:
         Returns:
             Whether loss code was running.
         """
-        running = self._open
+        running = self.running
         if torch._C._functorch.maybe_current_level() is not None:
             if self.supported and self._scene.enabled and torch.is_grad_enabled():
                 self.open()
@@ -173,10 +168,10 @@ class LossCode:
 
     def close(self) -> None:
         """A top-level module or ``backward`` begins, or the step ends."""
-        if self._open:
+        if self.running:
             if not torch.is_anomaly_check_nan_enabled():  # else the user has begun to look for anomalies meanwhile
                 torch.set_anomaly_enabled(False, False)
-            self._open = False
+            self.running = False
 
     def _began(self, tensors: Any, gradients: Any) -> None:
         try:
@@ -192,19 +187,25 @@ class LossCode:
             places = self._scene.places
             self._scene.begin_step_if_new()
             self._scene.places = places
-        if (graph := self.graph_of(tensors, gradients)) is not None:
+        losses = self._recorder.current.losses  # read just now
+        known = losses[-1] if losses else None
+        if (graph := self.graph_of(tensors, gradients, known if type(known) is float else None)) is not None:
             self._scene.losses.append(graph)
             self.bare = bool(graph.weights)
             step = self._scene.calls[-1] if self._scene.calls else None
             if step is not None and type(step.module) is CompiledFunction and step.module.trains:
                 step.outputs.append(("", graph.value, leaves.version(graph.value)))  # what a replay of it comes to
 
-    def graph_of(self, tensors: Any, gradients: Any) -> LossGraph | None:
-        """The code that made one tensor, from the graph it left; null for several tensors, or without a graph."""
+    def graph_of(self, tensors: Any, gradients: Any, loss: float | None = None) -> LossGraph | None:
+        """The code that made one tensor, from the graph it left; null for several tensors, or without a graph.
+
+        ``loss`` is the tensor's value where that is known already.
+        """
         roots, given = static.tensors(tensors), static.tensors(gradients)
         if len(roots) != 1 or roots[0].grad_fn is None:
             return None
-        limit = _MAX_WHOLE if is_bad(roots[0]) else _MAX_MEASURED if self._recorder.live else _MAX_NODES
+        bad = is_bad(roots[0]) if loss is None or roots[0].numel() != 1 else not math.isfinite(loss)
+        limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._recorder.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
         top = walk.node(roots[0].grad_fn)
         self._room -= walk.count
@@ -359,4 +360,7 @@ def _note_on(node: Any) -> str | None:
     except (AttributeError, RuntimeError) as error:
         attach.let_through(error)
         return None
-    return next((text for text in trace if text.startswith(_MARK)), None)
+    for text in trace:
+        if text.startswith(_MARK):
+            return text
+    return None

@@ -153,7 +153,10 @@ class ModuleHooks:
 def something_is_compiled() -> bool:
     """Whether anything was given to ``torch.compile`` in this process; optimizers alone load its package, too."""
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
-    return any(callable(backend) for backend in getattr(frames, "cached_backends", {}).values())
+    backends: Any = getattr(frames, "cached_backends", None)
+    if not backends:
+        return False
+    return any(map(callable, backends.values()))
 
 
 def _is_supported() -> bool:

@@ -79,7 +79,7 @@ class Optimizers:
         pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            if self._armed() and begin():
+            if self._armed() and (recorder.drain is not None or begin()):
                 pre(optimizer, closure=args[1] if len(args) > 1 else kwargs.get("closure"))
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -226,7 +226,7 @@ class Optimizers:
         attempt.closure = closure is not None
         if not attempt.by_scaler and not attempt.closure:
             attempt.skipped = self._skips(optimizer, None)
-        if not attempt.by_scaler:
+        if not attempt.by_scaler and self._recorder.shadow is not None:
             self._shadow(attempt)
         attempt.reached = not attempt.skipped
         self._kept.step_begins(attempt.optimizer)

@@ -81,6 +81,8 @@ class Recorder:
         self.facts: Facts | None = None
         self.drain: Drain | None = None
         self.errors = 0
+        #: A hook body runs, and its time is charged (:mod:`~precdoctor.recording.guarded`).
+        self.on_the_clock = False
         self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)
         self.live = False
@@ -280,7 +282,8 @@ class Recorder:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
         if self.capture.runs:
             return  # its slots are handed over with the next step outside of the graph
-        self.claim.make()
+        if self.drain is None:
+            self.claim.make()
         self._end_scan()
         self._hand_over(complete=True)
         try:
@@ -324,7 +327,8 @@ class Recorder:
         if self.live:
             kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
         self.current.sampled = self.live
-        attach.call_all(self.when_step_begins)
+        for begins in self.when_step_begins:
+            begins()
         self._step_began = time.perf_counter_ns()
 
     def _hand_over(self, *, complete: bool) -> None:
@@ -332,7 +336,8 @@ class Recorder:
         facts.complete = facts.complete or complete
         facts.wall_time = time.time()
         facts.step_ns = time.perf_counter_ns() - self._step_began
-        entries = [e for e in self.slots.take() if facts.root or self._counts_as_training(e)]
+        taken = self.slots.take() if self.slots.touched else ()
+        entries = [e for e in taken if facts.root or self._counts_as_training(e)]
         snapshots = {}
         if facts.sampled and not is_capturing():
             with kernels.apart_from_user_modes():

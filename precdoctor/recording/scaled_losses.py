@@ -39,6 +39,9 @@ class ScaledLosses:
 
     def backward_begins(self, roots: list[Any]) -> None:
         """From these tensors."""
+        if not self._given:
+            self._passes += 1
+            return
         given = [known for x in self._given if (known := x()) is not None]
         self._passes += 1
         self._unscaled += bool(roots) and all(any(root is x for x in given) for root in roots)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from precdoctor.recording import copies, kernels, leaves, room, static
 from precdoctor.recording.batch import is_capturing
 from precdoctor.recording.deliveries import Deliveries
-from precdoctor.recording.first_call import FirstCall, FirstCalls
+from precdoctor.recording.first_call import Buffers, FirstCall, FirstCalls
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
 from precdoctor.recording.microscope.restore import Autocast, RandomState
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 _MAX_CALLS = 64
 #: Share of the memory left that a tensor which is good to have may take.
 _ASIDE = 1 / 16
+_EXACT = frozenset(leaves.EXACT)
 
 
-@dataclass
+@dataclass(eq=False)
 class RootCall:
     """One call of a top-level module in training."""
 
@@ -113,7 +114,7 @@ class Scene:
         self._left: float = room.for_scene(recorder.options)
         self._storages: set[int] = set()
         self._step = -1
-        self._buffers: dict[int, _Buffers] = {}
+        self._buffers: dict[int, Buffers] = {}
         self._first_calls = FirstCalls()
         #: Some caller or forward writes into the arguments: from now on they are copied.
         self._copying = False
@@ -132,7 +133,8 @@ class Scene:
 
     def clear(self) -> None:
         """Let go of everything: the step is over."""
-        self._copying = self._copying or any(call.changed for call in self.calls)
+        for call in self.calls:
+            self._copying = self._copying or bool(call.changed)
         self.calls = []
         self.losses = []
         self.taken = []
@@ -162,16 +164,22 @@ class Scene:
         if (why := self._cannot_replay(module)) is not None or len(self.calls) >= _MAX_CALLS:
             self._refuse(why or f"the step calls top-level modules more than {_MAX_CALLS} times")
             return None
-        keep = _copied if self._copying else _without_graph
-        stand_in = _stand_in(module)
+        keep, given_as = _copied if self._copying else _without_graph, (args, dict(kwargs))
         first: Tensor | None = next(static.parameters(module), None)
+        stand_in = _stand_in(module) if first is None else None
+        if not kwargs and _EXACT.issuperset(map(type, args)) and len(args) < _MAX_CALLS:  # most often
+            args = tuple(map(keep, args))
+            given = [(str(i), x) for i, x in enumerate(args)]
+        else:
+            args, kwargs = (leaves.mapped(x, keep, objects=True) for x in (args, dict(kwargs)))
+            given = list(leaves.tensors({**dict(enumerate(args)), **kwargs}, objects=True))
         call = RootCall(
             module if stand_in is None else stand_in,
             root,
             self._recorder.micro_step,
-            leaves.mapped(args, keep, objects=True),
-            leaves.mapped(dict(kwargs), keep, objects=True),
-            [],
+            args,
+            dict(kwargs),
+            [(name, x, leaves.version(x)) for name, x in given],
             RandomState.now(self._devices_of(module, first) if first is not None else ()),
             Autocast.now(),
             first is not None,
@@ -180,24 +188,23 @@ class Scene:
         )
         if first is not None and not issubclass(type(first), nn.Parameter):
             call.bound = {name: keep(x) for name, x in static.named_parameters(module)}
-        given = leaves.tensors({**dict(enumerate(call.args)), **call.kwargs}, objects=True)
-        call.versions = [(n, x, leaves.version(x)) for n, x in given]
         for x in (*(x for _, x, _ in call.versions), *call.bound.values()):
             if not self._afford(x):
                 self._refuse("its inputs exceed --scene-memory")
                 return None
-        with kernels.apart_from_user_modes():
-            call.buffers = self._buffers_of(module).before(self.affords)
-            call.writes = self._first_calls.written(module)
-            call.before = {
-                name: p.detach().clone()
-                for name, p in (static.named_parameters(unwrap(module)) if call.writes else ())
-                if name in call.writes and self.affords_aside(p)
-            }
+        buffers, call.writes = self._buffers_of(module), self._first_calls.written(module)
+        if buffers.there or call.writes:
+            with kernels.apart_from_user_modes():
+                call.buffers = buffers.before(self.affords)
+                call.before = {
+                    name: p.detach().clone()
+                    for name, p in (static.named_parameters(unwrap(module)) if call.writes else ())
+                    if name in call.writes and self.affords_aside(p)
+                }
         if not call.stand_in and not call.bound:
             call.first = self._first_calls.begins(module)
         if self.calls:
-            call.graphs = list(self._graphs_behind((args, dict(kwargs))))
+            call.graphs = list(self._graphs_behind(given_as))
         self.calls.append(call)
         return call
 
@@ -215,8 +222,8 @@ class Scene:
             if x.requires_grad and x.grad_fn is not None:
                 call.makers[name] = (x.grad_fn._sequence_nr(), x.output_nr)
                 x.register_hook(self._hook(call, name))
-        if not call.stand_in:
-            self._buffers_of(call.module).after()
+        if not call.stand_in and (buffers := self._buffers_of(call.module)).there:
+            buffers.after()
         if call.first is not None:
             call.writes = self._first_calls.ended(call.module, call.first)
             call.first = call.first if call.writes else None
@@ -231,7 +238,7 @@ class Scene:
         return precdoctor_root_grad
 
     def _gradient(self, call: RootCall, name: str, grad: Tensor) -> None:
-        if not any(call is c for c in self.calls):
+        if call not in self.calls:
             return  # of a graph kept from an earlier step
         if self.taking is not None:
             if self.affords(grad):
@@ -274,15 +281,18 @@ class Scene:
             self._left -= storage.nbytes()
         return self._left >= 0
 
-    def affords(self, x: Tensor) -> bool:
-        """Count a tensor's memory if there is room for it; keeping it is optional."""
-        left, known = self._left, len(self._storages)
-        if self._afford(x):
+    def affords(self, x: Tensor, share: float = 1.0) -> bool:
+        """Count a tensor's memory if there is room for it in a share of what is left; keeping it is optional."""
+        if (type(x) not in _EXACT and leaves.is_wrapped(x)) or x.layout is not torch.strided:
             return True
-        self._left = left
-        if len(self._storages) > known:
-            self._storages.discard(x.untyped_storage()._cdata)
-        return False
+        storage = x.untyped_storage()
+        if (key := storage._cdata) in self._storages:
+            return self._left >= 0
+        if (size := storage.nbytes()) > self._left * share:
+            return False
+        self._storages.add(key)
+        self._left -= size
+        return True
 
     def has_room(self, value: Any) -> bool:
         """Whether every tensor in it can be kept."""
@@ -292,13 +302,13 @@ class Scene:
 
     def affords_aside(self, x: Tensor) -> bool:
         """Count a tensor that is good to have: it takes a small part of what is left, and leaves the rest."""
-        size = 0 if x.untyped_storage()._cdata in self._storages else x.untyped_storage().nbytes()
-        return size <= self._left * _ASIDE and self.affords(x)
+        return self.affords(x, _ASIDE)
 
-    def _buffers_of(self, module: nn.Module) -> _Buffers:
+    def _buffers_of(self, module: nn.Module) -> Buffers:
         known = self._buffers.get(id(module))
         if known is None or known.module() is not module:
-            known = self._buffers[id(module)] = _Buffers(module)
+            with kernels.apart_from_user_modes():  # lazy ones refuse to be asked
+                known = self._buffers[id(module)] = Buffers(module)
         return known
 
     def _devices_of(self, module: nn.Module, first: Tensor) -> frozenset[torch.device]:
@@ -314,49 +324,6 @@ class Scene:
         if known is None or known[0]() is not module:
             known = self._cannot[id(module)] = (weakref.ref(module), why_not_replayable(module))
         return known[1]
-
-
-class _Buffers:
-    """The buffers of one root, and which of them its forward passes write to."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = weakref.ref(module)
-        self._all = [
-            (weakref.ref(owner), name, weakref.ref(b))
-            for owner in static.modules(module)
-            for name, b in static.held(owner, "_buffers").items()
-            if b is not None and not b.is_inference()
-        ]
-        self._stamps: list[object] | None = None
-        self._written: set[int] | None = None
-
-    def before(self, afford: Callable[[Tensor], bool]) -> dict[int, Tensor]:
-        """Copies of those written to; at the first call, of all."""
-        live = list(self._live())
-        self._stamps = [stamp for _, stamp, _ in live]
-        wanted = [b for i, _, b in live if (self._written is None or i in self._written) and afford(b)]
-        return dict(zip(map(id, wanted), _copies(wanted), strict=True))
-
-    def after(self) -> None:
-        """Notes which were written to since :meth:`before`."""
-        live = list(self._live())
-        if self._stamps is not None and len(live) == len(self._stamps):
-            changed = {i for (i, now, _), then in zip(live, self._stamps, strict=True) if now != then}
-            self._written = (self._written or set()) | changed
-
-    def _live(self) -> Iterator[tuple[int, object, Tensor]]:
-        for i, (owner_ref, name, ref) in enumerate(self._all):
-            owner, buffer = owner_ref(), ref()
-            if owner is not None and buffer is not None:
-                yield i, leaves.buffer_stamp(owner, name, buffer), buffer
-
-
-def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies; many small ones cost one call."""
-    if len({(x.dtype, x.device) for x in tensors}) != 1 or any(x.layout is not torch.strided for x in tensors):
-        return [x.detach().clone() for x in tensors]
-    flat = torch.cat([x.detach().reshape(-1) for x in tensors])
-    return [part.view(x.shape) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]
 
 
 def _stand_in(module: nn.Module) -> nn.Module | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from precdoctor.recording.kernels import native
 
 #: In elements: two microseconds of reading.
 _SMALL = 16 * 1024
+_BASE: Any = torch._C.TensorBase
+_GRADIENT = _BASE.grad.__get__
+_EXACT = frozenset(leaves.EXACT)
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,15 @@ def _versions(parameters: Iterable[Tensor]) -> frozenset[tuple[int, int]]:
 
 def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
     """Largest magnitude over the gradients of some parameters; not finite exactly if one of them is not."""
-    return amax(p.grad for p in parameters if p.grad is not None)
+    return amax(gradients_of(parameters))
 
 
 def amax(tensors: Iterable[Tensor]) -> Deferred:
     """Largest magnitude over some tensors; not finite exactly if one of them is not. Null without any."""
-    dense = list(leaves.all_plain(list(tensors)))
+    there = list(tensors)
+    if there and (found := _looked_at(there)) is not None:
+        return found[0]
+    dense = list(leaves.all_plain(there))
     if not dense:
         return None
     if dense[0].is_cpu and (found := native.look(dense)) is not None:
@@ -66,7 +73,10 @@ def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Deferred, Deferred]
         Both as numbers that may still be on their way; amax is finite exactly if every gradient is. Null where there is
         no gradient.
     """
-    dense = list(leaves.all_plain([g for p in parameters if (g := p.grad) is not None]))
+    gradients = gradients_of(parameters)
+    if gradients and (found := _looked_at(gradients)) is not None:
+        return math.sqrt(found[1]), found[0]
+    dense = list(leaves.all_plain(gradients))
     if not dense:
         return None
     if dense[0].is_cpu and (found := native.look(dense)) is not None:
@@ -75,6 +85,20 @@ def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Deferred, Deferred]
         if dense[0].is_cpu:
             dense = _joined([g if g.dtype in {torch.float32, torch.float64} else g.to(torch.float32) for g in dense])
         return defer(torch.linalg.vector_norm(_norms(dense, 2.0))), defer(_largest(dense))
+
+
+def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Those there are, by functions of C: this runs on every step."""
+    return [g for g in map(_GRADIENT, parameters) if g is not None]
+
+
+def _looked_at(tensors: list[Tensor]) -> tuple[float, float] | None:
+    """What the library finds, where there is nothing special about any of them; null elsewhere."""
+    if not tensors[0].is_cpu or torch._C._functorch.maybe_current_level() is not None:
+        return None
+    if not _EXACT.issuperset(map(type, tensors)):
+        return None
+    return native.look(tensors)
 
 
 def _norms(tensors: list[Tensor], order: float) -> Tensor:

@@ -65,16 +65,26 @@ class BufferWatch:
         self._recorder = recorder
         self._seen: dict[tuple[int, str], _Seen] = {}
         self._owners: dict[str, tuple[int, list[weakref.ref[nn.Module]]]] = {}
+        #: The names' version with which no module had a buffer.
+        self._without: int | None = None
 
     def launch(self) -> tuple[Deferred, list[tuple[nn.Module, str, Tensor]]]:
         """Begin to look at the buffers written to since the last look; waits for nothing."""
+        if self._without == self._recorder.names.version:
+            return None, []
         changed = list(self._changed())
+        if not changed:
+            there_are = any(owners for _, owners in self._owners.values())
+            self._without = None if there_are else self._recorder.names.version
+            return None, []
         return amax(buffer for _, _, buffer in changed), changed
 
     def judge(self, value: Deferred, changed: list[tuple[nn.Module, str, Tensor]]) -> list[Poisoned]:
         """What :meth:`launch` came to: those that have become non-finite. One that always was (a mask, a limit nobody
         has reached yet) is left alone.
         """
+        if not changed:
+            return []
         step, names = self._recorder.step, self._recorder.names
         largest = read(value)
         all_finite = largest is None or math.isfinite(largest)

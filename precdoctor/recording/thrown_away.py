@@ -109,8 +109,10 @@ class ThrownAway:
         """A root module is called."""
         if not torch.is_grad_enabled():
             return
-        self._end_thrown()
-        self._end_if_fresh()
+        if self._thrown is not None:
+            self._end_thrown()
+        if self._always_fresh and self._recorder.micro_step:
+            self._end_if_fresh()
         self._went_forward = True
 
     def run_ends(self) -> None:

@@ -14,13 +14,13 @@ import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from precdoctor.recording import attach, kernels, leaves
-from precdoctor.recording.microscope.frames import is_foreign
+from precdoctor.recording.microscope.frames import FOREIGN
 
 #: Rounds of a loop whose lines are noted (and after them those numbered by powers of two), and notes of further rounds.
 _MAX_ROUNDS, _MAX_AGAIN = 4, 32
@@ -47,7 +47,12 @@ _OURS = 3
 #: because of that, and how many variables there may be.
 _LOOKS, _MAX_COPY, _MAX_WRITTEN = 8, 1 << 22, 16
 
-_T = TypeVar("_T")
+#: What gives a function's variables away to itself.
+_TAKES = frozenset(("locals", "vars", "exec", "eval"))
+_EXACT = frozenset(leaves.EXACT)
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+#: The variables of a frame by ``id``.
+_Stamp = tuple[int, ...]
 
 
 class _Dropped:
@@ -57,7 +62,7 @@ class _Dropped:
 DROPPED = _Dropped()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)  # not frozen: a frozen one takes three times as long to make
 class Held:
     """A tensor and its version counter when it was noted."""
 
@@ -65,7 +70,7 @@ class Held:
     version: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Variables:
     """One running function: its code, the line it was at, its variables, and who called it.
 
@@ -103,32 +108,32 @@ class Notebook:
     def clear(self) -> None:
         """Let go of everything."""
         #: Per frame what its variables were by ``id``, which tell whether it is the same frame still, and its note.
-        self._latest: dict[int, tuple[tuple[int, ...], Variables]] = {}
+        self._latest: dict[int, tuple[_Stamp, Variables]] = {}
         #: How often a line was met: loops would be noted without end.
-        self._rounds: dict[tuple[types.CodeType, int], int] = {}
+        self._rounds: dict[tuple[int, int | None], int] = {}
         self._again = 0
         self._watched.clear()
 
     def learn(self) -> None:
         """Called before ``backward``: which of the tensors noted since have been written to?"""
+        self._looks = max(self._looks - 1, 0)
+        if not self._watched:
+            return
         seen = ((variable, ref(), version) for variable, ref, version in self._watched)
         changed = {variable for variable, x, version in seen if x is not None and leaves.version(x) != version}
         self._written |= set(list(changed)[: _MAX_WRITTEN - len(self._written)])
-        self._looks = max(self._looks - 1, 0)
         self._watched.clear()
 
     def note(self) -> Variables | None:
         """The functions of the user's that are running, innermost first; null when the line has been noted enough."""
-        running = _user_frames(_WHOLE_DEPTH if self._whole else _MAX_DEPTH)
-        first = next(running, None)
-        if first is None or not self._is_due(first) or sys.gettrace() is not None:
+        frames = _user_frames(_WHOLE_DEPTH if self._whole else _MAX_DEPTH)
+        if not frames or not self._is_due(frames[0]) or sys.gettrace() is not None:
             return None  # a debugger writes variables back from the dictionary that would be read here
-        frames = [first, *running]
         with torch._C.DisableTorchFunction():  # subclasses and modes of the user's may watch every attribute
             return self._of(frames)
 
     def _is_due(self, frame: types.FrameType) -> bool:
-        place = _place(frame)
+        place = id(frame.f_code), frame.f_lineno
         rounds = self._rounds[place] = self._rounds.get(place, 0) + 1
         if rounds > 1 and (self._again == _MAX_AGAIN or (rounds > _MAX_ROUNDS and rounds & (rounds - 1))):
             return False
@@ -138,21 +143,38 @@ class Notebook:
     def _of(self, frames: list[types.FrameType]) -> Variables | None:
         found: Variables | None = None
         for frame in reversed(frames):
-            stamp, known = self._latest.get(id(frame), ((), None))
-            now = () if frame is frames[0] else _stamp(frame)
-            same = known is not None and known.caller is found and (known.code, known.line) == _place(frame)
-            if known is None or frame is frames[0] or not same or stamp != now:
-                known = Variables(*_place(frame), self._values(frame), frame.f_globals, found)
-                self._latest[id(frame)] = (now or _stamp(frame), known)
+            code, line = frame.f_code, frame.f_lineno or 0  # there are instructions without a line
+            before, known = self._latest.get(id(frame), ((), None))
+            same = known is not None and known.caller is found and known.code is code and known.line == line
+            asked = before if same and frame is not frames[0] else None
+            now, values = self._values(frame, asked)
+            if known is None or values is not None:
+                known = Variables(code, line, values or {}, frame.f_globals, found)
+                self._latest[id(frame)] = now, known
             found = known
         return found
 
-    def _values(self, frame: types.FrameType) -> Mapping[str, Any]:
-        if frame.f_code.co_name == "<module>":
+    def _values(self, frame: types.FrameType, before: _Stamp | None) -> tuple[_Stamp, Mapping[str, Any] | None]:
+        """Which objects the variables are (a new frame may lie where one of the same function has been), and what is
+        kept of them; null if they are the same as ``before``.
+        """
+        code = frame.f_code
+        if code.co_name == "<module>":
+            stamp: _Stamp = (id(frame.f_globals),)
+            if stamp == before:
+                return stamp, None
             own = frame.f_locals
             apart = type(own) is dict and "__builtins__" not in own  # ``exec`` with a dictionary for locals
-            return self._all(own, frame.f_code) if apart else self._of_script(frame)
-        return _read(frame, lambda own: self._all(own, frame.f_code), {})
+            return stamp, self._all(own, code) if apart else self._of_script(frame)
+        if not code.co_flags & inspect.CO_OPTIMIZED or (_SHARED and not _TAKES.isdisjoint(code.co_names)):
+            # A class body: what is asked for would be its real variables. Else: a trace of asking would be left.
+            return (), None if before == () else {}
+        own = frame.f_locals
+        stamp = tuple(map(id, own.values()))
+        found = None if stamp == before else self._all(own, code)
+        if _SHARED and sys.getrefcount(own) <= _OURS:
+            own.clear()  # it would keep the variables alive
+        return stamp, found
 
     def _of_script(self, frame: types.FrameType) -> Mapping[str, Any]:
         """Variables of a script as they will be, but for those that are known to be written to."""
@@ -160,6 +182,8 @@ class Notebook:
         for name, value in own.items() if self._looks else ():
             if type(value) is Tensor and not value.requires_grad:
                 self._watch((code, name), value)
+        if not self._written:
+            return own
         written = {n: own[n] for c, n in self._written if c is code and issubclass(type(own.get(n)), Tensor)}
         copies = self._all(written, code)
         return ChainMap(copies, own) if copies else own
@@ -167,9 +191,15 @@ class Notebook:
     def _all(self, values: Mapping[str, Any], code: types.CodeType) -> dict[str, Any]:
         kept = {}
         for name, value in values.items():
-            self._variable = (code, name)
-            kept[name] = self._keep(value)
-        return {name: value for name, value in kept.items() if value is not DROPPED}
+            kind = type(value)
+            if kind not in _PLAIN:
+                self._variable = (code, name)
+                note = self._held(value) if kind in _EXACT else self._keep(value)
+                if note is not DROPPED:
+                    kept[name] = note
+            else:
+                kept[name] = value
+        return kept
 
     def _keep(self, value: Any, depth: int = 0) -> Any:
         """By its type alone: an object's attributes, its ``__class__`` and its ``__eq__`` may be code of the user's."""
@@ -195,14 +225,16 @@ class Notebook:
 
     def _held(self, x: Tensor) -> Any:
         try:
-            if leaves.is_transformed(x) or leaves.is_wrapped(x) or x.layout is not torch.strided:
+            exact = type(x) in _EXACT
+            if _is_transformed(x) or not (exact or not leaves.is_wrapped(x)) or x.layout is not torch.strided:
                 return DROPPED  # its values are elsewhere
-            if leaves.has_graph(x) and not self._whole:
+            if not self._whole and (x.requires_grad or x._base is not None) and leaves.has_graph(x):
                 return DROPPED  # it would be kept with it
             if self._looks and self._variable is not None:
                 self._watch(self._variable, x)
-            if self._variable in self._written and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-                x = _copy(x) if x.nbytes <= _MAX_COPY else x
+            written = self._written and self._variable in self._written  # a code object's hash takes its time
+            if written and x.nbytes <= _MAX_COPY and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+                x = _copy(x)
             return Held(x, leaves.version(x)) if self._affords(x) else DROPPED
         except (RuntimeError, NotImplementedError) as error:  # a kind of tensor without memory
             attach.let_through(error)
@@ -214,41 +246,18 @@ def _copy(x: Tensor) -> Tensor:
         return x.detach().clone()
 
 
-def _read(frame: types.FrameType, look: Callable[[Mapping[str, Any]], _T], nothing: _T) -> _T:
-    """``look`` at the variables of a function; ``nothing`` where they cannot be had without a trace of that."""
-    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        return nothing  # a class body: what is asked for would be its real variables
-    if _SHARED and not {"locals", "vars", "exec", "eval"}.isdisjoint(frame.f_code.co_names):
-        return nothing
-    own = frame.f_locals
-    found = look(own)
-    if _SHARED and sys.getrefcount(own) <= _OURS:
-        own.clear()  # it would keep the variables alive
-    return found
-
-
-def _stamp(frame: types.FrameType) -> tuple[int, ...]:
-    """Which objects the variables are: a new frame may lie where one of the same function has been."""
-    if frame.f_code.co_name == "<module>":
-        return (id(frame.f_globals),)
-    return _read(frame, lambda own: tuple(map(id, own.values())), ())
-
-
-def _place(frame: types.FrameType) -> tuple[types.CodeType, int]:
-    return frame.f_code, frame.f_lineno or 0  # there are instructions without a line
-
-
-def _user_frames(depth: int) -> Iterator[types.FrameType]:
+def _user_frames(depth: int) -> list[types.FrameType]:
     """Frames of the user's code from the innermost outwards; those of torch and ours are passed over."""
     frame: types.FrameType | None = sys._getframe(1)
-    found = 0
-    while frame is not None and found < depth:
-        if not is_foreign(frame.f_code.co_filename):
-            found += 1
-            yield frame
-            if frame.f_code.co_name == "<module>":
-                return
+    found: list[types.FrameType] = []
+    while frame is not None and len(found) < depth:
+        code = frame.f_code
+        if not code.co_filename.startswith(FOREIGN):
+            found.append(frame)
+            if code.co_name == "<module>":
+                break
         frame = frame.f_back
+    return found
 
 
 def name_of(x: Tensor, at: Variables) -> str | None:

@@ -20,6 +20,8 @@ _UNSAFE = re.compile(
 _UNSAFE_IN_BLOCK = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
 #: From this overhead on the reader is told why.
 _MUCH = 0.05
+#: Share of the time that hooks may wait for a device before a summary says so: half a percent is what it rounds.
+_TELLING_WAIT = 0.005
 #: CI runners obey ``##[error]`` and ``##vso[...]`` anywhere in a line; the console takes care of ``::error``.
 _CI = re.compile(r"##(?=\[|vso\[)")
 #: Longest name or message worth a screen; anything longer is an accident or an attack.
@@ -90,6 +92,8 @@ def recording_cost(recorder: Mapping[str, Any]) -> str | None:
     if not isinstance(overhead, (int, float)):
         return None
     said = f"Recording took {percent(float(overhead))} of the run's time"
+    if isinstance(waited := recorder.get("waited_fraction"), float) and waited >= _TELLING_WAIT:
+        said += f" (beside {percent(waited)} in which its hooks waited for the device, which worked for the training)"
     if overhead < _MUCH or not isinstance(cost, Mapping):
         return f"{said}."
     full, scanned, budget, settled = (

@@ -345,6 +345,7 @@ def install(*, batches: bool = True) -> None:
     nothing = torch.zeros(16, dtype=torch.uint8)
     for name, value in {
         "current_stream": lambda *_: Stream(CUDA.stream),
+        "_initialized": True,
         "is_initialized": lambda: True,
         "is_current_stream_capturing": lambda: CUDA.capturing,
         "current_device": lambda: 0,

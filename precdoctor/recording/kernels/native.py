@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from precdoctor.recording import attach
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
 from precdoctor.recording.kernels.adam import Adam
@@ -50,7 +51,7 @@ _CODES: Final = {
 #: ``TILE``, ``MAX_OUTER`` and the number of fields of ``plan_t`` in stats.h.
 _TILE, _MAX_OUTER, _PLAN_WIDTH = 2048, 8, 39
 #: ``ABI`` in stats.h: a library left over from an older version of this file is not used.
-_ABI: Final = 5
+_ABI: Final = 6
 #: The front of a slot's integer row before the first launch, and its float row.
 _FRESH_INTS = (ctypes.c_int64 * at.FIRST_BAD_ORDER)(
     *(at.NEVER if i == at.ORDER else 0 for i in range(at.FIRST_BAD_ORDER))
@@ -85,7 +86,7 @@ def library() -> ctypes.CDLL | None:
     found.precdoctor_again.restype = i32
     found.precdoctor_again.argtypes = [pointer] * 5 + [i32, ctypes.c_int64, ctypes.c_uint64, pointer, pointer]
     found.precdoctor_look.restype = None
-    found.precdoctor_look.argtypes = [pointer, ctypes.c_int64, pointer, i32, ctypes.c_int64]
+    found.precdoctor_look.argtypes = [pointer, pointer, ctypes.c_int64, i32, pointer, i32, ctypes.c_int64]
     found.precdoctor_update.restype = None
     found.precdoctor_update.argtypes = [pointer] * 3 + [i32] + [pointer] * 4 + [i32]
     found.precdoctor_adam.restype = None
@@ -242,27 +243,45 @@ def adam_at(before: Tensor, after: Tensor, adam: Adam, ints: int, floats: int, c
 _BASE: Any = torch._C.TensorBase
 _DTYPE, _IS_CPU = _BASE.dtype.__get__, _BASE.is_cpu.__get__
 _CONTIGUOUS, _ADDRESS, _NUMEL = _BASE.is_contiguous, _BASE.data_ptr, _BASE.numel
+#: No tensor begins this far behind its memory's beginning.
+_LOWEST: Final = 1 << 40
 
 
 def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     """Amax over some tensors, NaN or infinite exactly if an element is, and the sum of their squares, in FP64.
 
+    Args:
+        tensors: of torch's own two types, outside of torch.func.
+
     Returns:
         Null when one of them cannot be taken: not on the CPU, not in one piece of memory, of an unknown dtype.
     """
     lib: Any = library()
-    if lib is None:
+    if lib is None or not all(map(_IS_CPU, tensors)):
         return None
-    codes = list(map(_CODES.get, map(_DTYPE, tensors)))
-    if None in codes or not all(map(_IS_CPU, tensors)):
+    try:
+        if not all(map(_CONTIGUOUS, tensors)) and not all(x.is_contiguous() or _fills_its_memory(x) for x in tensors):
+            return None
+        kinds = list(map(_DTYPE, tensors))
+        addresses, sizes = list(map(_ADDRESS, tensors)), list(map(_NUMEL, tensors))
+    except RuntimeError as error:  # sparse ones have no memory of their own
+        attach.let_through(error)
         return None
-    if not all(map(_CONTIGUOUS, tensors)) and not all(x.is_contiguous() or _fills_its_memory(x) for x in tensors):
+    # Behind memory that was given back (FSDP does that) lies nothing but the offset.
+    if min(addresses, default=0) < _LOWEST and any(x.numel() and not x.untyped_storage().nbytes() for x in tensors):
         return None
-    parts = zip(map(_ADDRESS, tensors), codes, map(_NUMEL, tensors), strict=True)
-    pieces = array.array("q", itertools.chain.from_iterable(parts))  # seen_t in stats.c
     out = (ctypes.c_double * 2)()
     threads = 1 if _forked else torch.get_num_threads()
-    lib.precdoctor_look(pieces.buffer_info()[0], len(pieces) // 3, out, threads, _THREADS_FROM)
+    known = set(kinds)
+    if not known <= _CODES.keys():
+        return None
+    for kind in known:
+        alike = [k is kind for k in kinds] if len(known) > 1 else None
+        data, numel = (
+            array.array("q", x if alike is None else list(itertools.compress(x, alike))) for x in (addresses, sizes)
+        )
+        at_data, at_numel = data.buffer_info()[0], numel.buffer_info()[0]
+        lib.precdoctor_look(at_data, at_numel, len(data), _CODES[kind], out, threads, _THREADS_FROM)
     return out[0], out[1]
 
 

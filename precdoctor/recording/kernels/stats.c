@@ -217,17 +217,15 @@ static void look_at_shards(void *argument) {
     }
 }
 
-typedef struct {
-    int64_t data, dtype, numel; /* data: the address */
-} seen_t;
-
-/* What is looked at on every step: amax and sum of squares of `count` pieces of memory, merged into out[0] and out[1].
- * amax is NaN or Inf exactly if an element is. Of less than `alone` elements a piece is looked at by one thread. */
-void precdoctor_look(const seen_t *pieces, int64_t count, double *out, int32_t threads, int64_t alone) {
+/* What is looked at on every step: amax and sum of squares of `count` pieces of memory of one dtype, by their addresses
+ * and numbers of elements, merged into out[0] and out[1]. amax is NaN or Inf exactly if an element is. Of less than
+ * `alone` elements a piece is looked at by one thread. */
+void precdoctor_look(const int64_t *data, const int64_t *numel, int64_t count, int32_t dtype, double *out,
+                     int32_t threads, int64_t alone) {
+    int64_t width = width_of((dtype_t)dtype);
     for (int64_t p = 0; p < count; p++) {
-        glance_t job = {.data = (const char *)(intptr_t)pieces[p].data, .dtype = (dtype_t)pieces[p].dtype};
-        job.numel = pieces[p].numel, job.width = width_of(job.dtype);
-        job.shards = (job.numel + SHARD - 1) / SHARD;
+        glance_t job = {.data = (const char *)(intptr_t)data[p], .dtype = (dtype_t)dtype, .numel = numel[p]};
+        job.width = width, job.shards = (job.numel + SHARD - 1) / SHARD;
         if (job.shards > MAX_SHARDS) job.shards = MAX_SHARDS;
         if (threads > 1 && job.numel >= alone && parallel) parallel(look_at_shards, &job, (unsigned)threads, 0);
         else look_at_shards(&job);

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Counts up whenever an entry point is added or changes. */
-enum { ABI = 5 };
+enum { ABI = 6 };
 enum {
     NUMEL, LAUNCHES, ORDER, FIRST_BAD_ORDER, SUBNORMAL, AT_MAX, UNCHANGED, FINGERPRINT, NOT_A_NUMBER, POS_INF, NEG_INF,
     HIST

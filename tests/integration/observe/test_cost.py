@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, ROOT, record, script
+from tests.support.processes import PATIENCE, PYTHON, ROOT, environment, record, script
 
 #: With every 8th step sampled, and no power of two: those have a scan of single operations.
 SAMPLED = 24
 #: Layers of the two stacks that are compared.
 FEW, MANY = 30, 300
+#: Functions of ours that may run in a step between samples, whatever the model's size.
+MOST_BETWEEN = 340
 
 COUNTS = """
 import json, sys
@@ -65,12 +68,17 @@ def per_module(tmp_path_factory):
         assert found.pop("loaded") == [], "what the thread that writes has no need of, and what takes long to load"
         counts.append({**found, "rows": int(rows)})
     fewer, more = counts
-    return {name: (more[name] - fewer[name]) / (MANY - FEW) for name in fewer}
+    return {"calls between": more["between"], **{n: (more[n] - fewer[n]) / (MANY - FEW) for n in fewer}}
 
 
 def test_between_samples_a_module_costs_no_call(per_module):
     """No hook of ours lies on inner modules or parameters, and functions of C look at the gradients."""
     assert per_module["between"] == 0
+
+
+def test_between_samples_a_step_costs_few_calls(per_module):
+    """What that takes in time is in ``benchmarks/results/cpu.md``: about 1.5 us a call."""
+    assert per_module["calls between"] <= MOST_BETWEEN
 
 
 def test_a_row_costs_few_calls(per_module):
@@ -126,3 +134,57 @@ def test_parameters_have_hooks_in_sampled_steps_only(between):
 
 def test_autocast_inside_the_model_is_logged_between_samples(between):
     assert set(between[1]["autocast_dtype"]) == {"bfloat16"}
+
+
+COMPILED = """
+import json, sys
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+
+class Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.inner = torch.compile(self.inner, backend="aot_eager")
+
+    def forward(self, x):
+        return self.inner(self.first(x))
+
+
+def graphs(net, loss):
+    optimizer, seen = torch.optim.AdamW(net.parameters()), []
+    for _ in range(10):
+        loss(net(torch.randn(4, 8))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(counters["stats"]["unique_graphs"])
+    return seen
+
+
+def squares(y):
+    return y.square().mean()
+
+
+if sys.argv[1] == "model":
+    found = graphs(torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend="aot_eager"), squares)
+elif sys.argv[1] == "part":
+    found = graphs(Around(), squares)
+else:
+    found = graphs(nn.Linear(8, 8), torch.compile(squares, backend="aot_eager"))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("what", ["model", "part", "loss"])
+def test_recording_compiles_nothing_again(what, tmp_path, monkeypatch):
+    """Neither where sampled steps and others take turns, nor at first."""
+    monkeypatch.setenv("QUICK_TORCH", "")  # the compiler, and its counters, from the beginning
+    path = script(tmp_path, "compiled.py", COMPILED)
+    plain = subprocess.run([PYTHON, path, what], env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert plain.returncode == 0, plain.stderr
+    done = record(tmp_path, "--every", "4", "--", PYTHON, str(path), what)
+    assert done.status == 0, done.err
+    assert precdoctor.open_run(done.run).steps()["sampled"].sum() == 3
+    assert json.loads(done.out) == json.loads(plain.stdout) and json.loads(done.out)[0] >= 1

@@ -48,6 +48,12 @@ def test_the_first_steps_are_blamed_only_where_they_are_the_reason(tmp_path, aft
     assert set(overhead(view(tmp_path, 10, after, info=info, later_ns=later_ns))) == {"overhead_fraction"}
 
 
+def test_what_hooks_waited_for_a_device_is_told_apart(tmp_path):
+    steps = [{"step": s, "recorder_ns": 2, "wait_ns": 30 * (s % 2), "step_ns": 100} for s in range(4)]
+    found = overhead(RunView(open_run(write_run(tmp_path / "run", (), steps, info=LED))))
+    assert (found["overhead_fraction"], found["waited_fraction"]) == (0.02, 0.15)
+
+
 def test_a_cost_that_was_not_measured_is_null(tmp_path):
     run = write_run(tmp_path / "run", (), [{"step": 0}], info=LED)
     assert overhead(RunView(open_run(run))) == {"overhead_fraction": None}

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import random
 import types
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from precdoctor.recording.batch import StepFacts
+from precdoctor.recording.microscope.restore import RandomState
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.scene import Scene
 
@@ -51,7 +55,7 @@ def test_what_gradients_go_through_is_never_given_up_for_room():
 def test_what_does_not_fit_takes_no_room_from_what_does():
     scene, model = scene_of_a_step(), nn.Linear(4, 1 << 20)
     scene._recorder.threads, scene._recorder.current = types.SimpleNamespace(others=()), StepFacts(0)
-    scene._recorder.options = RecordOptions(scene_memory=1 << 20)
+    scene._recorder.options, scene._recorder.on_the_clock = RecordOptions(scene_memory=1 << 20), False
     logits = called(scene, model, torch.rand(2, 4))  # 8 MiB
     small = called(scene, nn.Identity(), torch.ones(2, requires_grad=True) * 2)
     scene._recorder.in_backward = True
@@ -60,3 +64,30 @@ def test_what_does_not_fit_takes_no_room_from_what_does():
     assert scene.refused is None
     assert first.outputs == [] and first.gradients == {} and first.lost == {""}
     assert len(second.outputs) == 1 and list(second.gradients) == [""] and not second.lost
+
+
+# NumPy's global generator is what a replay has to put back.
+ANYWHERE = np.random  # loaded by being asked for
+
+
+def _seed_all():
+    random.seed(4)
+    ANYWHERE.seed(4)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: None, random.random, lambda: random.gauss(0, 1), lambda: ANYWHERE.rand(), lambda: ANYWHERE.randn(),
+        lambda: torch.rand(1), _seed_all,
+    ],
+)  # fmt: skip
+def test_generators_stand_where_they_stand_however_often_and_whenever_one_looks(draw):
+    for _ in range(4):
+        draw()
+        for _ in range(2):
+            found, true = RandomState.now(), ANYWHERE.get_state(legacy=False)
+            assert found.python == random.getstate() and torch.equal(found.cpu, torch.get_rng_state())
+            assert (found.numpy["has_gauss"], found.numpy["gauss"]) == (true["has_gauss"], true["gauss"])
+            assert found.numpy["state"]["pos"] == true["state"]["pos"]
+            assert (found.numpy["state"]["key"] == true["state"]["key"]).all()

@@ -55,7 +55,7 @@ def recorder(monkeypatch):
     fake = SimpleNamespace(step=0, micro_step=0, in_backward=False, options=SimpleNamespace(first_step=0), said=said)
     fake.event = lambda kind, data: said.append(kind)
     fake.current, fake.internal_error = SimpleNamespace(recorder_ns=0, wait_ns=0), said.append
-    fake.claim = SimpleNamespace(forwards_are_steps=False)
+    fake.claim, fake.on_the_clock = SimpleNamespace(forwards_are_steps=False), False
     fake.threads = Threads(fake)
     return fake
 

@@ -17,7 +17,7 @@ from precdoctor.recording.microscope.tracer import External
 from precdoctor.recording.microscope.unseen import replay_statements
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.scene import Scene
-from precdoctor.recording.variables import Notebook, Variables, _place
+from precdoctor.recording.variables import Notebook, Variables
 
 NAMES = itertools.count()
 
@@ -556,7 +556,7 @@ def test_evaluating_ends_when_its_time_is_up(monkeypatch):
 def test_a_frame_between_two_lines():
     """``f_lineno`` is None at instructions that belong to no line; which those are differs between Pythons."""
     frame = types.SimpleNamespace(f_code=(lambda: 0).__code__, f_lineno=None)
-    place = Variables(*_place(frame), {}, {}, None)
+    place = Variables(frame.f_code, frame.f_lineno, {}, {}, None)
     done = replay_statements(place, Line(__file__, place.line), micro_step=0, before={})
 
     assert done.slice() is None

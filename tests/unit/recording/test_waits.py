@@ -35,10 +35,15 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
+def recording():
+    """A recorder, as far as hooks ask it."""
+    current = SimpleNamespace(recorder_ns=0, wait_ns=0)
+    return SimpleNamespace(threads=SimpleNamespace(others=set()), current=current, on_the_clock=False)
+
+
 def step(clock, *, host, wait):
     """One hook that works, reads a number from the device and works on: recorder_ns and wait_ns of the step."""
-    recorder = SimpleNamespace(threads=SimpleNamespace(others=set()))
-    recorder.current = SimpleNamespace(recorder_ns=0, wait_ns=0)
+    recorder = recording()
     value = arrival(clock.event(wait), torch.tensor(3.0)) if wait else 3.0
 
     @guarded(recorder)
@@ -53,6 +58,30 @@ def step(clock, *, host, wait):
 def test_a_wait_is_counted_apart(clock):
     facts = step(clock, host=MS, wait=20 * MS)
     assert (facts.recorder_ns, facts.wait_ns) == (MS, 20 * MS)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_hook_inside_another_one_is_charged_once(clock, fails):
+    recorder, errors = recording(), []
+    recorder.internal_error = errors.append
+
+    @guarded(recorder)
+    def inner():
+        clock.spend(MS)
+        if fails:
+            raise ValueError
+
+    @guarded(recorder)
+    def outer():
+        clock.spend(MS)
+        inner()
+        clock.spend(MS)
+
+    for _ in range(2):
+        outer()
+        inner()
+    assert recorder.current.recorder_ns == 8 * MS
+    assert len(errors) == (4 if fails else 0)
 
 
 def trained(clock, *, wait, device=0, steps=800):

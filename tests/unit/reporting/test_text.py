@@ -86,6 +86,14 @@ COST = {"full_steps": 64, "scanned_steps": 3, "budget": 0.01, "settled_fraction"
         ({"overhead_fraction": None}, None),
         ({"overhead_fraction": 0.012, "cost": COST}, "Recording took 1.2 % of the run's time."),
         ({"overhead_fraction": 0.62}, "Recording took 62 % of the run's time."),
+        ({"overhead_fraction": 0.012, "waited_fraction": 0.004}, "Recording took 1.2 % of the run's time."),
+        (
+            {"overhead_fraction": 0.012, "waited_fraction": 0.31},
+            (
+                "Recording took 1.2 % of the run's time (beside 31 % in which its hooks waited for the device, "
+                "which worked for the training)."
+            ),
+        ),
         (
             {"overhead_fraction": 0.62, "cost": COST},
             (
