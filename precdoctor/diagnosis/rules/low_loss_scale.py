@@ -17,6 +17,7 @@ from precdoctor.diagnosis.underflow import (
     FINE_BITS,
     MAX_STEPS,
     GradientSeries,
+    is_faint,
     out_of_subnormals,
     subnormal_share,
     survey,
@@ -92,8 +93,8 @@ def check(view: RunView, options: Options) -> Checked:
         k: t
         for k, t in half.items()
         if t.subnormal_share >= options["subnormal_share"]
-        and t.faint_share >= options["faint_share"]
         and t.mean_bits < options["fine_bits"]
+        and is_faint(view, k, t, options["faint_share"], options["fine_bits"])
     }
     if not guilty:
         worst = max(t.subnormal_share for t in half.values())
@@ -181,7 +182,7 @@ RULE = Rule(
             "faint_share",
             0.05,
             "fraction",
-            "Share of the sum of magnitudes that must be subnormal: spares gradients that a few elements carry.",
+            "Subnormal share of the sum of magnitudes; with less, the weight gradient must have lost bits as well.",
             "As for PD305.",
             maximum=1.0,
         ),
