@@ -99,7 +99,7 @@ def lost_channels(view: RunView, operand: Operand) -> float:
     role = operand.key[3]
     if not operand.flushed_share or not role.startswith(("input", "grad_output")):
         return 0.0
-    return lost_to(view, operand.key, operand.flushed_share)
+    return lost_to(view, (operand.key[0], operand.key[1]), operand.flushed_share)
 
 
 def matters(view: RunView, operand: Operand, bulk: Bulk) -> bool:

@@ -72,7 +72,7 @@ def flushed_zeros(view: RunView, process: Process, step: int, dead: frozenset[tu
 
 
 def _element(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:
-    """The loss over the elements of the gradient nearest to it: the size of one element where the loss is their mean."""
+    """The loss over the elements of the gradient nearest to it: the size of one where the loss is their mean."""
     loss = next((r.amax / (r.scale or scale) for r in rows if r.kind == "loss" and r.amax), None)
     numel = min(gradients, key=lambda r: r.position).numel if gradients else 0
     return loss / numel if loss and numel else None
@@ -95,9 +95,9 @@ def finding(
     begin = f"behind `{last.place}`" if last is not None else "at the cast of the model's output"
     names = ", ".join(f"`{n}`" for n in parameters[:4]) + (f" and {len(parameters) - 4} more" if parameters[4:] else "")
     message = (
-        f"The gradient of {names} was exactly zero in every element on {steps[0]:,} of {plural(steps[1], 'recorded step')} "
-        f"(limit {limit:g}): {elements[0]:,} of {elements[1]:,} elements get nothing. {_cause(zeros)} "
-        f"Loss scale: {zeros.scale:g}."
+        f"The gradient of {names} was exactly zero in every element on {steps[0]:,} of "
+        f"{plural(steps[1], 'recorded step')} (limit {limit:g}): {elements[0]:,} of {elements[1]:,} elements get nothing. "
+        f"{_cause(zeros)} Loss scale: {zeros.scale:g}."
     )
     return Finding(
         code="PD203",
@@ -179,4 +179,3 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
         snippet=snippets.grad_scaler(view.device, 2.0**needed),
     )
     return scaled, wide
-

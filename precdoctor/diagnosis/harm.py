@@ -94,16 +94,17 @@ class ChannelZeros:
     steps: int
 
 
-def lost_to(view: RunView, place: tuple[str, ...], flushed: float, already: float | None = None) -> float:
+def lost_to(view: RunView, place: Module, flushed: float, already: float | None = None) -> float:
     """Share of a module's weight gradient that is zero because channels were flushed, at least; 0 if not known.
 
     Args:
-        place: root and module; what follows is ignored.
+        view: the run.
+        place: root and module.
         flushed: share of the module's input or output gradient that was rounded to zero. A channel is lost only with
             all of its elements, so more zeros than that have another reason.
         already: share of zeros in what the layer multiplies that the rounding did not make; default: as recorded.
     """
-    zeros = channel_zeros(view).get((place[0], place[1]))
+    zeros = channel_zeros(view).get(place)
     if zeros is None:
         return 0.0
     lost = max(0.0, zeros.weight - (zeros.given if already is None else already))

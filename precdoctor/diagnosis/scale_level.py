@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from precdoctor.diagnosis import snippets
-from precdoctor.diagnosis.finding import Prescription
+from precdoctor.diagnosis.finding import Phase, Prescription
 from precdoctor.diagnosis.origin import is_below
 from precdoctor.diagnosis.overflows import Overflow
 from precdoctor.diagnosis.rows import BACKWARD_KINDS, Key, TensorRow
@@ -110,6 +111,15 @@ def kept_up(view: RunView, lost: LostGradient, shown: Overflow | None, level: fl
         ),
         wide,
     )
+
+
+def largest_gradient(rows: Sequence[TensorRow]) -> Overflow | None:
+    """The largest FP16 output gradient of a step, as what would overflow first; None without any."""
+    held = [r for r in rows if r.kind == "grad_output" and r.dtype == FP16.dtype and r.amax]
+    row = max(held, key=lambda r: r.amax or 0.0, default=None)
+    if row is None:
+        return None
+    return Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, (row,), row.dtype)
 
 
 def _within(row: TensorRow, shown: Overflow) -> bool:

@@ -260,7 +260,7 @@ def lost_channels(view: RunView, key: Key, gradient: GradientSeries) -> float:
     """Share of the weight gradient behind an output gradient that the rounding made zero, at least; 0 if not known."""
     if gradient.share == 0.0:
         return 0.0
-    return lost_to(view, key, gradient.share, median(gradient.structural))
+    return lost_to(view, (key[0], key[1]), gradient.share, median(gradient.structural))
 
 
 def is_harmed(view: RunView, key: Key, gradient: GradientSeries, limits: tuple[float, float]) -> bool:

@@ -35,9 +35,10 @@ above the median magnitude, where the rest, the bulk, loses `lost_db` of signal 
 amax against a scale of its own. A large ratio of amax to RMS alone is no fault: a floating-point format has binades to
 spare (18.8 in E4M3), and an outlier a thousand times the rest costs it nothing. Nor is it one where the bulk holds less
 of the sum of magnitudes than rounding the outliers takes, as the small probabilities of a softmax do, unless the
-gradient of the layer's weight is zero in whole channels because of it. And it must be that blocks would help: at least half of the recorded 1x128 or 1x32 blocks hold no outlier. The log tells blocks with
-outliers from those without; that the outliers are a channel shows in the zeros of the weight gradient. With half of the
-bulk flushed the finding is an error.
+gradient of the layer's weight is zero in whole channels because of it. And it must be that blocks would help: at least
+half of the recorded 1x128 or 1x32 blocks hold no outlier. The log tells blocks with outliers from those without; that
+the outliers are a channel shows in the zeros of the weight gradient. With half of the bulk flushed the finding
+is an error.
 """,
     matters="""
 A handful of channels of transformer activations are thousands of times larger than the rest. Under one scale per

@@ -24,7 +24,8 @@ A dynamic loss scale that (a) falls below 1, (b) loses `fall_binades` within `wi
 (c) stays busy: more than `skipped_share` of the steps after calibration are skipped. The overflows that let a fresh
 scaler come down from its initial 2^16 to the first clean steps are its normal way of finding that level. They are not
 counted if gradients live at the level it found. They are (d) if it fell `fall_binades` or more to a level at which an
-FP16 gradient is flushed or has few bits left, by the measure of PD201 and PD303. The layer that overflows first is named from the recorded tensors of the skipped steps, forward pass first.
+FP16 gradient is flushed or has few bits left, by the measure of PD201 and PD303. The layer that overflows first is
+named from the recorded tensors of the skipped steps, forward pass first.
 
 A script that leaves out `zero_grad()` together with a skipped step adds the next gradients to an Inf, and skips for
 ever: where the non-finite elements of an overflow never become fewer, over `kept_steps` and to the end of the run,
