@@ -146,9 +146,9 @@ def smoothed(view: RunView, operand: Operand) -> Iterator[Cure]:
     sqnr = bulk.sqnr_db + bulk.lost_db
     yield Cure(
         f"divide the loud channels by their amax before the cast, and multiply these columns of the weight by it "
-        f"(2^{bulk.distance:.0f} down)",
+        f"(2^{bulk.distance:.0f} down), which leaves the rest {sqnr:.1f} dB in place of {bulk.sqnr_db:.1f}",
         {"operand": operand.label, "smoothing": {"from": None, "to": "channel amax"}},
-        Damage(bulk.flushed_alone, 0.0, 0.0, sqnr, max(0.0, rounding_db(operand.fmt) - sqnr)),
+        Damage(bulk.flushed_alone, 0.0, 0.0, math.inf, max(0.0, rounding_db(operand.fmt) - sqnr)),
         "amax = x.abs().amax(0, keepdim=True).clamp_min(1e-12)  # per channel, over a few batches, then constant\n"
         "x, weight = x / amax, weight * amax  # before both are cast; the product is the same\n",
     )

@@ -96,8 +96,8 @@ def finding(
     names = ", ".join(f"`{n}`" for n in parameters[:4]) + (f" and {len(parameters) - 4} more" if parameters[4:] else "")
     message = (
         f"The gradient of {names} was exactly zero in every element on {steps[0]:,} of "
-        f"{plural(steps[1], 'recorded step')} (limit {limit:g}): {elements[0]:,} of {elements[1]:,} elements get nothing. "
-        f"{_cause(zeros)} Loss scale: {zeros.scale:g}."
+        f"{plural(steps[1], 'recorded step')} (limit {limit:g}): {elements[0]:,} of {elements[1]:,} elements get "
+        f"nothing. {_cause(zeros)} Loss scale: {zeros.scale:g}."
     )
     return Finding(
         code="PD203",

@@ -71,7 +71,7 @@ FLUSH_OPTIONS = (
         "lost_magnitude",
         2.0**-8,
         "fraction",
-        "With less of the sum of magnitudes lost nothing is reported, if the weight gradient shows no lost channels.",
+        "Share of the sum of magnitudes lost with them, from which on it is harm without further proof.",
         "Half an ulp of BF16: below it, flushing costs less than rounding to BF16 does.",
         maximum=1.0,
     ),

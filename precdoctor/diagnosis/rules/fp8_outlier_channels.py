@@ -22,7 +22,15 @@ from precdoctor.diagnosis.fp8_cures import (
     seen_words,
     smoothed,
 )
-from precdoctor.diagnosis.fp8_outliers import Bulk, bulk_of, cut, hot_blocks, lost_channels, matters
+from precdoctor.diagnosis.fp8_outliers import (
+    LOST_CHANNELS,
+    Bulk,
+    bulk_of,
+    cut,
+    hot_blocks,
+    lost_channels,
+    matters,
+)
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
@@ -123,7 +131,6 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
     cast, size = operand.typical, worst.fmt.block[1]
     blocked = block_damage(view, operand, worst.fmt)
     cure = next((c for c in in_blocks(view, operand) if worst.fmt.name in c.words), kept_wide(operand))
-    whole = operand.fitted
     return Finding(
         code="PD408",
         name="fp8-outlier-channels",
@@ -154,12 +161,18 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
             **operand.evidence(view, cast),
             "confidence_reason": f"exponents of elements and of blocks of {size} on {plural(worst.blocks, 'step')}",
         },
-        prescriptions=(
-            _prescribe(worst, cure, whole),
-            *(prescription(c, operand.cost) for c in smoothed(view, operand)),
-            prescription(kept_wide(operand), operand.cost),
-        ),
+        prescriptions=_prescriptions(view, worst, cure),
     )
+
+
+def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescription, ...]:
+    """The one that leaves least flushed first, of blocks, smoothing and no cast at all, in that order."""
+    cost = worst.operand.cost
+    offered = [(cure.damage.flushed, _prescribe(worst, cure, worst.operand.fitted))]
+    offered += [(c.damage.flushed, prescription(c, cost)) for c in smoothed(view, worst.operand)]
+    wide = prescription(kept_wide(worst.operand), cost)
+    best = [p for _, p in sorted(offered, key=lambda o: o[0] >= LOST_CHANNELS)]
+    return (*best, wide)
 
 
 def _prescribe(worst: _Outlying, cure: Cure, whole: Damage) -> Prescription:
