@@ -10,6 +10,7 @@ from typing import Any
 
 from precdoctor.diagnosis.finding import Location, Phase, Prescription
 from precdoctor.diagnosis.fp8_casts import KIND, Cast, Damage, Operand, rounding_db, rounding_magnitude
+from precdoctor.diagnosis.fp8_outliers import bulk_of, lost_channels
 from precdoctor.diagnosis.rows import Key, number
 from precdoctor.diagnosis.rule import RuleOption
 from precdoctor.diagnosis.telling import percent, plural
@@ -81,6 +82,7 @@ def cures(view: RunView, operand: Operand) -> Iterator[Cure]:
     if operand.gradient and fmt.mantissa_bits == E4M3FN.mantissa_bits:
         yield in_e5m2(operand)
     yield from in_blocks(view, operand)
+    yield from smoothed(view, operand)
     yield kept_wide(operand)
 
 
@@ -131,6 +133,25 @@ def in_blocks(view: RunView, operand: Operand) -> Iterator[Cure]:
                 found,
                 block_snippet(fmt),
             )
+
+
+def smoothed(view: RunView, operand: Operand) -> Iterator[Cure]:
+    """Loud channels of an input moved into the weight, where zeros of the weight gradient show that it is channels.
+
+    Predicted from the exponents of the bulk at a scale of its own. Source: SmoothQuant, arXiv:2211.10438.
+    """
+    bulk = bulk_of(operand) if operand.key[3].startswith("input") else None
+    if bulk is None or not lost_channels(view, operand):
+        return
+    sqnr = bulk.sqnr_db + bulk.lost_db
+    yield Cure(
+        f"divide the loud channels by their amax before the cast, and multiply these columns of the weight by it "
+        f"(2^{bulk.distance:.0f} down), which leaves the rest {sqnr:.1f} dB in place of {bulk.sqnr_db:.1f}",
+        {"operand": operand.label, "smoothing": {"from": None, "to": "channel amax"}},
+        Damage(bulk.flushed_alone, 0.0, 0.0, math.inf, max(0.0, rounding_db(operand.fmt) - sqnr)),
+        "amax = x.abs().amax(0, keepdim=True).clamp_min(1e-12)  # per channel, over a few batches, then constant\n"
+        "x, weight = x / amax, weight * amax  # before both are cast; the product is the same\n",
+    )
 
 
 def kept_wide(operand: Operand, module: str | None = None) -> Cure:

@@ -8,6 +8,8 @@ from statistics import median
 import numpy as np
 
 from precdoctor.diagnosis.fp8_casts import Cast, Operand, damage, rounding_magnitude
+from precdoctor.diagnosis.harm import lost_to
+from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.blocks import BlockHistogram
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -15,6 +17,9 @@ from precdoctor.numerics.prediction import TensorStatistics
 
 #: Binades above the median magnitude from which an element is an outlier: ten standard deviations of a Gaussian.
 REACH = 4
+#: Share of a weight gradient that is zero because of a cast, from which on the bulk matters whatever its magnitude: the
+#: published band for flushed elements (NVIDIA BioNeMo, 4 %).
+LOST_CHANNELS = 0.04
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Bulk:
         flushed: share of the bulk that becomes zero at the scale of the tensor's amax.
         sqnr_db: signal to quantisation noise of the bulk alone at that scale.
         lost_db: by how much it is less than at a scale of its own.
+        flushed_alone: share of the bulk that becomes zero at a scale of its own.
         weighs: the bulk is more of the tensor than rounding takes from the outliers.
     """
 
@@ -37,6 +43,7 @@ class Bulk:
     flushed: float
     sqnr_db: float
     lost_db: float
+    flushed_alone: float
     weighs: bool
 
 
@@ -58,7 +65,7 @@ def bulk_of(operand: Operand) -> Bulk | None:
     each = [b for c in operand.spots if (b := _bulk(c, operand.fmt)) is not None]
     if 2 * len(each) <= len(operand.spots):
         return None
-    names = ("outliers", "magnitude", "distance", "flushed", "sqnr_db", "lost_db")
+    names = ("outliers", "magnitude", "distance", "flushed", "sqnr_db", "lost_db", "flushed_alone")
     middle = {n: median(getattr(b, n) for b in each) for n in names}
     return Bulk(**middle, weighs=middle["magnitude"] >= rounding_magnitude(operand.fmt))
 
@@ -82,8 +89,22 @@ def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
         flushed=shared.flushed,
         sqnr_db=shared.sqnr_db,
         lost_db=max(0.0, alone.sqnr_db - shared.sqnr_db),
+        flushed_alone=alone.flushed,
         weighs=True,
     )
+
+
+def lost_channels(view: RunView, operand: Operand) -> float:
+    """Share of the layer's weight gradient that is zero because channels of this operand were flushed, at least."""
+    role = operand.key[3]
+    if not operand.flushed_share or not role.startswith(("input", "grad_output")):
+        return 0.0
+    return lost_to(view, (operand.key[0], operand.key[1]), operand.flushed_share)
+
+
+def matters(view: RunView, operand: Operand, bulk: Bulk) -> bool:
+    """Whether the bulk is more than a tail: it holds some of the magnitude, or channels of it are gone."""
+    return bulk.weighs or lost_channels(view, operand) >= LOST_CHANNELS
 
 
 def hot_blocks(histogram: BlockHistogram, last_bin: int) -> float:

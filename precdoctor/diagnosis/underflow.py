@@ -11,6 +11,7 @@ from typing import Any
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.finding import Prescription
+from precdoctor.diagnosis.harm import bulk_loss, lost_to
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format, number
 from precdoctor.diagnosis.rule import RuleOption
 from precdoctor.diagnosis.telling import percent
@@ -50,10 +51,10 @@ FINE_BITS = RuleOption(
 )
 ENOUGH_BITS = RuleOption(
     "enough_bits",
-    4.0,
+    6.0,
     "significant bits",
     "Kept on average in the worst gradient; with fewer the finding is a warning, before that information.",
-    "E4M3 has 4, and FP8 training (arXiv:2209.05433) shows that gradients can do with 3 or 4.",
+    "Two fewer than BF16 has: a rounding error four times BF16's. Chosen empirically; no published source.",
     maximum=11.0,
 )
 #: Those of the two rules on flushed gradients.
@@ -70,7 +71,7 @@ FLUSH_OPTIONS = (
         "lost_magnitude",
         2.0**-8,
         "fraction",
-        "Share of the sum of magnitudes that was lost with them.",
+        "Share of the sum of magnitudes lost with them, from which on it is harm without further proof.",
         "Half an ulp of BF16: below it, flushing costs less than rounding to BF16 does.",
         maximum=1.0,
     ),
@@ -98,8 +99,10 @@ class GradientSeries:
     lost: list[float] = field(default_factory=list)
     #: Per step the share of the sum of magnitudes that is subnormal.
     faint: list[float] = field(default_factory=list)
-    #: Per step the significant bits of the non-zero elements on average; of FP16 gradients only.
+    #: Per step the significant bits that the elements meant to be non-zero keep on average; of FP16 gradients only.
     bits: list[float] = field(default_factory=list)
+    #: Per step the zeros that the rounding did not make, among all elements.
+    structural: list[float] = field(default_factory=list)
     worst: tuple[Process, int] = (Process(0, 0), 0)
     worst_share: float = -1.0
     dead: bool = False
@@ -121,7 +124,7 @@ class GradientSeries:
 
     @property
     def mean_bits(self) -> float:
-        """Significant bits of the non-zero elements on average, median over steps; of FP16 gradients only."""
+        """Significant bits of the elements meant to be non-zero, on average; median over steps, FP16 only."""
         return median(self.bits) if self.bits else 0.0
 
     @property
@@ -219,8 +222,9 @@ def _take(
     tensor.subnormal.append(row.histogram.at_most(fmt.min_normal).low / alive if alive else 0.0)
     below = row.histogram[: round(math.log2(fmt.min_normal))]
     tensor.faint.append(magnitude(below) / magnitude(row.histogram) if alive else 0.0)
+    tensor.structural.append(max(0.0, row.zero - flushed) / row.numel)
     if fmt is FP16 and alive:
-        tensor.bits.append(mean_bits(row))
+        tensor.bits.append(bulk_loss(row.histogram, fmt, flushed).bits)
     found.steps.add(row.step)
     if row.amax:
         found.headroom = min(found.headroom, fmt.headroom(row.amax))
@@ -252,14 +256,37 @@ def out_of_subnormals(row: TensorRow, room: float, *, target: float) -> tuple[in
     return chosen, subnormal_share(row, chosen)
 
 
-def mean_bits(row: TensorRow) -> float:
-    """Significant bits of the non-zero elements of an FP16 tensor on average: one less per binade below normal."""
-    lowest = round(math.log2(FP16.min_normal))
-    total, bits = 0, 0.0
-    for i, count in enumerate(row.histogram.counts.tolist()):
-        below = max(0, lowest - (row.histogram.lo + i))
-        total, bits = total + count, bits + count * max(0, FP16.mantissa_bits + 1 - below)
-    return bits / total if total else 0.0
+def lost_channels(view: RunView, key: Key, gradient: GradientSeries) -> float:
+    """Share of the weight gradient behind an output gradient that the rounding made zero, at least; 0 if not known."""
+    if gradient.share == 0.0:
+        return 0.0
+    return lost_to(view, (key[0], key[1]), gradient.share, median(gradient.structural))
+
+
+def is_harmed(view: RunView, key: Key, gradient: GradientSeries, limits: tuple[float, float]) -> bool:
+    """Whether more is flushed than a tail that the layer's weight gradient does not miss.
+
+    Args:
+        limits: of the flushed share, and of the share of the magnitude.
+    """
+    if gradient.share < limits[0]:
+        return False
+    return gradient.lost_share >= limits[1] or lost_channels(view, key, gradient) >= limits[0]
+
+
+def is_faint(view: RunView, key: Key, gradient: GradientSeries, faint: float, fine_bits: float) -> bool:
+    """Whether subnormals of an output gradient matter: they hold some of its magnitude, or of a weight's bits.
+
+    Args:
+        faint: share of the sum of magnitudes that must be subnormal.
+        fine_bits: with fewer in the gradient of the module's weight they matter all the same.
+    """
+    if gradient.faint_share >= faint:
+        return True
+    dying = FLUSH_OPTIONS[0].default
+    weights = survey(view, max_steps=MAX_STEPS.default, dying_share=dying, kind="weight_grad")
+    mine = [t for k, t in weights.tensors.items() if k[:2] == key[:2] and t.bits]
+    return any(t.mean_bits < fine_bits for t in mine)
 
 
 @dataclass(frozen=True)

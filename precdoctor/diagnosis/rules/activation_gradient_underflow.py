@@ -8,7 +8,17 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Sta
 from precdoctor.diagnosis.rows import Key, TensorRow, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
-from precdoctor.diagnosis.underflow import FLUSH_OPTIONS, GradientSeries, Survey, plan, prescribe, survey, tail_of
+from precdoctor.diagnosis.underflow import (
+    FLUSH_OPTIONS,
+    GradientSeries,
+    Survey,
+    is_harmed,
+    lost_channels,
+    plan,
+    prescribe,
+    survey,
+    tail_of,
+)
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.formats import Format
 
@@ -22,10 +32,12 @@ family of distributions (Gaussians of unequal scales, Laplace, Student, log-norm
 included; the median of what fits says how many elements lie below the limit, and never more than there are zeros. A
 tensor whose survivors stay clear of the limit has a flushed share of 0 whatever its zeros.
 
-A tensor counts when, in the median over the steps, its flushed share (flushed / (flushed + non-zero)) *and* the share
-of its total magnitude that was lost exceed their limits. The second condition spares gradients in which a few elements
-carry everything, such as the logits of a confident classifier. A tensor that is zero throughout counts only when the
-gradient before it in the backward pass was dying already.
+A tensor counts when, in the median over the steps, its flushed share (flushed / (flushed + non-zero)) exceeds its
+limit, and so does the share of its total magnitude that was lost. Gradients in which a few elements carry everything,
+such as the logits of a confident classifier, lose little magnitude. They are spared only if the gradient of the
+module's weight has no more zeros than other reasons explain: channels that are flushed on every sample leave zeros
+there, scattered elements leave none. A tensor that is zero throughout counts only when the gradient before it in the
+backward pass was dying already.
 """,
     matters="""
 A flushed gradient does not train. Layers far from the loss go first; the loss goes down more slowly or stops, and
@@ -63,14 +75,12 @@ def check(view: RunView, options: Options) -> Checked:
     if not found.tensors:
         return Checked.not_applicable("no output gradient is in FP16 or BF16")
     seen = f"{plural(len(found.tensors), 'output gradient')} on {plural(len(found.steps), 'step')}"
-    guilty = {
-        k: t
-        for k, t in found.tensors.items()
-        if t.share >= options["flushed_share"] and t.lost_share >= options["lost_magnitude"]
-    }
+    limits = options["flushed_share"], options["lost_magnitude"]
+    guilty = {k: t for k, t in found.tensors.items() if is_harmed(view, k, t, limits)}
     if not guilty:
         worst = max(t.share for t in found.tensors.values())
-        return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(options['flushed_share'])})")
+        tail = ", a tail that no weight gradient misses" if worst >= limits[0] else ""
+        return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limits[0])}){tail}")
     finding = _finding(view, found, guilty, options)
     return Checked(
         [finding],
@@ -94,7 +104,7 @@ def _finding(view: RunView, found: Survey, guilty: Mapping[Key, GradientSeries],
     message = (
         f"{percent(tensor.share)} of the gradient of the output of `{row.place}` ({row.dtype}) was rounded to zero in "
         f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}), {lost} of "
-        f"its magnitude (limit {limit}). {_range_words(row, tensor.fmt)} "
+        f"its magnitude (limit {limit}). {_channel_words(view, key, tensor)}{_range_words(row, tensor.fmt)} "
         f"Loss scale: {current:g}. {plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits."
     )
     severe = tensor.share >= options["error_share"]
@@ -104,6 +114,7 @@ def _finding(view: RunView, found: Survey, guilty: Mapping[Key, GradientSeries],
         "flushed_share": tensor.share,
         "limit": options["flushed_share"],
         "lost_magnitude_share": tensor.lost_share,
+        "lost_channel_share": lost_channels(view, key, tensor),
         "structural_zero_share": max(0.0, row.zero - tail_of(row, tensor.fmt).total) / row.numel,
         "subnormal_share": row.subnormal / row.numel,
         "loss_scale": current,
@@ -127,6 +138,11 @@ def _finding(view: RunView, found: Survey, guilty: Mapping[Key, GradientSeries],
         evidence=evidence,
         prescriptions=(prescribe(view, tensor.fmt, current, chosen),),
     )
+
+
+def _channel_words(view: RunView, key: Key, tensor: GradientSeries) -> str:
+    lost = lost_channels(view, key, tensor)
+    return f"{percent(lost)} of the module's weight gradient is exactly zero because of it. " if lost else ""
 
 
 def _range_words(row: TensorRow, fmt: Format) -> str:

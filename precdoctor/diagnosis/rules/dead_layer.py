@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from precdoctor.diagnosis.died import died
 from precdoctor.diagnosis.died import finding as died_finding
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.gradient_zeros import finding as flushed_finding
+from precdoctor.diagnosis.gradient_zeros import flushed_zeros
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -28,6 +30,11 @@ already, then the loss itself gives it nothing (a term with weight zero, a mask)
 that no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss). Biases, frozen
 weights, modules that never ran, steps without a learning rate, and the first steps of zero-initialised layers are not
 judged. Single dead units or unused embedding rows are not a dead layer.
+
+In FP16 all of that may be underflow. If the last gradient before the zeros lies at or below FP16's smallest normal
+number throughout, or if every FP16 gradient is zero from the loss on, the gradient was flushed: a warning, or an error
+with half of the elements of all weight matrices. The finding names where the zeros begin, and the loss scale that
+brings the last gradient with non-zero elements out of the subnormals.
 
 A layer that was alive has died where, from some step on and for at least half of those recorded, `died_share` of the
 activation behind it is zero and as much of its weights' gradient, and the loss, which still gives the layer nearest to
@@ -109,7 +116,7 @@ def check(view: RunView, options: Options) -> Checked:
     if death is not None:
         findings.append(died_finding(view, death, options["died_share"]))
     elif dead:
-        findings.append(_dead_finding(view, dead, len(gradients), options))
+        findings.append(_dead_finding(view, dead, gradients, options))
     elif flat:
         findings.append(saturated_finding(view, flat, options["saturated_share"]))
     if view.missing is None and not view.partial_modules:
@@ -173,13 +180,21 @@ def _unreached(
     return found
 
 
-def _dead_finding(view: RunView, dead: Mapping[_Place, _Gradient], matrices: int, options: Options) -> Finding:
+def _dead_finding(
+    view: RunView, dead: Mapping[_Place, _Gradient], every: Mapping[_Place, _Gradient], options: Options
+) -> Finding:
     process, step = next(iter(dead.values())).last
     rows = view.rows(process, step)
     row = next(r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead)  # nearest the loss
     gradient = dead[row.root, row.module, row.name]
     steps, all_steps = gradient.dead_steps, len(gradient.steps)
     blocker = _blocker(rows, dead)
+    zeros = flushed_zeros(view, process, step, frozenset(dead)) if blocker is None else None
+    if zeros is not None:
+        parts = tuple(sum(g.numel for g in some.values()) for some in (dead, every))
+        names = [f"{m}.{n}".strip(".") for _, m, n in dead]
+        lasting = steps, all_steps
+        return flushed_finding(view, zeros, names, (parts[0], parts[1]), lasting, options["min_steps"])
     culprit = blocker or row
     why, unused = _why(row, blocker, rows)
     elements = sum(g.numel for g in dead.values())
@@ -188,7 +203,7 @@ def _dead_finding(view: RunView, dead: Mapping[_Place, _Gradient], matrices: int
         f"The gradient of {_listed(parameters)} was exactly zero in every element on "
         f"{'all' if steps == all_steps else f'the last {steps:,} of'} {plural(all_steps, 'recorded step')} (limit "
         f"{options['min_steps']:g}), steps up to {step}: {elements:,} elements "
-        f"in {len(dead)} of {matrices:,} weight matrices get nothing from the loss. {why}"
+        f"in {len(dead)} of {len(every):,} weight matrices get nothing from the loss. {why}"
     )
     who = f"`{culprit.module or culprit.root}`"
     title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is {'not trained' if unused else 'dead'}"

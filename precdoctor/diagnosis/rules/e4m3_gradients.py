@@ -20,7 +20,7 @@ from precdoctor.diagnosis.fp8_cures import (
     prescription,
     seen_words,
 )
-from precdoctor.diagnosis.fp8_outliers import bulk_of, dead_blocks
+from precdoctor.diagnosis.fp8_outliers import bulk_of, dead_blocks, matters
 from precdoctor.diagnosis.optimizer_state import divides_by_gradient
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -80,10 +80,10 @@ def check(view: RunView, options: Options) -> Checked:
         words = "with a scale per tensor" if narrow else "in E4M3"
         return Checked((), f"{seen_words(gradients)} that are gradients: none {words}")
     wide = [o for o in judged if _needs_range(o, options)]
-    guilty = [o for o in wide if _harmed(o, options) or _whole_rows(view, o) >= options["lost_blocks"]]
+    guilty = [o for o in wide if _harmed(view, o, options) or _whole_rows(view, o) >= options["lost_blocks"]]
     if not guilty:
         worst = max(o.flushed_share for o in judged)
-        weightless = ", too small to weigh anything" if wide else ""
+        weightless = ", less than rounding takes, and no weight gradient misses a channel" if wide else ""
         return Checked(
             (), f"{plural(len(judged), 'gradient')} in E4M3: {percent(worst)} flushed in the worst{weightless}"
         )
@@ -105,11 +105,11 @@ def _needs_range(operand: Operand, options: Options) -> bool:
     return fitted >= limit and operand.damage(E5M2, rescaled=True).flushed <= 0.5 * fitted
 
 
-def _harmed(operand: Operand, options: Options) -> bool:
+def _harmed(view: RunView, operand: Operand, options: Options) -> bool:
     if harmful(operand.fitted, operand.fmt, options["lost_db"]):
         return True
     bulk = bulk_of(operand)
-    return bulk is not None and bulk.weighs and bulk.lost_db >= options["lost_db"]
+    return bulk is not None and matters(view, operand, bulk) and bulk.lost_db >= options["lost_db"]
 
 
 def _whole_rows(view: RunView, operand: Operand) -> float:
@@ -132,7 +132,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             f"{percent(options['lost_blocks'])}): what these tokens or samples had to say is gone, and the optimizer, "
             "which divides by a gradient's own size, would have listened. "
         )
-        if not _harmed(operand, options):
+        if not _harmed(view, operand, options):
             sure, why = 0.7, "counted at the cast; how much the lost rows matter is not known"
     return Finding(
         code="PD403",

@@ -9,7 +9,7 @@ from statistics import median
 from precdoctor.diagnosis.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.fp8_casts import COLUMNS, KIND, Damage, Operand, operands
 from precdoctor.diagnosis.fp8_cures import MIN_ELEMENTS, Cure, histograms, in_blocks, listed, location, seen_words
-from precdoctor.diagnosis.fp8_outliers import bulk_of, cut, hot_blocks, spread
+from precdoctor.diagnosis.fp8_outliers import bulk_of, cut, hot_blocks, matters, spread
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
@@ -92,7 +92,7 @@ def _compared(view: RunView, operand: Operand) -> _Compared | None:
         return None
     gain = operand.fitted.lost_db - cure.damage.lost_db
     bulk = bulk_of(operand)
-    if bulk is not None and bulk.weighs:
+    if bulk is not None and matters(view, operand, bulk):
         size = 128 if histograms(view, operand, 128) else 32
         last = round(median(cut(c.statistics.histogram) for c in operand.spots))
         hot = median(hot_blocks(h, last) for h, _ in histograms(view, operand, size))

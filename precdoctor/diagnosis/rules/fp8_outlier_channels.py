@@ -18,9 +18,19 @@ from precdoctor.diagnosis.fp8_cures import (
     kept_wide,
     listed,
     location,
+    prescription,
     seen_words,
+    smoothed,
 )
-from precdoctor.diagnosis.fp8_outliers import Bulk, bulk_of, cut, hot_blocks
+from precdoctor.diagnosis.fp8_outliers import (
+    LOST_CHANNELS,
+    Bulk,
+    bulk_of,
+    cut,
+    hot_blocks,
+    lost_channels,
+    matters,
+)
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
@@ -32,9 +42,11 @@ Tensors cast to a float8 dtype with one scale, of which at most `outlier_share` 
 above the median magnitude, where the rest, the bulk, loses `lost_db` of signal to noise at the scale of the tensor's
 amax against a scale of its own. A large ratio of amax to RMS alone is no fault: a floating-point format has binades to
 spare (18.8 in E4M3), and an outlier a thousand times the rest costs it nothing. Nor is it one where the bulk holds less
-of the sum of magnitudes than rounding the outliers takes: the small probabilities of a softmax. And it must be that
-blocks would help: at least half of the recorded 1x128 or 1x32 blocks hold no outlier. The log tells blocks with
-outliers from those without, not whether the outliers are a channel or some rows.
+of the sum of magnitudes than rounding the outliers takes, as the small probabilities of a softmax do, unless the
+gradient of the layer's weight is zero in whole channels because of it. And it must be that blocks would help: at least
+half of the recorded 1x128 or 1x32 blocks hold no outlier. The log tells blocks with outliers from those without; that
+the outliers are a channel shows in the zeros of the weight gradient. With half of the bulk flushed the finding
+is an error.
 """,
     matters="""
 A handful of channels of transformer activations are thousands of times larger than the rest. Under one scale per
@@ -80,18 +92,19 @@ def check(view: RunView, options: Options) -> Checked:
     if not judged:
         return Checked((), f"{seen_words(found)}: none with one scale per tensor")
     bulks = [(o, b) for o in judged if (b := bulk_of(o)) is not None]
-    hurt = [(o, b) for o, b in bulks if _hurt(b, options)]
+    hurt = [(o, b) for o, b in bulks if _hurt(view, o, b, options)]
     guilty = [g for o, b in hurt if (g := _outlying(view, o, b, options)) is not None]
     if not guilty:
-        worst = max((b.lost_db for _, b in bulks if b.weighs), default=0.0)
+        worst = max((b.lost_db for o, b in bulks if matters(view, o, b)), default=0.0)
         unknown = "; their blocks were not recorded" if hurt and not _recorded(view, hurt) else ""
         return Checked((), f"{seen_words(found)}: outliers cost the rest {worst:.1f} dB at most{unknown}")
     guilty.sort(key=lambda g: (-g.bulk.lost_db, g.operand.key))
     return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {seen_words(found)}", Status.FAILED)
 
 
-def _hurt(bulk: Bulk, options: Options) -> bool:
-    return bulk.weighs and bulk.outliers <= options["outlier_share"] and bulk.lost_db >= options["lost_db"]
+def _hurt(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> bool:
+    few = bulk.outliers <= options["outlier_share"] and bulk.lost_db >= options["lost_db"]
+    return few and matters(view, operand, bulk)
 
 
 def _recorded(view: RunView, hurt: Sequence[tuple[Operand, Bulk]]) -> bool:
@@ -118,11 +131,10 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
     cast, size = operand.typical, worst.fmt.block[1]
     blocked = block_damage(view, operand, worst.fmt)
     cure = next((c for c in in_blocks(view, operand) if worst.fmt.name in c.words), kept_wide(operand))
-    whole = operand.fitted
     return Finding(
         code="PD408",
         name="fp8-outlier-channels",
-        severity=Severity.WARNING,
+        severity=Severity.ERROR if bulk.flushed >= 0.5 else Severity.WARNING,
         confidence=0.85 if worst.blocks >= 3 else 0.7,
         title=f"outliers in the {operand.label} cost the rest of it {bulk.lost_db:.1f} dB in {operand.fmt.name}",
         message=f"{percent(bulk.outliers)} of the elements of the {operand.label} reach {bulk.distance:.1f} binades "
@@ -139,6 +151,7 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
             "bulk_flushed_share": bulk.flushed,
             "bulk_magnitude_share": bulk.magnitude,
             "outlier_share": bulk.outliers,
+            "lost_channel_share": lost_channels(view, operand),
             "distance_binades": bulk.distance,
             "hot_blocks": worst.hot,
             "block": size,
@@ -148,8 +161,18 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
             **operand.evidence(view, cast),
             "confidence_reason": f"exponents of elements and of blocks of {size} on {plural(worst.blocks, 'step')}",
         },
-        prescriptions=(_prescribe(worst, cure, whole),),
+        prescriptions=_prescriptions(view, worst, cure),
     )
+
+
+def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescription, ...]:
+    """The one that leaves least flushed first, of blocks, smoothing and no cast at all, in that order."""
+    cost = worst.operand.cost
+    offered = [(cure.damage.flushed, _prescribe(worst, cure, worst.operand.fitted))]
+    offered += [(c.damage.flushed, prescription(c, cost)) for c in smoothed(view, worst.operand)]
+    wide = prescription(kept_wide(worst.operand), cost)
+    best = [p for _, p in sorted(offered, key=lambda o: o[0] >= LOST_CHANNELS)]
+    return (*best, wide)
 
 
 def _prescribe(worst: _Outlying, cure: Cure, whole: Damage) -> Prescription:

@@ -20,8 +20,9 @@ from precdoctor.diagnosis.fp8_cures import (
     seen_words,
     smallest,
 )
+from precdoctor.diagnosis.fp8_outliers import lost_channels
+from precdoctor.diagnosis.harm import bulk_loss, channel_zeros
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.starved import starved_modules
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
 
@@ -32,10 +33,11 @@ afterwards, counted at the cast, in the median over the recorded steps. Softmax 
 gradients have many elements that are too small to matter, so two limits must be passed: the share itself, and what it
 costs. That is either the sum of the magnitudes that went (against the 2.3 % that rounding to E4M3's mantissa takes on
 average), or the signal to quantisation noise, predicted from the exponents given to the cast, which is `lost_db` below
-what rounding alone would leave. Or what follows proves it: `error_share` of a layer's input is flushed, and on all
-recorded steps its weight gets a gradient of exactly zero, although something comes back to its output. What is large
-there (a raw counter beside the features) is then of no use to the layer, and what is of use is gone. The first recorded
-step, at which a history may still be empty, does not count.
+what rounding alone would leave. Both are small where one loud channel holds all the magnitude and the others are gone.
+So the gradient of the layer's weight must agree before a loss is called harmless: rows and columns of flushed channels
+are exactly zero there, on every step, while scattered small elements leave no zeros. `flushed_share` of it lost that
+way is a finding, if neither the input nor the output gradient had those zeros before the cast. The first recorded step,
+at which a history may still be empty, does not count.
 """,
     matters="""
 A scale that is too small pushes the tensor into the subnormals of the format, where numbers have two, one and no
@@ -72,10 +74,10 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
     judged = [o for o in found.values() if o.settled and o.settled[0].numel >= options["min_elements"]]
     flushing = [o for o in judged if o.flushed_share >= options["flushed_share"]]
-    guilty = [o for o in flushing if harmful(o.cost, o.fmt, options["lost_db"]) or _starving(view, o, options)]
+    guilty = [o for o in flushing if harmful(o.cost, o.fmt, options["lost_db"]) or _loses_channels(view, o, options)]
     if not guilty:
         worst = max((o.flushed_share for o in judged), default=0.0)
-        weightless = ", all of it too small to weigh anything" if flushing else ""
+        weightless = ", less than rounding takes, and no weight gradient misses a channel" if flushing else ""
         return Checked((), f"{seen_words(found)}: {percent(worst)} flushed in the worst{weightless}")
     guilty.sort(key=lambda o: (-o.flushed_share, o.key))
     finding = _finding(view, guilty, options)
@@ -83,21 +85,21 @@ def check(view: RunView, options: Options) -> Checked:
                    Status.FAILED)  # fmt: skip
 
 
-def _starving(view: RunView, operand: Operand, options: Options) -> int:
-    """Steps on which the layer's weight got a gradient of zero while most of the layer's input was flushed; or 0."""
-    if not operand.key[3].startswith("input") or operand.flushed_share < options["error_share"]:
-        return 0
-    return starved_modules(view).get(operand.key[:2], 0)
+def _loses_channels(view: RunView, operand: Operand, options: Options) -> bool:
+    return lost_channels(view, operand) >= options["flushed_share"]
 
 
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
     operand = guilty[0]
     cast, cost = operand.typical, operand.cost
-    starving = _starving(view, operand, options)
+    lost, bulk = lost_channels(view, operand), bulk_loss(cast.statistics.histogram, operand.fmt)
+    zeros = channel_zeros(view).get((operand.key[0], operand.key[1]))
+    starving = zeros.steps if zeros is not None and lost else 0
     proof = (
-        f"The weight of `{operand.place}` gets a gradient of exactly zero on all {plural(starving, 'recorded step')}, "
-        "though something comes back to its output: what it could learn from is among the flushed. "
-        if starving
+        f"{percent(lost)} of the gradient of the weight of `{operand.place}` is exactly zero because of it"
+        + (f", on all {plural(starving, 'recorded step')}" if starving == len(operand.casts) else "")
+        + ": whole channels are gone. "
+        if lost
         else ""
     )
     sure, why = confidence(operand)
@@ -110,7 +112,8 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         title=f"{percent(share)} of the {operand.label} is flushed to zero in {operand.fmt.name}",
         message=f"{percent(share)} of the non-zero elements of the {operand.label} become zero in the cast to "
         f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
-        f"{percent(options['flushed_share'])}). {_cost_words(cost, operand, options)} {proof}At step {cast.step} "
+        f"{percent(options['flushed_share'])}). Its non-zero elements keep {bulk.bits:.1f} of "
+        f"{bulk.of_bits} significant bits on average. {proof}{_cost_words(cost, operand, options)} At step {cast.step} "
         f"{scale_words(cast)}, {padding(operand):.1f} binades below {operand.fmt.max:g} in the median. "
         f"{plural(len(guilty), 'operand')} above the limits.",
         location=location(operand, cast),
@@ -120,6 +123,8 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             "lost_magnitude_share": cost.lost_magnitude,
             "sqnr_db": cost.sqnr_db,
             "lost_db": cost.lost_db,
+            "lost_channel_share": lost,
+            "mean_significant_bits": bulk.bits,
             "steps_without_weight_gradient": starving,
             "padding_binades": padding(operand),
             "steps_examined": len(operand.settled),

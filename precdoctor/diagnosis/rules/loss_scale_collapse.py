@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.kept_gradients import kept_gradients
 from precdoctor.diagnosis.loss_scale import scaled_steps
 from precdoctor.diagnosis.overflows import Culprits, culprits
 from precdoctor.diagnosis.rows import number
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.scale_cures import cures, lower_bound
+from precdoctor.diagnosis.scale_level import LostGradient, kept_up, lost_gradient
 from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
@@ -21,8 +22,10 @@ PAGE = RulePage(
     finds="""
 A dynamic loss scale that (a) falls below 1, (b) loses `fall_binades` within `window` steps after it found its level, or
 (c) stays busy: more than `skipped_share` of the steps after calibration are skipped. The overflows that let a fresh
-scaler come down from its initial 2^16 to the first clean steps are its normal way of finding that level and are not
-counted. The layer that overflows first is named from the recorded tensors of the skipped steps, forward pass first.
+scaler come down from its initial 2^16 to the first clean steps are its normal way of finding that level. They are not
+counted if gradients live at the level it found. They are (d) if it fell `fall_binades` or more to a level at which an
+FP16 gradient is flushed or has few bits left, by the measure of PD201 and PD303. The layer that overflows first is
+named from the recorded tensors of the skipped steps, forward pass first.
 
 A script that leaves out `zero_grad()` together with a skipped step adds the next gradients to an Inf, and skips for
 ever: where the non-finite elements of an overflow never become fewer, over `kept_steps` and to the end of the run,
@@ -81,6 +84,8 @@ class _Collapse:
     end: float
     measured: str
     severe: bool
+    #: What suffers at the level that a fresh scaler found.
+    lost: LostGradient | None = None
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -111,7 +116,22 @@ def _judge(view: RunView, course: _Course, options: Options) -> _Collapse | None
         words = f"the loss scale fell from {scales[begin]:g} to {min(scales[low:]):g} (limit {options['floor']:g}),"
         first, last = course.steps[begin].step, course.steps[-1].step
         return _Collapse("fell below 1", first, last, scales[begin], min(scales[low:]), words, severe=True)
-    return _cascade(course, options) or _busy(view, course, options)
+    return _cascade(course, options) or _busy(view, course, options) or _fresh(view, course, options)
+
+
+def _fresh(view: RunView, course: _Course, options: Options) -> _Collapse | None:
+    """A scaler that came down from its start to a level at which gradients are lost."""
+    if not course.calibrated or not course.after:
+        return None
+    start, level = (course.steps[i].loss_scale or 0.0 for i in (0, course.calibrated))
+    binades = math.log2(start / level) if start > 0.0 and level > 0.0 else 0.0
+    lost = lost_gradient(view) if binades >= options["fall_binades"] else None
+    if lost is None:
+        return None
+    words = f"a fresh loss scale fell {binades:.0f} binades (limit {options['fall_binades']:g}), from {start:g} to "
+    words += f"{level:g}, where {lost.words},"
+    last = course.steps[course.calibrated - 1].step
+    return _Collapse("fresh", course.steps[0].step, last, start, level, words, severe=False, lost=lost)
 
 
 def _cascade(course: _Course, options: Options) -> _Collapse | None:
@@ -166,6 +186,8 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Optio
         message += f" {plural(held, 'skip')} at {bound:g} left the scale where it was: the scaler may not go lower."
     evidence = _evidence(course, collapse, found, skipped)
     evidence |= {"lower_bound": bound, "gradients_kept_since": kept.first if kept is not None else None}
+    if collapse.lost is not None:
+        evidence["flushed_at_level"] = collapse.lost.series.share
     because = f" because of {found.name(view)}" if shown is not None else ""
     if kept is not None:
         because = ": gradients of skipped steps are never zeroed"
@@ -186,10 +208,18 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Optio
             step=collapse.first,
         ),
         evidence=evidence,
-        prescriptions=cures(view, course.steps, collapse.start, collapse.end, found, bound)
+        prescriptions=_prescriptions(view, course, collapse, found, bound)
         if kept is None
         else (kept.prescription(sum(s.skipped for s in course.steps)),),
     )
+
+
+def _prescriptions(
+    view: RunView, course: _Course, collapse: _Collapse, found: Culprits, bound: float | None
+) -> tuple[Prescription, ...]:
+    if collapse.lost is not None:
+        return kept_up(view, collapse.lost, found.shown, collapse.end)
+    return cures(view, course.steps, collapse.start, collapse.end, found, bound)
 
 
 def _evidence(course: _Course, collapse: _Collapse, found: Culprits, skipped: Sequence[int]) -> dict[str, object]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.loss_scale import growth_interval, is_dynamic, scaled_steps
+from precdoctor.diagnosis.overflows import Overflow
 from precdoctor.diagnosis.rows import Key, TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.scale_level import LostGradient, kept_up, largest_gradient
 from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.underflow import (
@@ -17,6 +19,7 @@ from precdoctor.diagnosis.underflow import (
     FINE_BITS,
     MAX_STEPS,
     GradientSeries,
+    is_faint,
     out_of_subnormals,
     subnormal_share,
     survey,
@@ -28,7 +31,8 @@ PAGE = RulePage(
     finds="""
 A loss scale in force, by a `GradScaler` or by hand, at which FP16 gradients still lie among the subnormals (below
 2^-14, where each binade down costs one of the 11 significant bits), although it could be at least `room` binades larger
-without an overflow on any recorded step. It got there by a small start value, by one bad batch that halved it several
+without an overflow on any recorded step, or one layer alone keeps it from being larger while a gradient has fewer than
+`enough_bits` left. It got there by a small start value, by one bad batch that halved it several
 times, or is a constant; a stock scaler needs 2000 clean steps for each doubling. Counted are gradients of which a
 share of the magnitude is subnormal, not those that a few elements carry, and only with fewer than `fine_bits`
 significant bits on average: BF16 has no more. A warning below `enough_bits`, information before. When elements are lost
@@ -92,14 +96,17 @@ def check(view: RunView, options: Options) -> Checked:
         k: t
         for k, t in half.items()
         if t.subnormal_share >= options["subnormal_share"]
-        and t.faint_share >= options["faint_share"]
         and t.mean_bits < options["fine_bits"]
+        and is_faint(view, k, t, options["faint_share"], options["fine_bits"])
     }
     if not guilty:
         worst = max(t.subnormal_share for t in half.values())
         return Checked((), f"{seen}: {percent(worst)} subnormal in the worst")
     if room < options["room"]:
-        return Checked((), f"{seen}: subnormal ones, but only {room:.1f} binades of room for a larger scale")
+        poor = {k: t for k, t in guilty.items() if t.mean_bits < options["enough_bits"]}
+        if not poor:
+            return Checked((), f"{seen}: subnormal ones, but only {room:.1f} binades of room for a larger scale")
+        guilty = poor
     return Checked([_finding(view, courses[0], guilty, room, options)], f"{plural(len(guilty), 'gradient')} of {seen} "
                    "among the subnormals", Status.FAILED)  # fmt: skip
 
@@ -113,14 +120,16 @@ def _finding(
     row = next(r for r in rows if r.key == key)
     bits = tensor.mean_bits
     binades, after = out_of_subnormals(row, room, target=options["subnormal_share"] / 10.0)
+    limiting = largest_gradient(rows) if room < options["room"] else None
     message = (
         f"{percent(tensor.subnormal_share)} of the gradient of the output of `{row.place}` (float16) is subnormal in "
         f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['subnormal_share'])}): its "
         f"elements keep {bits:.1f} of 11 significant bits on average (limit {options['fine_bits']:g}). "
-        f"{course.words()} It could be 2^{int(room)} times larger without an overflow on any recorded step. "
+        f"{course.words()} {_room_words(limiting, room)} "
         f"{plural(len(guilty), 'gradient')} above the limit."
     )
     few = len(tensor.shares) < 4
+    advice = kept_up(view, LostGradient(key, tensor), limiting, course.scale) if limiting is not None else ()
     return Finding(
         code="PD303",
         name="low-loss-scale",
@@ -145,7 +154,16 @@ def _finding(
             "path": path_evidence(path_to([r for r in rows if r.kind in ("loss", "grad_output")], row)),
             "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
         },
-        prescriptions=(_prescribe(view, course, row, binades, after, room),),
+        prescriptions=advice or (_prescribe(view, course, row, binades, after, room),),
+    )
+
+
+def _room_words(limiting: Overflow | None, room: float) -> str:
+    if limiting is None:
+        return f"It could be 2^{int(room)} times larger without an overflow on any recorded step."
+    return (
+        f"`{limiting.module or limiting.root}` keeps it so low: its gradient reaches {limiting.row.amax or 0.0:.3g}, "
+        f"and FP16 ends at {FP16.max:g}."
     )
 
 
@@ -181,7 +199,7 @@ RULE = Rule(
             "faint_share",
             0.05,
             "fraction",
-            "Share of the sum of magnitudes that must be subnormal: spares gradients that a few elements carry.",
+            "Subnormal share of the sum of magnitudes; with less, the weight gradient must have lost bits as well.",
             "As for PD305.",
             maximum=1.0,
         ),

@@ -16,6 +16,7 @@ from precdoctor.diagnosis.underflow import (
     MAX_STEPS,
     GradientSeries,
     Survey,
+    is_faint,
     out_of_subnormals,
     subnormal_share,
     survey,
@@ -64,9 +65,10 @@ def check(view: RunView, options: Options) -> Checked:
     every = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
     if not every:
         return Checked.not_applicable("no output gradient is in FP16")
-    half = {k: t for k, t in every.items() if t.faint_share >= options["faint_share"]}
+    half = {k: t for k, t in every.items() if is_faint(view, k, t, options["faint_share"], options["fine_bits"])}
     if not half:
-        return Checked((), f"{plural(len(every), 'FP16 gradient')}: what is subnormal carries no weight")
+        seen = f"{plural(len(every), 'FP16 gradient')}: few elements carry them, and weight gradients are whole"
+        return Checked((), seen)
     limit = options["subnormal_share"]
     guilty = {k: t for k, t in half.items() if t.subnormal_share >= limit and t.mean_bits < options["fine_bits"]}
     if not guilty:
@@ -152,7 +154,7 @@ RULE = Rule(
             "faint_share",
             0.05,
             "fraction",
-            "Share of the sum of magnitudes that must be subnormal: spares gradients that a few elements carry.",
+            "Subnormal share of the sum of magnitudes; with less, the weight gradient must have lost bits as well.",
             "Precdoctor's own.",
             maximum=1.0,
         ),

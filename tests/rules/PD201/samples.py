@@ -61,13 +61,21 @@ def confident_classifier() -> Training:
     return gradients(lambda rng: np.where(np.arange(N) < 400, rng.normal(0, 0.1, N), rng.normal(0, 2e-8, N)))
 
 
+def loud_channel() -> Training:
+    """The same exponents, but the weight gradient has half of its elements missing: what is gone is whole channels."""
+    half = np.random.default_rng(5).normal(0, 1e-2, N) * (np.arange(N) % 2)
+    return confident_classifier().change(
+        lambda r: r.update(histogram(half.astype(np.float32))), kind="weight_grad", module="blocks.0.mlp.up"
+    )
+
+
 def zero_initialised() -> Training:
     return gradients(lambda rng: np.zeros(N))
 
 
 def a_little_underflow() -> Training:
-    """One percent flushed."""
-    return gradients(lambda rng: rng.normal(0, 3e-6, N))
+    """One percent flushed: a quarter of the twentieth that is small."""
+    return gradients(lambda rng: np.where(np.arange(N) < N // 20, rng.normal(0, 1e-7, N), rng.normal(0, 1e-3, N)))
 
 
 def float32_gradients() -> Training:
@@ -99,6 +107,7 @@ FIRING = {
         scale_too_low, module="blocks.0.mlp.up", kind="grad_output", severity="warning", says=("Loss scale: 64",)
     ),
     "flushed_whole": Sample(flushed_whole, module="blocks.0.attn.proj", says=("Nothing of it survived",)),
+    "loud_channel": Sample(loud_channel, module="blocks.0.mlp.up", says=("exactly zero because of it",)),
     "dies_upstream": Sample(dies_upstream, module="blocks.0.mlp.up", says=("2 gradients of 8 above",)),
 }
 HEALTHY = {

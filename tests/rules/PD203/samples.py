@@ -59,6 +59,22 @@ def given_nothing(output: float = 1.0) -> Training:
     return run.change(lambda r: r.update(normal(output)), kind="output", module="head")
 
 
+def all_zero(dtype: str = "float16") -> Training:
+    """No gradient behind the loss has an element that is not zero."""
+    run = Training(steps=12, dtype=dtype, scale=1.0)
+    for kind in ("grad_output", "weight_grad", "weight_grad_step"):
+        run.change(lambda r: r.update(ZERO), kind=kind)
+    return run
+
+
+def given_nothing_in_half() -> Training:
+    """FP16, and the other gradients are well inside of it: the loss gives the head nothing."""
+    run = Training(steps=12, dtype="float16", scale=1024.0)
+    run.change(lambda r: r.update(ZERO), kind="grad_output", module="head")
+    run.change(lambda r: r.update(ZERO), kind="weight_grad_step", module="head")
+    return run.change(lambda r: r.update(ZERO), kind="weight_grad", module="head")
+
+
 def behind_a_functional_relu() -> Training:
     """All of its output is negative."""
     negative = histogram(-np.abs(np.random.default_rng(1).normal(3.0, 0.5, NUMEL)))
@@ -188,6 +204,10 @@ FIRING = {
     "weight_zero_in_the_loss": Sample(
         given_nothing, module="head", severity="info", says=("not trained", "weight zero")
     ),
+    "flushed_at_the_loss": Sample(
+        all_zero, module=..., kind="weight_grad", severity="error", says=("cast of the model's output", "12 of 12"),
+    ),
+    "weight_zero_in_half": Sample(given_nothing_in_half, module="head", severity="info", says=("not trained",)),
     "functional_relu": Sample(
         behind_a_functional_relu, module="head", severity="warning", says=("is dead", "almost all negative")
     ),

@@ -22,11 +22,17 @@ def of_order_one() -> Training:
 
 def no_scale() -> Training:
     """PD305's business; here with enough bits for information."""
-    return gradients(4e-6, scale=None)
+    return gradients(1.2e-5, scale=None)
 
 
 def no_room_above() -> Training:
-    """One gradient reaches 30,000 at the same scale."""
+    """One gradient reaches 30,000 at the same scale; the others keep seven bits."""
+    run = gradients(1.2e-5)
+    return run.change(lambda r: r.update(normal(8000.0, "float16")), kind="grad_output", module="head")
+
+
+def held_down_by_one() -> Training:
+    """One gradient reaches 30,000, and the others have too few bits left at the scale it allows."""
     run = gradients(4e-6)
     return run.change(lambda r: r.update(normal(8000.0, "float16")), kind="grad_output", module="head")
 
@@ -42,7 +48,9 @@ FIRING = {
     "few_bits": Sample(
         lambda: gradients(8e-7), kind="grad_output", severity="warning", says=("stuck at 4", "limit 25 %", "of 11"),
     ),
-    "enough_bits": Sample(lambda: gradients(4e-6), severity="info", says=("doubles every",)),
-    "constant": Sample(constant, severity="info", says=("is a constant",)),
+    "half_of_the_bits": Sample(lambda: gradients(4e-6), severity="warning", says=("of 11", "limit 8")),
+    "enough_bits": Sample(lambda: gradients(1.2e-5), severity="info", says=("doubles every",)),
+    "constant": Sample(constant, severity="warning", says=("is a constant",)),
+    "held_down_by_one": Sample(held_down_by_one, severity="warning", says=("`head` keeps it so low",)),
 }  # fmt: skip
 HEALTHY = {f.__name__: f for f in (in_bf16, of_order_one, no_scale, no_room_above)}

@@ -23,6 +23,7 @@ def in_bf16() -> Training:
 
 FIRING = {
     "few_bits": Sample(lambda: gradients(8e-7), kind="grad_output", severity="warning", says=("limit 25 %", "of 11")),
-    "enough_bits": Sample(lambda: gradients(4e-6), kind="grad_output", severity="info"),
+    "half_of_the_bits": Sample(lambda: gradients(4e-6), kind="grad_output", severity="warning", says=("of 11",)),
+    "enough_bits": Sample(lambda: gradients(1.2e-5), kind="grad_output", severity="info"),
 }
 HEALTHY = {f.__name__: f for f in (of_order_one, scaled, in_bf16)}
