@@ -97,10 +97,9 @@ def explains(cause: Finding, effect: Finding) -> bool:
         return (cause.code == "PD301") == _mended_by_the_scale(gradient) and _begins_within(cause, effect)
     if cause.code == "PD606" and effect.code in ("PD601", "PD602", "PD709"):
         return _reads(cause, effect)
-    if effect.code in _EXPLAINS_RUN.get(cause.code, ()):
+    kept_low = "flushed_at_level" in cause.evidence and effect.code in ("PD201", "PD202")
+    if kept_low or effect.code in _EXPLAINS_RUN.get(cause.code, ()):
         return True
-    if cause.code == "PD301" and "flushed_at_level" in cause.evidence:
-        return effect.code in ("PD201", "PD202")
     if {cause.code, effect.code} == {"PD703", "PD706"}:  # a cast that was seen is nearer to the fault than its sine
         angles = cause if cause.code == "PD703" else effect
         told_by_cast = angles.evidence.get("effect") == "angles"

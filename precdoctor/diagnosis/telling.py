@@ -10,7 +10,7 @@ from precdoctor.diagnosis import words
 from precdoctor.diagnosis.divergence import divergence_before
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.incident import Incident, incidents
-from precdoctor.diagnosis.rows import TensorRow, path_evidence, range_evidence
+from precdoctor.diagnosis.rows import TensorRow, known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.view import RunView
 
@@ -23,6 +23,8 @@ _LISTED = 16
 _LATER_PASSES = 4
 #: Confidence of a finding that leads with what threw the run off, steps before.
 _ROOTED = 0.85
+#: Binades beyond a format within which its narrowness, and not the size of the numbers, is the fault. Chosen empirically.
+_BEYOND = 2.0
 #: Origins inferred from the tensors on both sides of code that no hook sees.
 _INFERRED = ("functional", "between-roots", "loss-backward", "between")
 
@@ -280,7 +282,20 @@ def with_divergence(view: RunView, incident: Incident) -> Incident:
     poisoned = incident.poison is not None and incident.cause.name != "optimizer-overflow"
     if incident.phase is Phase.DATA or incident.how == "start" or poisoned:
         return incident
-    return replace(incident, divergence=divergence_before(view, incident.process, incident.step))
+    divergence = divergence_before(view, incident.process, incident.step)
+    if divergence is not None and divergence.at == 0 and _just_beyond(incident):
+        return incident  # nothing before it to be out of line with: the format is too narrow, not the run too large
+    return replace(incident, divergence=divergence)
+
+
+def _just_beyond(incident: Incident) -> bool:
+    """Whether the op's result in FP64 lies within two binades of the end of the format that it overflowed."""
+    op = incident.culprit.op if incident.culprit is not None else None
+    wide = op.reference if op is not None else None
+    if op is None or wide is None or wide.bad or not wide.amax or not op.results:
+        return False
+    fmt = known_format(op.results[0].dtype)
+    return fmt is not None and fmt.headroom(wide.amax) >= -_BEYOND
 
 
 def _never_stepped_again(view: RunView, incident: Incident) -> str:
