@@ -274,19 +274,19 @@ def is_harmed(view: RunView, key: Key, gradient: GradientSeries, limits: tuple[f
     return gradient.lost_share >= limits[1] or lost_channels(view, key, gradient) >= limits[0]
 
 
-def is_faint(view: RunView, key: Key, gradient: GradientSeries, faint: float, fine_bits: float) -> bool:
+def is_faint(view: RunView, key: Key, gradient: GradientSeries, faint: float, enough_bits: float) -> bool:
     """Whether subnormals of an output gradient matter: they hold some of its magnitude, or of a weight's bits.
 
     Args:
         faint: share of the sum of magnitudes that must be subnormal.
-        fine_bits: with fewer in the gradient of the module's weight they matter all the same.
+        enough_bits: with fewer in the gradient of the module's weight they matter all the same.
     """
     if gradient.faint_share >= faint:
         return True
     dying = FLUSH_OPTIONS[0].default
     weights = survey(view, max_steps=MAX_STEPS.default, dying_share=dying, kind="weight_grad")
     mine = [t for k, t in weights.tensors.items() if k[:2] == key[:2] and t.bits]
-    return any(t.mean_bits < fine_bits for t in mine)
+    return any(t.mean_bits < enough_bits for t in mine)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = {k: t for k, t in found.tensors.items() if is_harmed(view, k, t, limits)}
     if not guilty:
         worst = max(t.share for t in found.tensors.values())
-        tail = ", a tail that no weight gradient misses" if worst >= limits[0] else ""
+        tail = ", a tail: no recorded weight gradient misses a channel" if worst >= limits[0] else ""
         return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limits[0])}){tail}")
     finding = _finding(view, found, guilty, options)
     return Checked(

@@ -83,7 +83,7 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = [o for o in wide if _harmed(view, o, options) or _whole_rows(view, o) >= options["lost_blocks"]]
     if not guilty:
         worst = max(o.flushed_share for o in judged)
-        weightless = ", less than rounding takes, and no weight gradient misses a channel" if wide else ""
+        weightless = ", less than rounding takes, and no recorded weight gradient misses a channel" if wide else ""
         return Checked(
             (), f"{plural(len(judged), 'gradient')} in E4M3: {percent(worst)} flushed in the worst{weightless}"
         )

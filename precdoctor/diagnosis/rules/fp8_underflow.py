@@ -77,7 +77,7 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = [o for o in flushing if harmful(o.cost, o.fmt, options["lost_db"]) or _loses_channels(view, o, options)]
     if not guilty:
         worst = max((o.flushed_share for o in judged), default=0.0)
-        weightless = ", less than rounding takes, and no weight gradient misses a channel" if flushing else ""
+        weightless = ", less than rounding takes, and no recorded weight gradient misses a channel" if flushing else ""
         return Checked((), f"{seen_words(found)}: {percent(worst)} flushed in the worst{weightless}")
     guilty.sort(key=lambda o: (-o.flushed_share, o.key))
     finding = _finding(view, guilty, options)

@@ -97,7 +97,7 @@ def check(view: RunView, options: Options) -> Checked:
         for k, t in half.items()
         if t.subnormal_share >= options["subnormal_share"]
         and t.mean_bits < options["fine_bits"]
-        and is_faint(view, k, t, options["faint_share"], options["fine_bits"])
+        and is_faint(view, k, t, options["faint_share"], options["enough_bits"])
     }
     if not guilty:
         worst = max(t.subnormal_share for t in half.values())

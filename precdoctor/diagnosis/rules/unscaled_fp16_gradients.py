@@ -65,7 +65,7 @@ def check(view: RunView, options: Options) -> Checked:
     every = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
     if not every:
         return Checked.not_applicable("no output gradient is in FP16")
-    half = {k: t for k, t in every.items() if is_faint(view, k, t, options["faint_share"], options["fine_bits"])}
+    half = {k: t for k, t in every.items() if is_faint(view, k, t, options["faint_share"], options["enough_bits"])}
     if not half:
         seen = f"{plural(len(every), 'FP16 gradient')}: few elements carry them, and weight gradients are whole"
         return Checked((), seen)
