@@ -23,7 +23,7 @@ _LISTED = 16
 _LATER_PASSES = 4
 #: Confidence of a finding that leads with what threw the run off, steps before.
 _ROOTED = 0.85
-#: Binades beyond a format within which its narrowness, and not the size of the numbers, is the fault. Chosen empirically.
+#: Binades beyond a format's end up to which the format is the fault, not the size of the numbers. Chosen empirically.
 _BEYOND = 2.0
 #: Origins inferred from the tensors on both sides of code that no hook sees.
 _INFERRED = ("functional", "between-roots", "loss-backward", "between")

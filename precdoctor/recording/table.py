@@ -20,6 +20,7 @@ from precdoctor.recording.deepscan.evidence import Readings
 from precdoctor.recording.fp8.operand import flush_bins
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.logit_sample import sharpness_columns
 from precdoctor.recording.slots import Entry
 from precdoctor.runlog import arrays
 
@@ -225,7 +226,7 @@ class StepTensors:
         extents = np.fromiter(itertools.chain.from_iterable(e.shape for e in self._entries), np.int64, int(sizes.sum()))
         columns["shape"] = arrays.lists(sizes, arrays.numbers(extents))
         columns |= self._firsts_bad() | self._extremes_and_histogram() | self._updates() | self._blocks()
-        return columns | self._casts() | self._scales(scale) | self._sharpness()
+        return columns | self._casts() | self._scales(scale) | sharpness_columns(self._entries, self._logit_rows)
 
     def _scales(self, loss_scale: float | None) -> dict[str, Any]:
         """The loss scale of gradients, the quantiser's of tensors that were cast."""
@@ -256,29 +257,6 @@ class StepTensors:
             "format": arrays.strings(names),
             "saturated": arrays.numbers(counts[0], known[0]),
             "flushed": arrays.numbers(counts[1], known[1]),
-        }
-
-    def _sharpness(self) -> dict[str, Any]:
-        """What softmaxes are for, their entropy, and the largest logit and the relative entropy of each head."""
-        if not self._logit_rows:
-            return {}
-        roles: list[str | None] = [None] * self.rows
-        entropy, known = np.full(self.rows, math.nan), np.zeros(self.rows, np.bool_)
-        sizes, numbers = np.zeros(self.rows, np.int64), {}
-        for row in self._logit_rows:
-            sharpness = self._entries[row].sharpness
-            assert sharpness is not None, "that is what makes it one of these rows"
-            values = sharpness.numbers()
-            roles[row], entropy[row], numbers[row] = sharpness.role or None, values[0], values[1:]
-            known[row], sizes[row] = True, sharpness.heads
-        some = sizes > 0
-        largest = [v for row in self._logit_rows for v in numbers[row][: sizes[row]]]
-        relative = [v for row in self._logit_rows for v in numbers[row][sizes[row] :]]
-        return {
-            "role": arrays.strings(roles),
-            "entropy": arrays.numbers(entropy, known),
-            "head_max": arrays.lists(sizes, arrays.numbers(np.array(largest)), some),
-            "head_entropy": arrays.lists(sizes, arrays.numbers(np.array(relative)), some),
         }
 
     def _unique_calls(self) -> npt.NDArray[np.int32]:
