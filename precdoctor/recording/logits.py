@@ -128,6 +128,7 @@ class Logits:
         self._made: dict[int, tuple[StorageWeakRef, Entry | None]] = {}
         recorder.when_forked.append(self._reset)
         recorder.when_closing.append(self.close)
+        recorder.when_turned_off.append(self.close)
         recorder.when_step_begins.append(self.close)
 
     def _reset(self) -> None:

@@ -56,6 +56,8 @@ class Recorder:
         #: Called when this process turns out to be one that trains, and before its log is closed.
         self.when_armed: list[Callable[[], None]] = []
         self.when_closing: list[Callable[[], None]] = []
+        #: Take off what is still open in torch, once nothing is recorded any more.
+        self.when_turned_off: list[Callable[[], None]] = []
         #: Called when it is known whether the coming step is sampled.
         self.when_step_begins: list[Callable[[], None]] = []
         #: Events from before there was a log, and of what a forked child inherits.
@@ -200,6 +202,8 @@ class Recorder:
         self.state = "off"
         self.live = False
         self.slots.take()
+        for take_off in self.when_turned_off:
+            take_off()
         if self.drain is None:
             _boot.note(str(self.run), "error", message)
         else:

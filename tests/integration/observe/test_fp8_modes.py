@@ -122,8 +122,12 @@ def test_an_internal_error_turns_it_off_and_closes_what_is_open(tmp_path):
         tmp_path,
         """
 plain = train(4)
-def broken(*_):
-    raise RuntimeError("ours")
+measure, calls = observer.measure, []
+def broken(*given):
+    calls.append(given)
+    if len(calls) > 4:  # behind the first step: before it there is no log
+        raise RuntimeError("ours")
+    return measure(*given)
 observer.measure = broken
 with precdoctor.record("run", every=1):
     same = train(4) == plain
