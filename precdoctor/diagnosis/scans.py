@@ -29,6 +29,15 @@ EFFECT = RuleOption(
 )
 
 
+#: Where an op that belongs to no module ran, by the phase of its fact.
+_STAGES = {
+    "backward": "the backward pass",
+    "loss": "the loss code",
+    "optimizer": "the code after the backward pass",
+    "script": "the code between two steps",
+}
+
+
 @dataclass(frozen=True)
 class Scan:
     """One scan of one process; ``outcome`` is done, refused or dropped."""
@@ -59,9 +68,14 @@ class Fact:
         return short_name(self.op)
 
     @property
+    def phase(self) -> str:
+        """In which the op ran: script, forward, loss, backward, optimizer."""
+        return text(self.data.get("phase"))
+
+    @property
     def backward(self) -> bool:
         """Whether the op ran in the backward pass."""
-        return text(self.data.get("phase")) == "backward"
+        return self.phase == "backward"
 
     @property
     def dtype(self) -> str:
@@ -252,7 +266,7 @@ def locate(view: RunView, group: Group) -> Location:
 
 def place_words(fact: Fact) -> str:
     """``in `blocks.3.attn```."""
-    return f"in `{fact.module or fact.root}`" if fact.root else "in the backward pass"
+    return f"in `{fact.module or fact.root}`" if fact.root else f"in {_STAGES.get(fact.phase, _STAGES['backward'])}"
 
 
 def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[str, Any]:
