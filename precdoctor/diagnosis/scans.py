@@ -38,6 +38,14 @@ _STAGES = {
 }
 
 
+_PHASES = {
+    "backward": Phase.BACKWARD,
+    "loss": Phase.LOSS,
+    "optimizer": Phase.OPTIMIZER,
+    "script": Phase.OPTIMIZER,
+}
+
+
 @dataclass(frozen=True)
 class Scan:
     """One scan of one process; ``outcome`` is done, refused or dropped."""
@@ -196,6 +204,7 @@ def check_facts(
     *,
     seen: str,
     flushes: Callable[[Fact], bool] = lambda _: False,
+    keep: Callable[[Group], bool] = lambda _: True,
 ) -> Checked:
     """The check of a rule on scan facts.
 
@@ -206,6 +215,7 @@ def check_facts(
         seen: what a scan of which nothing is told has looked at.
         flushes: facts that count only if they last. Weights that begin at zero are flushed until they have grown, and
             a later scan no longer sees it.
+        keep: places that count, by all that was seen of them.
     """
     known = scans(view)
     done = [s for s in known if s.outcome == "done"]
@@ -216,9 +226,9 @@ def check_facts(
     bad = [(weight, f) for f in facts(view, *kinds) if (weight := guilty(f)) > 0]
     if not bad:
         return Checked((), f"{looked}: {seen}")
-    groups = [g for g in _grouped(bad) if not (flushes(g.worst) and _passed(g, done))]
+    groups = [g for g in _grouped(bad) if keep(g) and not (flushes(g.worst) and _passed(g, done))]
     if not groups:
-        return Checked((), f"{looked}: {seen} beyond the first steps")
+        return Checked((), f"{looked}: {seen} on several steps, or beyond the first ones")
     places = plural(len(groups), "place")
     return Checked([tell(g) for g in groups[:_MAX_PLACES]], f"{places} in {looked}", Status.FAILED)
 
@@ -256,7 +266,7 @@ def locate(view: RunView, group: Group) -> Location:
         root=fact.root or None,
         module=fact.module if fact.root else None,
         module_class=view.module_classes.get((fact.root, fact.module)),
-        phase=Phase.BACKWARD if fact.backward else Phase.FORWARD,
+        phase=_PHASES.get(fact.phase, Phase.FORWARD),
         rank=fact.rank,
         step=min(group.steps),
         op=fact.op,

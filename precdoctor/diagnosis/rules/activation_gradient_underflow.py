@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.flushes import check_flushes
 from precdoctor.diagnosis.rows import Key, TensorRow, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -60,7 +61,10 @@ alarm is the worse error. tests/unit/numerics/test_tail.py holds it to that.
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the worst tensor, with all others above the limits as evidence."""
     found = survey(view, max_steps=options["max_steps"], dying_share=options["flushed_share"])
+    flushes = check_flushes(view)
     if not found.tensors:
+        if flushes.findings:
+            return flushes
         return Checked.not_applicable("no output gradient is in FP16 or BF16")
     seen = f"{plural(len(found.tensors), 'output gradient')} on {plural(len(found.steps), 'step')}"
     guilty = {
@@ -68,6 +72,8 @@ def check(view: RunView, options: Options) -> Checked:
         for k, t in found.tensors.items()
         if t.share >= options["flushed_share"] and t.lost_share >= options["lost_magnitude"]
     }
+    if not guilty and flushes.findings:
+        return flushes
     if not guilty:
         worst = max(t.share for t in found.tensors.values())
         return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(options['flushed_share'])})")

@@ -167,7 +167,7 @@ class Audit:
         origins = [o for x in operands for o in self._origins(x)][:2]
         if not origins or key is None or call.args[0].shape != result.shape:
             return
-        x = self._value(call.args[0], result).clone()
+        x = self._value(call.args[0], result).clone().reshape(-1)
         if name in ("_to_copy", "clone"):
             exact: Tensor | None = x
         elif name == "rsub":
@@ -302,8 +302,9 @@ class Audit:
             target, event = targets.of(stall.key), stall.event
             if stall.new is not None and stall.new.expired():
                 continue  # an intermediate result
-            if stall.old is not None and not stall.old.expired() and target["target"] != "weight":
-                continue  # the state is still there beside it
+            kept = stall.old is not None and not stall.old.expired()
+            if kept and target["target"] != "weight" and stall.data["moved"] > 1:
+                continue  # the state is still there beside it; a count may be held by a copy of its module
             if stall.key in self._compensated:
                 continue
             place = (event["op"], event.get("file"), event.get("line"), target["target"], stall.data["dtype"])
