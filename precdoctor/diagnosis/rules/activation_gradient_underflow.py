@@ -27,6 +27,10 @@ A tensor counts when, in the median over the steps, its flushed share (flushed /
 of its total magnitude that was lost exceed their limits. The second condition spares gradients in which a few elements
 carry everything, such as the logits of a confident classifier. A tensor that is zero throughout counts only when the
 gradient before it in the backward pass was dying already.
+
+Where no such tensor is found, an op of the backward pass counts that was seen to flush most of a gradient (half of its
+non-zero elements and a quarter of its magnitude, on two scanned steps or more, see `record --deep-scan`): the cast
+behind the loss, for instance, in front of which no module is.
 """,
     matters="""
 A flushed gradient does not train. Layers far from the loss go first; the loss goes down more slowly or stops, and
