@@ -40,6 +40,23 @@ EFFECT = RuleOption(
 )
 
 
+#: Where an op that belongs to no module ran, by the phase of its fact.
+_STAGES = {
+    "backward": "the backward pass",
+    "loss": "the loss code",
+    "optimizer": "the code after the backward pass",
+    "script": "the code between two steps",
+}
+
+
+_PHASES = {
+    "backward": Phase.BACKWARD,
+    "loss": Phase.LOSS,
+    "optimizer": Phase.OPTIMIZER,
+    "script": Phase.OPTIMIZER,
+}
+
+
 @dataclass(frozen=True)
 class Scan:
     """One scan of one process.
@@ -80,9 +97,14 @@ class Fact:
         return short_name(self.op)
 
     @property
+    def phase(self) -> str:
+        """In which the op ran: script, forward, loss, backward, optimizer."""
+        return text(self.data.get("phase"))
+
+    @property
     def backward(self) -> bool:
         """Whether the op ran in the backward pass."""
-        return text(self.data.get("phase")) == "backward"
+        return self.phase == "backward"
 
     @property
     def dtype(self) -> str:
@@ -238,6 +260,7 @@ def check_facts(
     *,
     seen: str,
     flushes: Callable[[Fact], bool] = lambda _: False,
+    keep: Callable[[Group], bool] = lambda _: True,
 ) -> Checked:
     """The check of a rule on scan facts.
 
@@ -248,6 +271,7 @@ def check_facts(
         seen: what a scan of which nothing is told has looked at.
         flushes: facts that count only if they last. Weights that begin at zero are flushed until they have grown, and
             a later scan no longer sees it.
+        keep: places that count, by all that was seen of them.
     """
     known = scans(view)
     done = [s for s in known if s.outcome == "done"]
@@ -258,9 +282,9 @@ def check_facts(
     bad = [(weight, f) for f in facts(view, *kinds) if (weight := guilty(f)) > 0]
     if not bad:
         return Checked((), f"{looked}: {seen}{in_vain_words(view)}")
-    groups = [g for g in _grouped(bad) if not (flushes(g.worst) and _passed(g, done))]
+    groups = [g for g in _grouped(bad) if keep(g) and not (flushes(g.worst) and _passed(g, done))]
     if not groups:
-        return Checked((), f"{looked}: {seen} beyond the first steps")
+        return Checked((), f"{looked}: {seen} on several steps, or beyond the first ones")
     places = plural(len(groups), "place")
     return Checked([tell(g) for g in groups[:_MAX_PLACES]], f"{places} in {looked}", Status.FAILED)
 
@@ -298,7 +322,7 @@ def locate(view: RunView, group: Group) -> Location:
         root=fact.root or None,
         module=fact.module if fact.root else None,
         module_class=view.module_classes.get((fact.root, fact.module)),
-        phase=Phase.BACKWARD if fact.backward else Phase.FORWARD,
+        phase=_PHASES.get(fact.phase, Phase.FORWARD),
         rank=fact.rank,
         step=min(group.steps),
         op=fact.op,
@@ -308,7 +332,7 @@ def locate(view: RunView, group: Group) -> Location:
 
 def place_words(fact: Fact) -> str:
     """``in `blocks.3.attn```."""
-    return f"in `{fact.module or fact.root}`" if fact.root else "in the backward pass"
+    return f"in `{fact.module or fact.root}`" if fact.root else f"in {_STAGES.get(fact.phase, _STAGES['backward'])}"
 
 
 def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[str, Any]:

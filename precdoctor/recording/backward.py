@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from precdoctor.recording import attach, static
+from precdoctor.recording import attach, kernels, static
 from precdoctor.recording.batch import defer, is_capturing
 from precdoctor.recording.fp8 import engines
 from precdoctor.recording.fp8.casts import Casts
@@ -232,5 +232,6 @@ def constant_factor(root: Tensor) -> float | None:
     for attribute in ("_saved_other", "_saved_self"):
         operand = getattr(node, attribute, None)
         if isinstance(operand, Tensor) and operand.numel() == 1 and not operand.requires_grad:
-            return float(operand) if operand.is_cpu else None
+            with kernels.apart_from_user_modes():  # a mode would be given a bare number in its place
+                return float(operand) if operand.is_cpu else None
     return None

@@ -23,7 +23,7 @@ from precdoctor.recording import static
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.loss_code import LossCode
 from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again, trains
-from precdoctor.recording.modes import watched_by_others
+from precdoctor.recording.modes import is_own_run
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import RootCall, Scene
 
@@ -146,7 +146,7 @@ class CompiledCalls:
             and not torch.compiler.is_compiling()
             and torch._C._current_graph_task_id() == -1
             and torch._C._functorch.maybe_current_level() is None
-            and not watched_by_others()
+            and is_own_run()
             and _compiles()
         )
 

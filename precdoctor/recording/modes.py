@@ -13,22 +13,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Retiring(TorchDispatchMode):
-    """A mode that may be over while it is still open; then it must do nothing but run the op."""
+    """A mode that may be over while it is still open; then it must do nothing but run the op.
+
+    Attributes:
+        over: it is.
+        watches: it sees the user's own run of every op, and changes nothing: no replay, no trace.
+    """
 
     over = False
+    watches = False
 
 
 class Looking(Retiring):
     """A mode that runs every op as it is, with the same results, and does nothing about ops of ours."""
 
+    watches = True
     only_looks = True
-
-
-def watched_by_others() -> bool:
-    """Whether a dispatch mode is open in this thread that does more than look."""
-    return any(
-        not isinstance(torch._C._get_dispatch_stack_at(i), Looking) for i in range(torch._C._len_torch_dispatch_stack())
-    )
 
 
 #: What is on some thread's stack, by ``id``.
@@ -62,6 +62,12 @@ def take_off(mode: TorchDispatchMode) -> None:
     for other in reversed(above):
         torch._C._push_on_torch_dispatch_stack(other)
     _open.pop(id(mode), None)
+
+
+def is_own_run() -> bool:
+    """Whether this thread runs the user's code as it is: no mode on its stack replays, traces or counts."""
+    stack = (torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack()))
+    return all(isinstance(m, Retiring) and m.watches for m in stack)
 
 
 def retire(mode: Retiring) -> None:

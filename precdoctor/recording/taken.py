@@ -19,7 +19,7 @@ from torch import Tensor
 from precdoctor.recording import static
 from precdoctor.recording.guarded import guarded
 from precdoctor.recording.microscope.frames import Line, innermost_user_line
-from precdoctor.recording.modes import watched_by_others
+from precdoctor.recording.modes import is_own_run
 from precdoctor.recording.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class TakenGradients:
             and not getattr(self._recorder.local, "stack", None)
             and torch._C._current_graph_task_id() == -1
             and torch._C._functorch.maybe_current_level() is None
-            and not watched_by_others()
+            and is_own_run()
         )
 
     def _began(self, outputs: Any, inputs: Any, gradients: Any) -> Taken | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.flushes import check_flushes
 from precdoctor.diagnosis.rows import Key, TensorRow, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -38,6 +39,10 @@ such as the logits of a confident classifier, lose little magnitude. They are sp
 module's weight has no more zeros than other reasons explain: channels that are flushed on every sample leave zeros
 there, scattered elements leave none. A tensor that is zero throughout counts only when the gradient before it in the
 backward pass was dying already.
+
+Where no such tensor is found, an op of the backward pass counts that was seen to flush most of a gradient (half of its
+non-zero elements and a quarter of its magnitude, on two scanned steps or more, see `record --deep-scan`): the cast
+behind the loss, for instance, in front of which no module is.
 """,
     matters="""
 A flushed gradient does not train. Layers far from the loss go first; the loss goes down more slowly or stops, and
@@ -72,11 +77,16 @@ alarm is the worse error. tests/unit/numerics/test_tail.py holds it to that.
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the worst tensor, with all others above the limits as evidence."""
     found = survey(view, max_steps=options["max_steps"], dying_share=options["flushed_share"])
+    flushes = check_flushes(view)
     if not found.tensors:
+        if flushes.findings:
+            return flushes
         return Checked.not_applicable("no output gradient is in FP16 or BF16")
     seen = f"{plural(len(found.tensors), 'output gradient')} on {plural(len(found.steps), 'step')}"
     limits = options["flushed_share"], options["lost_magnitude"]
     guilty = {k: t for k, t in found.tensors.items() if is_harmed(view, k, t, limits)}
+    if not guilty and flushes.findings:
+        return flushes
     if not guilty:
         worst = max(t.share for t in found.tensors.values())
         tail = ", a tail: no recorded weight gradient misses a channel" if worst >= limits[0] else ""

@@ -17,6 +17,7 @@ from precdoctor.diagnosis.scans import (
     has_effect,
     locate,
     place_words,
+    scans,
     short_name,
 )
 from precdoctor.diagnosis.telling import percent
@@ -30,6 +31,9 @@ made of the difference is judged (`rsqrt`, `sqrt`, a division): an epsilon that 
 lost are log2 of the larger moment over the difference, the median over elements. Differences of other things are no
 finding: `x - x.mean()` on the numbers themselves is exact where it cancels, and so are converging predictions,
 log-probabilities of two models, and straight-through estimators. Nor is one that ends as less than `effect` of a sum.
+
+In loss code the difference of two tensors that were cast to half counts as well, where most of its elements are off by
+more than half of what the numbers before the cast give: on two scanned steps or more, and on half of all of them.
 """,
     matters="""
 FP32 has 24 bits. With a mean 1,000 times the standard deviation 20 of them cancel, and the variance is noise, or
@@ -55,6 +59,8 @@ shows it, or when it could not be followed to the result it feeds.
     ),
 )
 
+_ROUNDED = "the difference was compared with that of the numbers before their cast, in FP64"
+
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
@@ -69,11 +75,57 @@ def check(view: RunView, options: Options) -> Checked:
     def tell(group: Group) -> Finding:
         return _finding(view, group, options)
 
-    return check_facts(view, ("cancellation",), guilty, tell, seen="no difference of moments that cancels")
+    def lasts(group: Group) -> bool:
+        """Predictions come close to their targets late in a run; what cancels by design does so from the start."""
+        done = sum(s.outcome == "done" and s.rank == group.worst.rank for s in scans(view))
+        return not _rounded_before(group.worst) or (len(group.steps) > 1 and 2 * len(group.steps) >= done)
+
+    seen = "no difference that cancels"
+    return check_facts(view, ("cancellation",), guilty, tell, seen=seen, keep=lasts)
+
+
+def _rounded_before(fact: Fact) -> bool:
+    """Whether it is a difference of two numbers that were cast to half before."""
+    return fact.data.get("rounded_before") is True
+
+
+def _difference(view: RunView, group: Group, options: Options) -> Finding:
+    """Of numbers that were rounded before they were subtracted."""
+    fact = group.worst
+    wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
+    share = percent(wrong / max(of, 1))
+    message = (
+        f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} subtracts numbers that were cast to "
+        f"{fact.dtype} before: {wrong:,} of {of:,} non-zero differences ({share}, limit "
+        f"{percent(options['wrong_share'])}) are off by more than half, {zeros:,} are exactly zero, for instance "
+        f"{fact.number('seen'):.4g} where the numbers before the cast give {fact.number('exact'):.4g}."
+        f"{elsewhere_words(group)}"
+    )
+    return Finding(
+        code="PD705",
+        name="catastrophic-cancellation",
+        severity=Severity.WARNING,
+        confidence=0.9,
+        title=f"a difference {place_words(fact)} is {fact.dtype} rounding only: {share} of its elements are "
+        f"wrong{fact.line}",
+        message=message,
+        location=locate(view, group),
+        evidence=evidence_of(group, {n: options[n] for n in ("bits_left", "wrong_share")}, _ROUNDED),
+        prescriptions=(
+            Prescription(
+                title=f"subtract in FP32 and cast the difference{fact.line}: wrong elements {wrong:,} -> 0",
+                change={"compute_dtype": {"from": fact.dtype, "to": "float32"}, "op": fact.op},
+                predicted={"wrong_elements": {"from": wrong, "to": 0}},
+                snippet=f"difference = (a.float() - b.float()).to(torch.{fact.dtype})  # before either is rounded\n",
+            ),
+        ),
+    )
 
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
+    if _rounded_before(fact):
+        return _difference(view, group, options)
     fmt = known_format(fact.dtype)
     bits = fmt.mantissa_bits + 1 if fmt is not None else 0
     lost, wrong, of = min(fact.number("bits_lost"), bits), fact.count("wrong"), fact.count("of")

@@ -1,7 +1,8 @@
-"""When a scan looks, and at what: the forward of top-level modules, and backward, of the steps that are due.
+"""When a scan looks, and at what: all that runs between two step ends on the training thread, on steps that are due.
 
-The mode is entered in the pre-hook of a top-level module and left in its hook, and entered again around backward: it is
-never open while the code between them runs.
+The mode is opened where the step before has ended (for the first scan: at the first call of a top-level module) and
+closed for good where the step ends, so that the loss, the optimizer, averages of weights and the script's own
+arithmetic are in it.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from precdoctor.recording import attach, room, static
+from precdoctor.recording import attach, kernels, room, static
 from precdoctor.recording.batch import is_capturing
 from precdoctor.recording.deepscan.evidence import Evidence
 from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
+from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.guarded import guarded
-from precdoctor.recording.modes import in_backward, put_on, retire, retired, sweep, take_off
+from precdoctor.recording.modes import in_backward, put_on, retire, retired, sweep
 from precdoctor.recording.naming import unwrap
 
 if TYPE_CHECKING:
@@ -37,19 +40,24 @@ class DeepScan:
         self._recorder = recorder
         self._enter_module, self._leave_module = guarded(recorder)(self._entered), guarded(recorder)(self._left)
         recorder.when_forked.append(self._forget)
+        recorder.when_turned_off.append(self._close)
+        recorder.when_step_begins.append(guarded(recorder)(self.begin_step))
+        self._mode: ScanMode | None = None
+        self._handles: list[Any] = []
         self._forget()
 
     def _forget(self) -> None:
+        self._close()  # a forked child inherits what is open
         self.schedule = Schedule(self._recorder.options)
         self._began = time.perf_counter_ns()
-        self._mode: ScanMode | None = None
-        #: The step it was last asked about.
+        self._mode = None
+        #: The last step that it began to scan.
         self._asked: int | None = None
-        #: The module whose forward the mode is open in; None while it is closed, or open in backward.
+        #: The top-level module whose forward runs; and the one that a window was opened for last.
         self._root: nn.Module | None = None
+        self._last: weakref.ref[nn.Module] | None = None
         #: Whether it is open, and on which thread's stack.
         self._open, self._thread = False, 0
-        self._handles: list[Any] = []
         self._refused: set[str] = set()
         self._known: frozenset[Any] = frozenset()
         self._number = 0
@@ -57,62 +65,82 @@ class DeepScan:
 
     # --- windows -----------------------------------------------------------------------------------------------------
 
+    def begin_step(self) -> None:
+        """A step begins where the one before has ended: what runs before its forward pass belongs to it."""
+        module = self._last() if self._last is not None else None
+        if self.schedule.off or module is None or in_backward() or self._thread != threading.get_ident():
+            return
+        sweep()
+        if not self._open and self._due() and self._allows(module):
+            self._enter("script")
+
     def enter_root(self, module: nn.Module) -> None:
         """A top-level module is called in training; its hooks have been chosen, its forward has not begun."""
         sweep()
         if self.schedule.off or (in_backward() and (self._open or retired())):
             return
-        if self._open:  # left by an exception that no hook is told of
+        if self._open and (self._thread != threading.get_ident() or _compiles()):
             self._close()
-        if self._due() and self._allows(module):
-            assert self._mode is not None
-            self._root = module
-            self._enter()
+        if not self._open and self._due() and self._allows(module):
+            self._last = weakref.ref(module)
+            self._enter("script")
+        elif self._open and (why := unfit(module)) is not None:
+            self._close()
+            self._refuse(module, why)
+        if self._open and self._mode is not None:
+            self._root, mode = module, self._mode
+            mode.modules.clear()  # an exception that no hook is told of leaves some
+            mode.micro_step, mode.resting = self._recorder.micro_step, not self._in_time()
             self._entered(module, ())
 
     def enter_backward(self) -> None:
         """``backward`` begins."""
-        if self._mode is not None and not self._open and self._mode.ops and self._in_time():
-            self._root = None
-            self._enter()
+        if self._mode is not None and self._open:
+            self._mode.modules.clear()
+            self._mode.resting = not self._in_time()
 
     def leave(self) -> None:
         """``backward`` has ended."""
-        if self._open:
-            self._close()
+        if self._mode is not None and self._open:
+            self._mode.modules.clear()
+            self._mode.stage, self._mode.resting = "optimizer", False
 
     def _due(self) -> bool:
         recorder = self._recorder
-        if recorder.trace is not None:
+        if recorder.trace is not None or self._mode is not None:
             return False
         if self._asked != recorder.step:
-            self._asked = recorder.step
             self._arm()
             elapsed = time.perf_counter_ns() - self._began
             if self.schedule.wants(recorder.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
+                self._asked = recorder.step
                 options = recorder.options
                 self._mode = ScanMode(room.for_copies(options), values=not options.redact_names)
-        return self._mode is not None and self._in_time()
+        return self._mode is not None
 
     def _in_time(self) -> bool:
         return self._recorder.micro_step < _MAX_MICRO_STEPS
 
     def _allows(self, module: nn.Module) -> bool:
         why = why_not(module)
-        if why is not None and why not in self._refused:
+        if why is not None:
+            self._refuse(module, why)
+        return why is None
+
+    def _refuse(self, module: nn.Module, why: str) -> None:
+        self._mode = None
+        if why not in self._refused:
             self._refused.add(why)
             self._recorder.event("scan", root=self._name(module), data={"kind": "step", "outcome": "refused",
                                                                        "why": why})  # fmt: skip
-        return why is None
 
     def _name(self, module: nn.Module) -> str:
         place = self._recorder.names.find(unwrap(module))
         return place.root if place is not None else ""
 
-    def _enter(self) -> None:
+    def _enter(self, stage: str) -> None:
         assert self._mode is not None
-        self._mode.micro_step = self._recorder.micro_step
-        self._mode.modules.clear()
+        self._mode.stage, self._mode.micro_step = stage, self._recorder.micro_step
         place = nn.modules.module
         self._handles = [
             place.register_module_forward_pre_hook(self._enter_module),
@@ -122,26 +150,21 @@ class DeepScan:
         put_on(self._mode)
 
     def _close(self) -> None:
-        mode, ended = self._mode, self._root is None and in_backward()
+        """For good: whatever keeps the mode on a stack now, it does nothing there but run ops."""
         self._open, self._root = False, None
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if mode is None:
-            return
-        mode.modules.clear()
-        if ended:  # by an optimizer that steps in the backward pass
-            retire(mode)
-        elif self._thread != threading.get_ident():  # nobody goes on with it
-            retire(mode)
-            self._mode = None
-        else:
-            take_off(mode)
+        if self._mode is not None:
+            self._mode.modules.clear()
+            retire(self._mode)
 
     def _entered(self, module: nn.Module, _args: Any) -> None:
         mode = self._mode
-        if mode is None or torch.compiler.is_compiling():
+        if mode is None or torch.compiler.is_compiling() or self._thread != threading.get_ident():
             return
+        if (self._root is None and not in_backward()) or (module is self._root and len(mode.modules) == 1):
+            return  # evaluation, or a root that has been entered already
         above = mode.modules[-1] if mode.modules else ("", "")
         place = self._recorder.names.find(module)
         inside = (place.root, place.module) if place is not None else (
@@ -150,12 +173,12 @@ class DeepScan:
 
     def _left(self, module: nn.Module, _args: Any, _result: Any) -> None:
         mode = self._mode
-        if mode is None or torch.compiler.is_compiling():
+        if mode is None or torch.compiler.is_compiling() or self._thread != threading.get_ident():
             return
         if mode.modules:
             mode.modules.pop()
         if module is self._root and not mode.modules:
-            self._close()
+            self._root, mode.stage, mode.resting = None, "loss", not self._in_time()
 
     # --- the step ----------------------------------------------------------------------------------------------------
 
@@ -199,7 +222,8 @@ class DeepScan:
             **self.schedule.why,
         }
         recorder.event("scan", id=number, data=data)
-        rows = mode.facts()
+        with kernels.apart_from_user_modes():
+            rows = mode.facts(Targets(recorder))
         if mode.coverage.signature != self._known:  # said once as long as it stays the same
             self._known = mode.coverage.signature
             rows += mode.coverage.events()
@@ -217,6 +241,11 @@ def why_not(module: nn.Module) -> str | None:
         return "it runs inside a transform or is being traced"
     if is_capturing():
         return "a CUDA graph is being captured"
+    return unfit(module)
+
+
+def unfit(module: nn.Module) -> str | None:
+    """The same, as far as it is about the module."""
     for part in static.modules(module):
         names = {c.__name__ for c in type(part).__mro__}
         if issubclass(type(part), (torch.jit.ScriptModule, torch.fx.GraphModule)):

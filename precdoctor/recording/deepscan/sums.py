@@ -87,7 +87,7 @@ class Sums:
                 self._reduction(call)
             elif call.plain_name == "add":
                 self._total(call)
-        if call.phase == "forward":
+        if call.phase != "backward":
             self._follow_moments(call)
 
     # --- one op ------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Sums:
         off = float((result.detach().double() - _rounded(exact[0], result)).norm() / magnitudes[0].norm())
         terms = max((x.numel() for x in call.operands), default=0) / max(result.numel(), 1)
         data = {"dtype": _spelled(result), "error": error, "error_of_magnitudes": off, "terms": terms}
-        if call.phase == "forward":
+        if call.phase != "backward":
             self._effects.begin("reduction", self._findings.event_of(call), error, result, exact[0], **data)
         else:
             self._findings.add("reduction", call, error, **data)
@@ -145,7 +145,7 @@ class Sums:
         if error is None or error < _NOTED_ULPS * _half_ulp(result.dtype):
             return
         data = {"dtype": _spelled(result), "error": error, "terms": known.terms}
-        if call.phase != "forward":
+        if call.phase == "backward":
             self._findings.add("total", call, error, **data)
         elif known.error is None:
             event = self._findings.event_of(call)

@@ -19,7 +19,7 @@ from precdoctor.recording.fp8.operand import FLOAT8, Operand
 from precdoctor.recording.fp8.provenance import Notes, is_float
 from precdoctor.recording.fp8.scope import OUTSIDE, Call, Calls
 from precdoctor.recording.guarded import guarded
-from precdoctor.recording.modes import put_on, take_off, watched_by_others
+from precdoctor.recording.modes import is_own_run, put_on, take_off
 from precdoctor.recording.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Casts:
         if not recorder.live or is_open() or (frame is not None and not frame.recorded):
             return
         if frame is None:
-            if not watched_by_others():  # else somebody replays, traces or counts
+            if is_own_run():  # else somebody replays, traces or counts
                 self._outside(x, dtype, outside())
         elif not self._may_open():
             self._outside(x, dtype, _call_of(frame))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.support.samples import Sample
-from tests.support.scanning import fact, scanned, used
+from tests.support.scanning import fact, scanned, used, with_scans
 from tests.support.training import Training
 
 
@@ -25,7 +25,24 @@ def next_to_nothing() -> Training:
     return scanned(difference(effect=1e-3, fed=used("add.Tensor")))
 
 
+def log_ratio(**changes: Any) -> dict[str, Any]:
+    """Log-probabilities of two policies, cast to BF16 and then subtracted."""
+    measured = {"dtype": "bfloat16", "bits_lost": 9.6, "wrong": 120, "of": 128, "zeros": 90, "seen": 0.0,
+                "exact": -0.006, "rounded_before": True, "phase": "loss"}  # fmt: skip
+    found = fact("cancellation", "sub.Tensor", **{**measured, **changes})
+    return {**found, "root": "", "module": ""}
+
+
+def near_the_targets() -> Training:
+    """Late in the run predictions come close."""
+    return with_scans(scanned(log_ratio(), steps=(7, 8)), 0, 1, 2, 3)
+
+
 FIRING = {
+    "log_ratio": Sample(
+        lambda: scanned(log_ratio()), 0, severity="warning",
+        says=("a difference in the loss code", "120 of 128", "90 are exactly zero"),
+    ),
     "float32": Sample(
         lambda: scanned(difference()), 0, "blocks.0.attn", severity="warning",
         says=("24 of 24 bits", "98 %", "300 where FP64 gives 0.05"),
@@ -34,4 +51,4 @@ FIRING = {
         lambda: scanned(difference(dtype="bfloat16", bits_lost=6.0)), 0, severity="warning", says=("6 of 8 bits",),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (bits_left, constant_rows, next_to_nothing)}
+HEALTHY = {f.__name__: f for f in (bits_left, constant_rows, next_to_nothing, near_the_targets)}

@@ -58,6 +58,7 @@ NAMES = {
     "PD506": "second-moment-underflow",
     "PD507": "stalled-average",
     "PD508": "master-weights-apart",
+    "PD509": "stalled-state",
     "PD601": "near-format-limit",
     "PD602": "activation-growth",
     "PD603": "gradient-explosion",

@@ -1,0 +1,234 @@
+"""The scan's window from one step end to the next, and what it measures of states, gradients and loss code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import precdoctor
+from precdoctor.recording.deepscan.mode import ScanMode
+from tests.support.processes import record, script
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def facts(run, *arguments, stage: str = "script") -> dict[str, dict]:
+    """Facts by kind of a function that runs outside of modules."""
+    mode = ScanMode(64 << 20, values=True)
+    mode.stage = stage
+    with mode:
+        kept = run(*arguments)
+    assert mode.failure is None
+    found = {e["data"]["kind"]: {**e["data"], **e} for e in mode.facts()}
+    del kept
+    return found
+
+
+def ones(dtype=torch.bfloat16) -> torch.Tensor:
+    return torch.ones(64, dtype=dtype)
+
+
+def rounded(x):
+    x.copy_((x.float() * 0.9999 + 0.00005).bfloat16())
+
+
+def foreach(x):
+    torch._foreach_lerp_([x], [torch.zeros(64, dtype=x.dtype)], 1e-4)
+
+
+STALLING = {
+    "decay": lambda x: x.mul_(0.9999),
+    "average": lambda x: x.lerp_(torch.zeros(64, dtype=x.dtype), 1e-4),
+    "sum": lambda x: x.add_(torch.ones(64, dtype=x.dtype), alpha=1e-4),
+    "square": lambda x: x.addcmul_(x, x, value=1e-4),
+    "foreach": foreach,
+    "rounded": rounded,
+}
+
+
+@pytest.mark.parametrize("change", STALLING.values(), ids=STALLING)
+def test_a_state_that_stays_is_measured_whatever_writes_to_it(change):
+    found = facts(change, ones())["stalled"]
+    assert (found["moved"], found["stalled"], found["dtype"], found["target"]) == (64, 64, "bfloat16", "state")
+    assert found["bits_missing"] > 3
+
+
+@pytest.mark.parametrize("change", STALLING.values(), ids=STALLING)
+def test_a_state_that_was_made_in_the_window_is_none(change):
+    assert "stalled" not in facts(lambda: change(torch.ones(64, dtype=torch.bfloat16)))
+
+
+def test_a_state_that_is_replaced_is_held_against_what_it_replaces():
+    state = {"x": ones()}
+
+    def replace():
+        state["x"] = state["x"] * 0.9999 + torch.ones(64, dtype=torch.bfloat16) * 5e-5
+
+    assert facts(replace)["stalled"]["stalled"] == 64
+
+
+def test_counters_stop_at_their_format():
+    for stop, dtype in ((256.0, torch.bfloat16), (2048.0, torch.float16), (2.0**24, torch.float32)):
+        assert facts(lambda x: x.add_(1.0), torch.tensor(stop, dtype=dtype))["stalled"]["stalled"] == 1
+        assert "stalled" not in facts(lambda x: x.add_(1.0), torch.tensor(stop / 2, dtype=dtype))
+
+
+def compensated(x):
+    rest = torch.full((64,), 1e-4, dtype=x.dtype)
+    old = x.clone()
+    x.add_(rest)
+    rest.sub_(x - old)
+
+
+HARMLESS = {
+    "moves": lambda x: x.mul_(0.9),
+    "nothing to do": lambda x: x.add_(torch.zeros(64, dtype=x.dtype)),
+    "a branch beside its residual": lambda x: x + 1e-4,
+    "compensated": compensated,
+    "filled anew": lambda x: x.copy_(torch.ones(64)),
+}
+
+
+@pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
+def test_what_loses_nothing_is_no_fact(change):
+    x = ones()
+    assert "stalled" not in facts(change, x)
+
+
+def test_a_gradient_is_flushed_where_it_is_cast():
+    x = torch.ones(8, 4, dtype=torch.float16, requires_grad=True)
+    found = facts(lambda: (x.float() * 1e-9).sum().backward(), stage="loss")["flush"]
+    assert (found["flushed"], found["of"], found["lost"], found["channels"]) == (32, 32, 1.0, 1.0)
+    assert found["op"] == "aten._to_copy.default"
+
+
+def test_zeros_that_are_zero_in_fp64_are_not_flushed():
+    x = torch.ones(8, 4, dtype=torch.float16, requires_grad=True)
+    assert "flush" not in facts(lambda: (x - 2).relu().float().sum().backward(), stage="loss")
+
+
+def test_a_difference_of_rounded_numbers_is_their_rounding():
+    times = 1000.0 + 0.01 * torch.arange(32)
+
+    def gaps():
+        t = times.bfloat16()
+        return t[1:] - t[:-1]
+
+    found = facts(gaps, stage="loss")["cancellation"]
+    assert (found["wrong"], found["of"], found["rounded_before"]) == (31, 31, True)
+    assert "cancellation" not in facts(lambda: (t := times.bfloat16()) - t.detach(), stage="loss")
+
+
+#: Trains in many ways twice from the same seeds, with its first trainings scanned at every step or not at all.
+STRANGE = """
+import copy, hashlib, os, sys
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from precdoctor.recording.deepscan import schedule
+
+schedule.offset = lambda number: number  # every step
+
+
+class Count(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        Count.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+torch.manual_seed(0)
+mix = hashlib.sha256()
+net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 3))
+critic = nn.Linear(3, 1)
+teacher = copy.deepcopy(net)
+slow = [p.detach().bfloat16() for p in net.parameters()]
+kind = sys.argv[1]
+if kind == "closure":
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+elif kind != "by hand":
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2, foreach=kind == "foreach")
+    second = torch.optim.SGD(critic.parameters(), 1e-2)
+
+
+def loss(model=net):
+    x = torch.randn(8, 8)
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+        scores = model(x)
+    return F.cross_entropy(scores.float(), torch.randint(0, 3, (8,)))
+
+
+def again():
+    net.zero_grad()
+    value = loss()
+    value.backward()
+    return value
+
+
+for step in range(5):
+    if kind == "modes":
+        counting = Count()
+        counting.__enter__()
+    for micro in range(3 if kind == "accumulated" else 1):
+        if kind != "closure":
+            (value := loss()).backward()
+            mix.update(value.item().hex().encode())
+        if kind == "modes" and micro == 0:
+            counting.__exit__(None, None, None)
+    if kind == "raises":
+        try:
+            net(torch.randn(8, 7))
+        except RuntimeError as error:
+            mix.update(b"raised")
+    if kind == "two":
+        second.zero_grad()
+        critic(net(torch.randn(8, 8)).detach()).mean().backward()
+        second.step()
+    if kind == "closure":
+        mix.update(optimizer.step(again).item().hex().encode())
+    elif kind == "by hand":
+        for p in net.parameters():
+            p.data = p.data - 1e-2 * p.grad
+            p.grad = None
+    else:
+        optimizer.step()
+        optimizer.zero_grad()
+    if kind == "forks" and step == 1 and (child := os.fork()) == 0:
+        torch.ones(3).bfloat16().mul_(0.999)
+        os._exit(0)
+    with torch.no_grad():
+        for a, b in zip(teacher.parameters(), net.parameters()):
+            a.lerp_(b, 0.1)
+        torch._foreach_lerp_(slow, [p.bfloat16() for p in net.parameters()], 1e-3)
+        net.eval()
+        mix.update(loss().item().hex().encode())
+        net.train()
+for value in [*net.state_dict().values(), *teacher.state_dict().values(), *slow]:
+    mix.update(value.detach().float().numpy().tobytes())
+assert torch._C._len_torch_dispatch_stack() <= 1
+print("RESULT", mix.hexdigest(), Count.calls)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    ["plain", "foreach", "autocast", "accumulated", "closure", "by hand", "modes", "raises", "two", "forks"],
+)
+def test_not_a_bit_changes_with_every_step_scanned(tmp_path, kind):
+    script(tmp_path, "strange.py", STRANGE)
+    results = []
+    for scans in ("off", "1000"):
+        done = record(tmp_path, "--force", "--strict", "--deep-scan", scans, "--", "python", "strange.py", kind)
+        assert done.status == 0, done.err
+        results.append(next(line for line in done.out.decode().split("\n") if line.startswith("RESULT")))
+        events = precdoctor.open_run(done.run).events()
+        assert not set(events["event"]) & {"error", "incident"}
+        rows = [json.loads(d) for e, d in zip(events["event"], events["data"], strict=True) if e == "scan"]
+        assert not [d for d in rows if d.get("outcome") == "dropped"]
+    assert results[0].split()[:2] == results[1].split()[:2]
+    assert any(d["kind"] == "step" for d in rows)
