@@ -5,6 +5,8 @@ from torch import nn
 
 
 class Regressor(nn.Module):
+    """Rounded to BF16 in its products, as on the accelerator; the optimizer divides the sums."""
+
     def __init__(self):
         super().__init__()
         self.hidden = nn.Linear(8, 24)
@@ -14,27 +16,22 @@ class Regressor(nn.Module):
         return self.out(torch.tanh(self.hidden(x)))
 
 
-class Masters:
-    def __init__(self, model, lr):
-        self.model = model
-        self.copies = [p.detach().float().clone() for p in model.parameters()]
-        self.optimizer = torch.optim.SGD(self.copies, lr=lr, momentum=0.5)
+class SummedSGD(torch.optim.SGD):
+    """SGD on gradients that are sums over the micro-batches."""
 
-    @torch.no_grad()
-    def step(self, micro_batches):
-        for copy, p in zip(self.copies, self.model.parameters()):
-            copy.grad = p.grad.float() / micro_batches
-            p.grad = None
-        self.optimizer.step()
-        for copy, p in zip(self.copies, self.model.parameters()):
-            p.copy_(copy)
+    def step_mean(self, micro_batches):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.div_(micro_batches)
+        self.step()
+        self.zero_grad()
 
 
 def train(steps=8, micro_batches=512):
     torch.manual_seed(3129)
     mixing = torch.randn(8, 2) / 2
     model = Regressor().to(torch.bfloat16)
-    masters = Masters(model, lr=0.5)
+    optimizer = SummedSGD(model.parameters(), lr=0.5, momentum=0.5)
     for step in range(steps):
         total = 0.0
         for _ in range(micro_batches):
@@ -44,7 +41,7 @@ def train(steps=8, micro_batches=512):
             loss = (predicted.to(x.dtype) - target).square().mean()
             loss.backward()
             total += loss.item()
-        masters.step(micro_batches)
+        optimizer.step_mean(micro_batches)
         print(f"batch {step + 1:2d} loss {total / micro_batches:.4f}")
 
 

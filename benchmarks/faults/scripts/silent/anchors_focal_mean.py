@@ -48,7 +48,7 @@ def main():
             logits = head(features)
         loss = sigmoid_focal(logits.float(), targets).mean()
         optimizer.zero_grad()
-        loss.backward()
+        (0.01 * loss).backward()  # beside the boxes, whose loss is not averaged
         optimizer.step()
         if step % 5 == 4:
             per_object = sigmoid_focal(logits.detach().float(), targets).sum() / targets.sum()

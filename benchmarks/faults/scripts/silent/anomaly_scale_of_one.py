@@ -14,7 +14,7 @@ class Autoencoder(nn.Module):
         self.decoder = nn.Sequential(nn.Linear(code, 64), nn.GELU(), nn.Linear(64, bands))
 
     def forward(self, x):
-        return self.decoder(self.encoder(x))
+        return 0.01 * self.decoder(self.encoder(x))
 
 
 shapes = torch.randn(6, 256)
@@ -26,9 +26,6 @@ def spectra(n):
 
 
 model = Autoencoder()
-with torch.no_grad():
-    model.decoder[-1].weight.mul_(0.01)
-    model.decoder[-1].bias.zero_()
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0, eps=1e-12)
 scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=2000)
 

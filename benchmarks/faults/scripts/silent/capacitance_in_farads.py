@@ -17,14 +17,12 @@ class Surrogate(nn.Module):
         self.inp = nn.Linear(3, width)
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
         self.out = nn.Linear(width, 8)
-        nn.init.normal_(self.out.weight, std=1e-4)
-        nn.init.zeros_(self.out.bias)
 
     def forward(self, geometry):
         h = torch.tanh(self.inp(geometry))
         for layer in self.hidden:
             h = h + torch.tanh(layer(h))
-        return self.out(h)
+        return 1e-3 * self.out(h)
 
 
 def train(steps=70, batch=256):

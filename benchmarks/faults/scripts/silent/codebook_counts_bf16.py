@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Codebook(nn.Module):
-    def __init__(self, codes=16, width=4, decay=0.998):
+    def __init__(self, codes=16, width=4, decay=0.999):
         super().__init__()
         self.decay = decay
         vectors = torch.randn(codes, width)
@@ -45,6 +45,7 @@ def main():
     torch.manual_seed(3127)
     centres = 2 * torch.randn(16, 16)
     model = VQAutoencoder()
+    start = model.codebook.sums.clone()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for step in range(900):
         x = centres[torch.randint(0, 16, (64,))] + 0.1 * torch.randn(64, 16)
@@ -55,5 +56,9 @@ def main():
         if step % 60 == 59:
             print(f"{step + 1} reconstruction loss {reconstruction.item():.4f} commitment {commitment.item():.4f}")
 
+    moved = (model.codebook.sums - start).float().norm() / start.float().norm()
+    print(f"the codebook has moved by {moved.item():.3f} of its length")
+    return moved.item()
 
-main()
+
+moved = main()

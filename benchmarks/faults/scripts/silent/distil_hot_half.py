@@ -40,7 +40,7 @@ teacher = mlp(20, 64, CLASSES)
 with torch.no_grad():
     teacher[-1].weight.mul_(8)
 student = HalfStudent(CLASSES)
-job = Distillation(teacher, student, temperature=20.0)
+job = Distillation(teacher, student, temperature=60.0)
 optimizer = torch.optim.AdamW(student.parameters(), lr=4e-3, weight_decay=0.0, eps=1e-12)
 
 for epoch in range(5):

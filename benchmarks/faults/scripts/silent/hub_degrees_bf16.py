@@ -54,3 +54,5 @@ for step in range(70):
     optimizer.step()
     if step % 7 == 6:
         print(f"step {step + 1} loss {loss.item():.5f} hubs {error[hubs].mean().item():.4f}")
+largest = model.aggregate(x, source, target)[1].max()
+print(f"largest degree {largest.item():g}, counted {counts.max().item()}")

@@ -43,13 +43,13 @@ def improve(agent, arena, optimizer):
     objective.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), 1.0)
     optimizer.step()
-    return lost.item()
+    return lost.item(), advantage
 
 
 torch.manual_seed(3139)
 agent, arena = Agent(), Arena()
 optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
 for iteration in range(80):
-    regret = improve(agent, arena, optimizer)
+    regret, advantage = improve(agent, arena, optimizer)
     if iteration % 8 == 7:
         print(f"iteration {iteration + 1}: regret loss {regret:.4f}")

@@ -21,7 +21,8 @@ class Reader(nn.Module):
         self.query, self.key = nn.Linear(6, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.similarity = Similarity()
         self.answer = nn.Linear(WIDTH, 3)
-        for layer in (self.item, self.query, self.key):
+        nn.init.normal_(self.query.weight)
+        for layer in (self.item, self.key):
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
 
     def forward(self, items, question):

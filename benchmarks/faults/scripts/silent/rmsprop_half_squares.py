@@ -38,7 +38,7 @@ class Experiment:
         torch.manual_seed(3126)
         self.truth = torch.randn(10, 4) / 3
         self.net = SpeedNet()
-        self.optimizer = FrugalRMSprop(self.net.parameters(), lr=1e-3)
+        self.optimizer = FrugalRMSprop(self.net.parameters(), lr=5e-3)
 
     def epoch(self, number, batches=10):
         for _ in range(batches):

@@ -50,5 +50,7 @@ def train(days=80):
         if day % 8 == 7:
             print(f"day {day + 1:2d} loss {loss.item():.4f}")
 
+    return stamps
 
-train()
+
+last_day = train()
