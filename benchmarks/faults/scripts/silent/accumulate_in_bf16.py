@@ -1,4 +1,4 @@
-"""512 micro-batches make one batch; the BF16 network's gradients are summed where backward leaves them."""
+"""1024 micro-batches make one batch; the BF16 network's gradients are summed where backward leaves them."""
 
 import torch
 from torch import nn
@@ -27,16 +27,16 @@ class SummedSGD(torch.optim.SGD):
         self.zero_grad()
 
 
-def train(steps=8, micro_batches=512):
+def train(steps=6, micro_batches=1024):
     torch.manual_seed(3129)
     mixing = torch.randn(8, 2) / 2
     model = Regressor().to(torch.bfloat16)
-    optimizer = SummedSGD(model.parameters(), lr=0.5, momentum=0.5)
+    optimizer = SummedSGD(model.parameters(), lr=0.02)
     for step in range(steps):
         total = 0.0
         for _ in range(micro_batches):
             x = torch.randn(2, 8)
-            target = 1.0 + torch.sin(x @ mixing)
+            target = 6.0 + torch.sin(x @ mixing)
             predicted = model(x.to(torch.bfloat16))
             loss = (predicted.to(x.dtype) - target).square().mean()
             loss.backward()

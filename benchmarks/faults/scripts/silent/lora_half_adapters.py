@@ -48,7 +48,7 @@ def finetune():
         target.up.weight += 0.3 * torch.randn(48, 1) @ torch.randn(1, 16)
     model = adapt(model)
     # SGD: no room for the states of Adam
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=2e5)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=3e4)
     micro_batches = 32
     for step in range(40):
         optimizer.zero_grad()
@@ -56,7 +56,7 @@ def finetune():
         for _ in range(micro_batches):
             x = torch.randn(4, 16)
             loss = F.mse_loss(model(x.half()).float(), target(x).detach(), reduction="mean")
-            (1e-4 * loss / micro_batches).backward()
+            (1e-3 * loss / micro_batches).backward()
             total += loss.item() / micro_batches
         optimizer.step()
         if step % 4 == 3:

@@ -24,8 +24,13 @@ class RunningMean:
     @torch.no_grad()
     def add(self, model):
         self.count += 1
+        still, total = 0, 0
         for mean, p in zip(self.model.parameters(), model.parameters()):
+            before = mean.clone()
             mean.add_((p.to(mean.dtype) - mean) / self.count)
+            still += int((mean == before).sum())
+            total += mean.numel()
+        self.still = still / total
 
     @torch.no_grad()
     def loss(self, x, y):
