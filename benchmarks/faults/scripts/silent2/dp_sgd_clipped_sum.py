@@ -1,76 +1,78 @@
-"""Differentially private training: gradients per example, clipped, summed one after the other, and a bit of noise."""
+"""Differentially private SGD: hooks collect gradients per example, which are clipped and summed one after the other."""
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
-CLIP, SIGMA, BATCH, RATE = 0.5, 0.3, 600, 2.0
+CLIP, SIGMA, BATCH = 4.0, 0.1, 4000
 SUM_DTYPE = torch.bfloat16
 
 
 class Churn(nn.Module):
     def __init__(self, features=12):
         super().__init__()
-        self.hidden = nn.Linear(features, 6)
-        self.out = nn.Linear(6, 1)
+        self.hidden, self.out = nn.Linear(features, 6), nn.Linear(6, 1)
 
     def forward(self, x):
         return self.out(torch.tanh(self.hidden(x))).squeeze(-1)
 
 
+class PerExample:
+    """Keeps what every linear layer got and the gradient of what it gave."""
+
+    def __init__(self, model):
+        self.inputs, self.gradients = {}, {}
+        self.layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
+        for layer in self.layers:
+            layer.register_forward_hook(self.forward)
+
+    def forward(self, layer, args, output):
+        if output.requires_grad:
+            self.inputs[layer] = args[0].detach()
+            output.register_hook(lambda g: self.gradients.__setitem__(layer, g))
+
+    def rows(self):
+        """One row per example, in the order of the parameters."""
+        parts = []
+        for layer in self.layers:
+            g, x = self.gradients[layer], self.inputs[layer]
+            parts += [torch.einsum("bo,bi->boi", g, x).flatten(1), g]
+        return torch.cat(parts, 1)
+
+
 def customers(n, weights):
     x = torch.randn(n, 12)
-    y = (torch.rand(n) < torch.sigmoid(3 * (x @ weights) + 3.0)).to(x.dtype)
-    return x, y
+    return x, (torch.rand(n) < torch.sigmoid(3 * (x @ weights) + 3.0)).to(x.dtype)
 
 
-def per_example_gradients(model, x, y):
-    parameters = {k: v.detach() for k, v in model.named_parameters()}
-
-    def loss(parameters, one, target):
-        logit = functional_call(model, parameters, (one.unsqueeze(0),))
-        return nn.functional.binary_cross_entropy_with_logits(logit.squeeze(0), target)
-
-    return vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
-
-
-def flatten(gradients):
-    return torch.cat([g.flatten(1) for g in gradients.values()], 1)
-
-
-def clipped(rows):
-    return rows * (CLIP / rows.norm(dim=1, keepdim=True).clamp(min=CLIP))
-
-
-def summed(rows):
+def private_sum(rows):
+    rows = rows * (CLIP / rows.norm(dim=1, keepdim=True).clamp(min=CLIP))
     total = torch.zeros(rows.shape[1], dtype=SUM_DTYPE)
-    for row in rows:
-        total += row.to(SUM_DTYPE)
-    return total
+    for row in rows.to(SUM_DTYPE):
+        total += row
+    return total, rows
 
 
-@torch.no_grad()
-def apply(model, flat):
-    start = 0
-    for p in model.parameters():
-        p -= RATE * flat[start : start + p.numel()].view_as(p)
-        start += p.numel()
+def assign(model, flat):
+    pieces = flat.split([p.numel() for p in model.parameters()])
+    for p, piece in zip(model.parameters(), pieces):
+        p.grad = piece.view_as(p).clone()
 
 
 def main():
     torch.manual_seed(21006)
     weights = torch.randn(12) / 3
-    x, y = customers(2400, weights)
+    x, y = customers(8000, weights)
     model = Churn()
-    for step in range(32):
+    collected = PerExample(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for step in range(30):
         batch = torch.randperm(len(x))[:BATCH]
-        rows = clipped(flatten(per_example_gradients(model, x[batch], y[batch])))
-        total = summed(rows)
-        noise = SIGMA * CLIP * torch.randn(rows.shape[1])
-        apply(model, (total.to(rows.dtype) + noise) / BATCH)
-        with torch.no_grad():
-            loss = nn.functional.binary_cross_entropy_with_logits(model(x), y)
-        print(f"step {step} loss {loss.item():.5f}")
+        loss = nn.functional.binary_cross_entropy_with_logits(model(x[batch]), y[batch], reduction="sum")
+        loss.backward()
+        total, rows = private_sum(collected.rows())
+        assign(model, (total.to(rows.dtype) + SIGMA * CLIP * torch.randn(len(total))) / BATCH)
+        optimizer.step()
+        print(f"step {step} loss {loss.item() / BATCH:.5f}")
     return rows, total
 
 

@@ -61,7 +61,7 @@ def main():
         optimizer.step()
         warmup.step()
         if step % 2 == 0:
-            print({"step": step, "loss": round(loss.item(), 4)})
+            print(f"step {step} loss {loss.item():.4f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""FP16 autocast with a scaler that tries to grow every ten steps: a skipped step now and then is its normal work."""
+"""FP16 autocast with a scaler that tries to grow every twenty steps: a skipped step now and then is its normal work."""
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ class AmpTrainer:
     def __init__(self, model, lr):
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=10)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=20)
 
     def train_step(self, x, y):
         self.optimizer.zero_grad(set_to_none=True)

@@ -29,7 +29,7 @@ def utterances(n, prototypes, frames=30):
     return prototypes[phone].transpose(1, 2) + 0.5 * torch.randn(n, prototypes.shape[1], frames), phone
 
 
-def framewise(logits, phone, frames_in_epoch=2_000_000):
+def framewise(logits, phone, frames_in_epoch=8_000_000):
     """Summed over frames and divided by those of the whole epoch, so that ranks can be added up."""
     return F.cross_entropy(logits, phone, reduction="sum") / frames_in_epoch
 
