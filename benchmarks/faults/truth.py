@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 HALVES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 #: Faults that make no non-finite value (underflow, scaling, FP8, updates, growth): another set, with other questions.
-QUIET = ("quiet", "extension", "quiet2", "quiet3", "quiet4", "quiet5", "quiet6", "quiet7", "silent")
+QUIET = ("quiet", "extension", "quiet2", "quiet3", "quiet4", "quiet5", "quiet6", "quiet7", "silent", "silent2")
 
 #: Causes of non-finite values, and the phases they arise in.
 CAUSES = (
