@@ -168,6 +168,7 @@ def main() -> int:
     for kind in (*KINDS, "all"):
         if some := [p for p in pairs if kind in (p[0].kind, "all")]:
             print(row(kind, some))
+    print("\nfound: a finding at warning or above is of a right family; right family: the first one is.")
     print("\n| mutation | kind | harm | first finding | module | verdict |\n" + "|---" * 6 + "|")
     for mutation, result in pairs:
         first = result.answers[0] if result.answers else None
