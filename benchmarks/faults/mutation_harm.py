@@ -78,7 +78,8 @@ class Probe:
             while self.copies:
                 self.copied |= {id(p): (p, p.detach().clone()) for p in self.copies.pop().parameters()}
 
-        torch.Tensor.backward, torch.amp.GradScaler.scale = watched_backward, watched_scale  # type: ignore[method-assign]
+        torch.Tensor.backward = watched_backward  # type: ignore[method-assign, assignment]
+        torch.amp.GradScaler.scale = watched_scale  # type: ignore[method-assign, assignment]
         copy.deepcopy = swa_utils.deepcopy = watched_copy  # type: ignore[attr-defined]
         register_optimizer_step_pre_hook(before_step)
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import tomli
 
@@ -78,10 +79,10 @@ class Mutant(Truth):
 
 def load(only: str | None = None, kind: str | None = None) -> list[Mutation]:
     """The mutations of the table whose name contains ``only``."""
-    found = [
-        Mutation(name=name, **{k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()})
-        for name, facts in tomli.loads(TABLE.read_text()).items()
-    ]
+    found = []
+    for name, facts in tomli.loads(TABLE.read_text()).items():
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+        found.append(Mutation(name=name, **values))
     return [m for m in found if (only is None or only in m.name) and kind in (None, m.kind)]
 
 
