@@ -107,7 +107,7 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
         "lost_update_fraction": _lost_updates(tensors),
         "non_finite": _non_finite(tensors, losses) + _bad_sentinel(batch),
         "sampled": facts.sampled,
-        "recorder_ns": facts.recorder_ns + facts.scan_ns,
+        "recorder_ns": max(0, facts.recorder_ns + facts.scan_ns),  # an interrupt may keep one half of an account
         "wait_ns": facts.wait_ns,
         "device_ns": None,
         "step_ns": facts.step_ns,

@@ -20,7 +20,7 @@ from precdoctor.recording.deepscan.evidence import Readings
 from precdoctor.recording.fp8.operand import flush_bins
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.kernels import layout as at
-from precdoctor.recording.logit_sample import sharpness_columns
+from precdoctor.recording.logit_columns import sharpness_columns
 from precdoctor.recording.slots import Entry
 from precdoctor.runlog import arrays
 
