@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from precdoctor.diagnosis.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.finding import Finding, Location, Prescription, Severity
 from precdoctor.diagnosis.rows import known_format, text
 from precdoctor.diagnosis.rule import Checked
 from precdoctor.diagnosis.scans import Fact, Group, check_facts, elsewhere_words, evidence_of, locate, place_words
@@ -53,7 +54,7 @@ def _finding(view: RunView, group: Group) -> Finding:
         title=f"{percent(flushed / max(of, 1))} of a gradient is flushed to zero by {fact.short} "
         f"{place_words(fact)}{fact.line}",
         message=message,
-        location=locate(view, group),
+        location=_location(view, group, dead),
         evidence=evidence_of(group, {"flushed_share": _FLUSHED, "lost_magnitude": _LOST}, _REASON),
         prescriptions=(
             Prescription(
@@ -65,3 +66,12 @@ def _finding(view: RunView, group: Group) -> Finding:
             ),
         ),
     )
+
+
+def _location(view: RunView, group: Group, dead: object) -> Location:
+    """Where the op ran; outside of every module, the last of the layers that get nothing from it."""
+    location = locate(view, group)
+    layers = [text(name).rpartition(".")[0] for name in dead] if isinstance(dead, list) else []
+    if location.module or not layers or len(view.models) != 1:
+        return location
+    return replace(location, root=next(iter(view.models)), module=layers[-1])
