@@ -330,7 +330,7 @@ class _Walk:
             if isinstance(value, Tensor):
                 if leaves.is_transformed(value) or not self._scene.affords(value):
                     continue
-                with kernels.apart_from_user_modes():  # a mode would be given a bare number in its place
+                with kernels.apart_from_every_mode():  # it may stand for a number
                     value = value.detach()
             saved[name.removeprefix(_SAVED)] = value
         return saved

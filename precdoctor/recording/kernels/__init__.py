@@ -18,6 +18,7 @@ from torch import Tensor
 from precdoctor.recording.kernels import batched, blocked, cuda, native, reference
 from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels.adam import Adam as Adam
+from precdoctor.recording.kernels.apart import apart_from_every_mode as apart_from_every_mode
 from precdoctor.recording.kernels.apart import apart_from_user_modes as apart_from_user_modes
 from precdoctor.recording.kernels.apart import is_unwatched
 from precdoctor.recording.kernels.batched import Job as Job

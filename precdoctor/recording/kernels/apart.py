@@ -25,11 +25,13 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
 
     # A class, not a generator: this is entered for every tensor, and a generator's bookkeeping costs as much again.
     __slots__ = ("_had_grad", "_no_functions", "_rare")
+    #: Also where no mode can see our ops that only looks.
+    every = False
 
     def __enter__(self) -> None:
         self._rare: contextlib.ExitStack | None = None
         depth = torch._C._len_torch_dispatch_stack()
-        watched = depth and _does_more_than_look(depth)
+        watched = depth and (self.every or _does_more_than_look(depth))
         if watched or torch.is_inference_mode_enabled():
             self._rare = contextlib.ExitStack()
             if (
@@ -50,3 +52,13 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
         torch._C._set_grad_enabled(self._had_grad)
         if self._rare is not None:
             self._rare.close()
+
+
+class apart_from_every_mode(apart_from_user_modes):  # noqa: N801 - the same
+    """As :class:`apart_from_user_modes`, and where no mode of ours can see them.
+
+    A mode is given a bare number in place of a tensor that stands for one, as the 2 that autograd saves of ``2 * x``.
+    """
+
+    __slots__ = ()
+    every = True
