@@ -59,7 +59,8 @@ def train(steps, narrow=True, failing=(), error=ValueError, around=None):
         loss = model(torch.randn(16, 8)).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        assert all(type(m).__name__ == "ScanMode" for m in _get_current_dispatch_mode_stack())  # from step end to step end
+        # a scan stays open from step end to step end
+        assert all(type(m).__name__ == "ScanMode" for m in _get_current_dispatch_mode_stack())
         optimizer.step()
         losses.append(loss.item())
     return losses

@@ -1,0 +1,49 @@
+"""Gradients that the optimizer gets, does not get, and gets too late to matter."""
+
+from tests.support.samples import Sample
+from tests.support.training import Training
+
+ZEROS = {"amax": 0.0, "amin_nonzero": None, "sum": 0.0, "sum_sq": 0.0, "exp_lo": None, "exp_hist": None}
+
+
+def starved(steps: int, *, moves: bool = False, skipped: bool = False, lr: float = 1e-3) -> Training:
+    """On the first ``steps`` of twelve the optimizer is given zeros; weights keep their bits unless they ``move``."""
+    run = Training()
+    for step, row in run.step_rows.items():
+        row.update(skipped=skipped, lr=lr)
+        run.change(lambda r: r.update(fingerprint=7 if not moves else 7 + int(r["step"])), kind="weight", step=step)
+        for kind in ("weight_grad_step", "update") if step < steps else ():
+            run.change(lambda r: r.update(ZEROS, zero=r["numel"]), kind=kind, step=step)
+    return run
+
+
+def every_step_but_one() -> Training:
+    return starved(11)
+
+
+def half_of_the_steps() -> Training:
+    """Two optimizers take turns in a step of one, say."""
+    return starved(6)
+
+
+def weights_that_move() -> Training:
+    """Something else takes the gradients: a fused step in the backward pass, or code of the script's."""
+    return starved(12, moves=True)
+
+
+def skipped_by_a_scaler() -> Training:
+    return starved(12, skipped=True)
+
+
+def rate_of_zero() -> Training:
+    return starved(12, lr=0.0)
+
+
+FIRING = {
+    "never_fed": Sample(
+        lambda: starved(12), 0, module=None, kind=None, bare=True, says=("12 of 12", "limit 90 %"),
+        evidence={"starved_share": 1.0, "steps": 12},
+    ),
+    "fed_once": Sample(every_step_but_one, 0, module=None, kind=None, bare=True, says=("11 of 12",)),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (half_of_the_steps, weights_that_move, skipped_by_a_scaler, rate_of_zero, Training)}
