@@ -16,6 +16,8 @@ from precdoctor.diagnosis.view import RunView
 ONE_HOT = 0.05
 #: Newest recorded steps that speak for the end of a run.
 NEWEST = 8
+#: Losses without which nothing is said of their course.
+_MIN_LOSSES = 8
 _COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "shape"),
     *("nan", "pos_inf", "amax", "role", "entropy", "head_max", "head_entropy"),
@@ -86,6 +88,42 @@ class LogitHistory:
         points = list(self.points())
         kept = points[::-1][:: max(1, math.ceil(len(points) / limit))][::-1]
         return [{"step": p.step, "max_logit": p.level, "entropy": p.entropy, "one_hot": p.one_hot} for p in kept]
+
+
+@dataclass(frozen=True)
+class LossCourse:
+    """What the loss says of a training whose softmaxes became sharp; all false where it says nothing.
+
+    Thresholds chosen empirically; no published source.
+
+    Attributes:
+        learnt: it is a tenth of what it was or less, and stays there.
+        falls: by a tenth or more over the newer half of the steps.
+        stalls: it is not a tenth lower than in its first steps, or has lost a quarter of what it had gained.
+    """
+
+    learnt: bool = False
+    falls: bool = False
+    stalls: bool = False
+
+
+def loss_course(view: RunView) -> LossCourse:
+    """Of the first process that has one. A loss that was zero or less at times is no measure of learning."""
+    for steps in view.timeline.values():
+        losses = [s.loss for s in steps if s.complete and s.loss is not None and not s.loss_is_bad]
+        if len(losses) >= _MIN_LOSSES and min(losses) >= 0.0:
+            return _course(losses)
+    return LossCourse()
+
+
+def _course(losses: Sequence[float]) -> LossCourse:
+    size = len(losses) // 4
+    quarters = [median(losses[i * size : (i + 1) * size]) for i in range(3)] + [median(losses[-size:])]
+    first, last = median(losses[:4]), quarters[-1]
+    best = min(quarters)
+    lost = last - best > 0.25 * max(0.0, first - best)
+    stalls = last > 0.9 * first or lost
+    return LossCourse(last <= 0.1 * max(first, quarters[0]) and not stalls, last <= 0.9 * quarters[1], stalls)
 
 
 def logit_histories(view: RunView) -> Mapping[Key, LogitHistory]:

@@ -225,6 +225,7 @@ class Forward:
         """Of a top-level call: on steps that are scanned at all of them, on sampled ones at those that read logits."""
         scan = self._recorder.scan
         trains = frame.mode.phase == "train" and not frame.mode.delegated
+        self._logits.close()  # of another root's loss: a scan does not begin beside it
         if trains and scan is not None and self._recorder.claim.patient:
             scan.enter_root(frame.module)
         if self._recorder.live:

@@ -44,6 +44,7 @@ _ATTENTION: Final = (
 _PASSES: Final = ("_to_copy", "clone", "native_dropout", "dropout", "mul")
 _CHOOSES: Final = ("topk", "max")
 _PRODUCTS: Final = ("bmm", "baddbmm", "matmul")
+_SUMS: Final = ("sum",)
 _LOSSES: Final = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss_nd")
 #: Rows per step, and samples in vain before a model is looked at only now and then.
 _MAX_ROWS, _PATIENCE, _NOW_AND_THEN = 512, 4, 16
@@ -91,6 +92,7 @@ _GROUPS: Final = (
     ("passes", _PASSES),
     ("chooses", _CHOOSES),
     ("product", _PRODUCTS),
+    ("sums", _SUMS),
     ("loss", _LOSSES),
 )
 
@@ -214,9 +216,10 @@ class Logits:
             if what == "passes":
                 self._note(result[0] if isinstance(result, (tuple, list)) else result, entry)
             elif not entry.sharpness.role:
-                role = {"product": "attention", "chooses": "router", "loss": "output"}[str(what)]
-                many = len(entry.shape) > 2
-                entry.sharpness.role = role if what != "product" or many else ""
+                role = {"product": "attention", "sums": "attention", "chooses": "router", "loss": "output"}[str(what)]
+                # A sum of vectors, each times its weight, has one dimension more than the weights.
+                wide = {"product": len(entry.shape) > 2, "sums": x.dim() > len(entry.shape)}
+                entry.sharpness.role = role if wide.get(str(what), True) else ""
             return
 
     def _note(self, x: Any, entry: Entry | None) -> None:

@@ -8,7 +8,7 @@ from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Status
 from precdoctor.diagnosis.logit_cures import cures
-from precdoctor.diagnosis.logit_histories import ONE_HOT, LogitHistory, logit_histories
+from precdoctor.diagnosis.logit_histories import ONE_HOT, LogitHistory, LossCourse, logit_histories, loss_course
 from precdoctor.diagnosis.rows import Key
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -28,8 +28,11 @@ what the loss's cross-entropy reads, `router_limit` for that of a router (a soft
 - *collapsed*: the entropy of at least `one_hot_heads` of all heads of a layer has fallen below 5 % of the logarithm of
   the number of keys, after more than 20 % in the first steps, with logits above half their limit.
 
-Output logits must still be rising. Nothing is said of outputs and of collapsed heads where the loss has fallen to a
-tenth or less: a classifier that separates its data, or a head that copies, may be as sure as it is.
+Sharp attention is what retrieval, copying and routing learn, so the loss is asked as well. It *stalls* where it is not
+a tenth lower than in its first steps, or has lost a quarter of what it had gained. Collapsed heads, and heads that were
+one-hot from the start, are reported only where it stalls; large logits also while it falls, when they still rise by a
+binade in the newer half, or are ten times their limit; growing ones unless it fell by a tenth in the newer half.
+Nothing is said where it has fallen to a tenth or less and stays there. Output logits must still be rising.
 """,
     matters="""
 A softmax sees differences in nats. Where one logit leads by 20, the others get 2e-9 of the weight and next to no
@@ -66,8 +69,8 @@ so that the largest logit of all can be larger.
 _MIN_POINTS = 8
 #: Relative entropy that heads had at first, and the part of the limit that collapsed logits are above.
 _OPEN, _HALF = 0.2, 0.5
-#: The loss has fallen to this part of its first quarter or less.
-_LEARNT = 0.1
+#: Times its limit: no logits that grew there are what a training wants. Divergence is reported from 1,000 on.
+_FAR = 10.0
 _WHAT = {"attention": "attention", "output": "output", "router": "router"}
 
 
@@ -97,25 +100,15 @@ def check(view: RunView, options: Options) -> Checked:
     seen = plural(len(histories), "softmax")
     if longest < _MIN_POINTS:
         return Checked((), f"{seen} on {plural(longest, 'step')}, too few for a trend")
-    learnt = _has_learnt(view)
-    cases = {k: case for k, h in histories.items() if (case := _case(h, options, learnt=learnt)) is not None}
+    loss = loss_course(view)
+    cases = {k: case for k, h in histories.items() if (case := _case(h, options, loss)) is not None}
     if not cases:
         largest = max(h.last for h in histories.values())
         return Checked((), f"{seen}: the largest logit is {largest:.3g}")
     order = ("attention", "router", "output")
     key = min(cases, key=lambda k: (order.index(cases[k].history.role), -cases[k].history.last / cases[k].limit))
-    finding = _finding(key, cases, learnt=learnt)
+    finding = _finding(key, cases, loss)
     return Checked([finding], f"{len(cases):,} of {seen}: logits too large", Status.FAILED)
-
-
-def _has_learnt(view: RunView) -> bool:
-    """Whether the loss of the newest quarter is a tenth of the first quarter's or less."""
-    for steps in view.timeline.values():
-        losses = [s.loss for s in steps if s.complete and s.loss is not None and not s.loss_is_bad]
-        quarter = max(1, len(losses) // 4)
-        if losses and 0.0 <= median(losses[-quarter:]) <= _LEARNT * median(losses[:quarter]):
-            return True
-    return False
 
 
 def _limits(options: Options) -> dict[str, float]:
@@ -126,34 +119,35 @@ def _limits(options: Options) -> dict[str, float]:
     }
 
 
-def _case(history: LogitHistory, options: Options, *, learnt: bool) -> _Case | None:
+def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | None:
     points, newest = history.points(), history.newest()
-    if len(points) < _MIN_POINTS:
+    if len(points) < _MIN_POINTS or loss.learnt:
         return None
     limit = _limits(options)[history.role]
     trend = fit([(p.step, p.level) for p in points if p.level > 0.0])
     one_hot = median(p.one_hot for p in newest)
     rising = trend is not None and trend.low > 0.0 and trend.slope >= 0.5 * trend.overall
+    doubles = rising and trend is not None and trend.climbed >= 1.0
     above = 2 * sum(p.level >= limit for p in newest) > len(newest)
     grown = history.grown >= options["growth"]
     if history.role == "output":
-        wrong = above and grown and rising and not learnt
-        return _Case("large", history, limit, trend, one_hot) if wrong else None
+        return _Case("large", history, limit, trend, one_hot) if above and grown and rising else None
     sharp = history.role == "attention" and one_hot >= options["one_hot_heads"]
-    if above and (grown or sharp):
+    harms = loss.stalls or (grown and (doubles or history.last >= _FAR * limit))
+    if above and (grown or sharp) and harms:
         return _Case("large", history, limit, trend, one_hot)
-    if rising and trend is not None and trend.climbed >= 1.0 and grown and 2.0**trend.level >= options["near"] * limit:
+    if doubles and trend is not None and grown and 2.0**trend.level >= options["near"] * limit and not loss.falls:
         recorded = points[-1].step - points[0].step
         if trend.steps_to(limit)[1] <= options["horizon"] * recorded:
             return _Case("growing", history, limit, trend, one_hot)
     heads = [h for p in points[:4] for h in p.heads]
     opened = bool(heads) and median(heads) > _OPEN
-    if sharp and opened and grown and history.last >= _HALF * limit and not learnt:
+    if sharp and opened and grown and history.last >= _HALF * limit and loss.stalls:
         return _Case("collapsed", history, limit, trend, one_hot)
     return None
 
 
-def _finding(key: Key, cases: Mapping[Key, _Case], *, learnt: bool) -> Finding:
+def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
     case = cases[key]
     history, trend = case.history, case.trend
     points, last = history.points(), history.newest()[-1]
@@ -187,7 +181,8 @@ def _finding(key: Key, cases: Mapping[Key, _Case], *, learnt: bool) -> Finding:
         "one_hot_below": ONE_HOT,
         "growth_per_step": 2.0**slope if slope is not None else None,
         "last_bad_step": points[-1].step,
-        "loss_fell_to_a_tenth": learnt,
+        "loss_fell_to_a_tenth": loss.learnt,
+        "loss_stalls": loss.stalls,
         "logits": history.as_evidence(),
         "tensors": [
             {"root": k[0], "module": k[1], "kind": k[2], "name": k[3], "call": k[4], "role": c.history.role,

@@ -171,3 +171,69 @@ def test_compiled_code_is_left_alone(tmp_path):
     rows, recorded, plain = trained(tmp_path, "compiled")
     assert recorded == plain and recorded[2] > 0
     assert rows.empty
+
+
+SCANNED = """
+import hashlib, sys
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import precdoctor
+from precdoctor.runlog.schema import KINDS
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        weights = torch.einsum("bd,bnd->bn", self.query(x[:, 0]), self.key(x)).softmax(-1)
+        return self.head((weights.unsqueeze(-1) * x).sum(1))
+
+
+def train():
+    torch.manual_seed(0)
+    model, encoder = Reader(), nn.Linear(8, 8)
+    optimizer = torch.optim.SGD([*model.parameters(), *encoder.parameters()], 0.1)
+    for _ in range(4):
+        loss = F.cross_entropy(model(encoder(torch.randn(4, 5, 8))), torch.randint(4, (4,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    mix = hashlib.sha256()
+    for value in model.state_dict().values():
+        mix.update(value.numpy().tobytes())
+    return mix.hexdigest()
+
+
+kinds = {"all": (), "others": tuple(k for k in KINDS if k != "logits")}
+for name, taken in kinds.items():
+    with precdoctor.record(name, every=1, strict=True, deep_scan=2, kinds=taken):
+        print(train())
+print(train())
+"""
+
+
+def scans(run):
+    """What each deep scan said of its step, its time aside, and the steps."""
+    events = run.events()
+    events = events[events["event"] == "scan"]
+    told = [json.loads(d) | {"spent_ns": 0} for d in events["data"]]
+    return sorted(json.dumps(d, sort_keys=True) for d in told), {s for s, d in zip(events["step"], told, strict=True)}
+
+
+def test_on_a_scanned_step_there_are_rows_and_the_scan_sees_the_users_ops_alone(tmp_path):
+    done = subprocess.run(
+        [PYTHON, str(script(tmp_path, "scanned.py", SCANNED))], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert len(set(done.stdout.split())) == 1
+    both, alone = precdoctor.open_run(tmp_path / "all"), precdoctor.open_run(tmp_path / "others")
+    rows = both.tensors(filters=[("kind", "==", "logits")])
+    (said, steps), (expected, _) = scans(both), scans(alone)
+    assert any(json.loads(d).get("outcome") == "done" and json.loads(d)["ops"] > 0 for d in said)
+    assert said == expected
+    assert alone.tensors(filters=[("kind", "==", "logits")]).empty
+    for step in steps:
+        assert found(rows, step) == [("", "softmax", "attention"), ("", "cross_entropy", "output")]

@@ -76,6 +76,40 @@ def a_copying_layer_that_has_learnt() -> Training:
     return softmax(sharpens, entropy=collapsing, losses=lambda s: 4.0 * 0.8**s)
 
 
+def a_retrieval_that_is_learning() -> Training:
+    """All heads are one-hot, and the loss has come to a third: it falls because of them."""
+    return softmax(sharpens, entropy=collapsing, losses=lambda s: max(0.7, 2.1 - 0.05 * s))
+
+
+def a_pointer_that_grows_with_adam() -> Training:
+    """Linear growth past the limit, ever slower beside its size, while the loss falls."""
+    return softmax(lambda s: 6.0 + 4.0 * s, entropy=collapsing, losses=lambda s: 2.0 * 0.96**s)
+
+
+def a_copy_that_sets_in_late() -> Training:
+    """Logits double in the newer half, and so the loss falls."""
+    return softmax(towards_its_limit, losses=lambda s: 2.0 - 0.04 * max(0, s - 12))
+
+
+def hard_attention_by_choice() -> Training:
+    """One-hot from the start, at a temperature of 0.01."""
+    return softmax(lambda s: 120.0 + s, entropy=lambda _: (0.01,) * 4, losses=lambda s: 2.0 * 0.98**s)
+
+
+def experts_that_specialise() -> Training:
+    return softmax(lambda s: 2.0 + 1.8 * s, role="router", losses=lambda s: 3.0 * 0.97**s)
+
+
+def rewards_as_a_loss() -> Training:
+    """A loss below zero tells nothing of learning."""
+    return softmax(sharpens, entropy=collapsing, losses=lambda s: -0.1 * (-1) ** s)
+
+
+def collapse_and_setback(step: int) -> float:
+    """The loss has lost half of what it had gained."""
+    return 4.0 - 0.1 * step if step < 16 else 3.2
+
+
 def clamped_temperature() -> Training:
     return softmax(lambda s: min(100.0, 14.0 * 1.1**s), role="output")
 
@@ -120,6 +154,18 @@ FIRING = {
         lambda: softmax(sharpens, entropy=collapsing), ..., ATTENTION, "logits", severity="warning",
         says=("has collapsed: 100 % of its heads are one-hot",), evidence={"state": "collapsed"},
     ),
+    "collapse after which the loss rises": Sample(
+        lambda: softmax(sharpens, entropy=collapsing, losses=collapse_and_setback), ..., ATTENTION, "logits",
+        severity="warning", evidence={"state": "collapsed", "loss_stalls": True},
+    ),
+    "thousands, though the loss falls": Sample(
+        lambda: softmax(lambda s: 500.0 + 200.0 * s, losses=lambda s: 2.0 * 0.97**s), 0, ATTENTION, "logits",
+        severity="warning", evidence={"state": "large", "loss_stalls": False},
+    ),
+    "doubles past its limit, though the loss falls": Sample(
+        lambda: softmax(lambda s: 16.0 * 2.0 ** (s / 8), losses=lambda s: 2.0 * 0.97**s), 22, ATTENTION, "logits",
+        severity="warning", evidence={"state": "large", "loss_stalls": False},
+    ),
     "one-hot from the start": Sample(
         lambda: softmax(lambda s: 150.0 + s, entropy=lambda _: (0.01,) * 4), 0, ATTENTION, "logits",
         severity="warning", says=("100 % of its 4 heads",), evidence={"state": "large"},
@@ -138,6 +184,12 @@ HEALTHY = {
         levels_off,
         some_heads_copy,
         a_copying_layer_that_has_learnt,
+        a_retrieval_that_is_learning,
+        a_pointer_that_grows_with_adam,
+        a_copy_that_sets_in_late,
+        hard_attention_by_choice,
+        experts_that_specialise,
+        rewards_as_a_loss,
         clamped_temperature,
         separable_classes,
         large_from_the_start,
