@@ -45,6 +45,8 @@ _Key = tuple[str, str, str]
 class _Step:
     """One sampled step: weights with a non-zero gradient, whether the optimizer had any, and the weights' bits."""
 
+    #: Parameters of its optimizer.
+    held: int
     made: set[_Key] = field(default_factory=set)
     fed: bool = False
     weights: dict[_Key, int] = field(default_factory=dict)
@@ -57,7 +59,7 @@ def check(view: RunView, options: Options) -> Checked:
     seen = 0
     for process, steps in _survey(view).items():
         seen += len(steps)
-        starved = {n: s for n, s in steps.items() if not s.fed}
+        starved = {n: s for n, s in steps.items() if not s.fed and len(s.made) <= s.held}
         if len(starved) < max(options["min_steps"], options["share"] * len(steps)) or not _same(starved):
             continue
         finding = _finding(process, starved, len(steps), options)
@@ -68,7 +70,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView) -> Mapping[Process, Mapping[int, _Step]]:
-    """The sampled steps with weight gradients, of optimizers that hold as many parameters as there are gradients."""
+    """The sampled steps with weight gradients."""
     sizes = {str(o.get("name")): _parameters(o) for o in view.optimizers}
     taken = {
         (p, s.step): sizes.get(s.optimizer, 0)
@@ -81,7 +83,7 @@ def _survey(view: RunView) -> Mapping[Process, Mapping[int, _Step]]:
         process, number = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
         if (process, number) not in taken:
             continue
-        step = found.setdefault(process, {}).setdefault(number, _Step())
+        step = found.setdefault(process, {}).setdefault(number, _Step(taken[process, number]))
         key = (str(r["root"]), str(r["module"]), str(r["name"]))
         if r["kind"] == "weight":
             mark = integer(r["fingerprint"])
@@ -91,10 +93,7 @@ def _survey(view: RunView) -> Mapping[Process, Mapping[int, _Step]]:
             step.fed = step.fed or r["zero"] < r["numel"]
         elif r["zero"] < r["numel"] and not (r["nan"] or r["pos_inf"] or r["neg_inf"]):
             step.made.add(key)
-    return {
-        p: {n: s for n, s in sorted(steps.items()) if s.made and len(s.made) <= taken[p, n]}
-        for p, steps in found.items()
-    }
+    return {p: {n: s for n, s in sorted(steps.items()) if s.made} for p, steps in found.items()}
 
 
 def _parameters(optimizer: Mapping[str, object]) -> int:
