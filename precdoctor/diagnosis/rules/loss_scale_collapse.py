@@ -24,8 +24,9 @@ A dynamic loss scale that (a) falls below 1, (b) loses `fall_binades` within `wi
 (c) stays busy: more than `skipped_share` of the steps after calibration are skipped. The overflows that let a fresh
 scaler come down from its initial 2^16 to the first clean steps are its normal way of finding that level. They are not
 counted if gradients live at the level it found. They are (d) if it fell `fall_binades` or more to a level at which an
-FP16 gradient is flushed or has few bits left, by the measure of PD201 and PD303. The layer that overflows first is
-named from the recorded tensors of the skipped steps, forward pass first.
+FP16 gradient is flushed or has few bits left, by the measure of PD201 and PD303; or (e) if every step of the run,
+`never_steps` at least, was skipped. The layer that overflows first is named from the recorded tensors of the skipped
+steps, forward pass first.
 
 A script that leaves out `zero_grad()` together with a skipped step adds the next gradients to an Inf, and skips for
 ever: where the non-finite elements of an overflow never become fewer, over `kept_steps` and to the end of the run,
@@ -116,7 +117,19 @@ def _judge(view: RunView, course: _Course, options: Options) -> _Collapse | None
         words = f"the loss scale fell from {scales[begin]:g} to {min(scales[low:]):g} (limit {options['floor']:g}),"
         first, last = course.steps[begin].step, course.steps[-1].step
         return _Collapse("fell below 1", first, last, scales[begin], min(scales[low:]), words, severe=True)
-    return _cascade(course, options) or _busy(view, course, options) or _fresh(view, course, options)
+    never = _never(course, options)
+    return never or _cascade(course, options) or _busy(view, course, options) or _fresh(view, course, options)
+
+
+def _never(course: _Course, options: Options) -> _Collapse | None:
+    """A scaler that skipped every step there was: nothing was trained."""
+    if course.after or len(course.steps) < options["never_steps"]:
+        return None
+    first, last = course.steps[0], course.steps[-1]
+    start, end = first.loss_scale or 0.0, last.loss_scale or 0.0
+    words = f"no weight has moved: all {plural(len(course.steps), 'step')} were skipped (limit "
+    words += f"{options['never_steps']:g}), at loss scales from {start:g} to {end:g},"
+    return _Collapse("never", first.step, last.step, start, end, words, severe=True)
 
 
 def _fresh(view: RunView, course: _Course, options: Options) -> _Collapse | None:
@@ -275,6 +288,14 @@ RULE = Rule(
             "Steps after calibration before that share is judged.",
             "Precdoctor's own.",
             1.0,
+        ),
+        RuleOption(
+            "never_steps",
+            12.0,
+            "steps",
+            "Minimum length of a run in which every step was skipped.",
+            "A stock scaler that starts at 2^16 is at 2^4 by then. Chosen empirically.",
+            2.0,
         ),
         RuleOption(
             "held_skips",

@@ -23,6 +23,15 @@ def never_calibrates() -> Training:
     return scaled([2.0 ** (16 - k) for k in range(20)], list(range(20)))
 
 
+def skips_every_step(steps: int = 14) -> Training:
+    """From a scale far too high, and the run ends before a step has been clean."""
+    return scaled([2.0 ** (40 - k) for k in range(steps)], list(range(steps)))
+
+
+def ends_before_the_first_clean_step() -> Training:
+    return skips_every_step(11)
+
+
 def keeps_gradients() -> Training:
     """After one overflow, weight gradients only: what comes down the backward pass is finite from then on."""
     run = falls_below_one()
@@ -165,6 +174,7 @@ FIRING = {
         forward_overflow_is_to_blame, 10, "norm", "output", says=("no loss scale mends that",)
     ),
     "falls_below_one": Sample(falls_below_one, 10, says=("from 1024 to 0.125", "limit 1")),
+    "skips_every_step": Sample(skips_every_step, 0, says=("no weight has moved", "all 14 steps", "limit 12")),
     "never_calibrates": Sample(never_calibrates, 0, says=("from 65536",)),
     "one_layer": Sample(
         one_layer, 10, "blocks.0.mlp.up", "grad_output", says=("14 of 14 examined", "gradient of the output")
@@ -188,6 +198,7 @@ FIRING = {
 HEALTHY = {
     f.__name__: f
     for f in (
+        ends_before_the_first_clean_step,
         fresh_gan_scaler,
         gan_with_a_scaler_each,
         fresh_scaler,
