@@ -109,13 +109,14 @@ class DeepScan:
         recorder = self._recorder
         if recorder.trace is not None or self._mode is not None:
             return False
-        if self._asked != recorder.step:
-            self._arm()
-            elapsed = time.perf_counter_ns() - self._began
-            if self.schedule.wants(recorder.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
-                self._asked = recorder.step
-                options = recorder.options
-                self._mode = ScanMode(room.for_copies(options), values=not options.redact_names)
+        drain = recorder.drain
+        if self._asked == recorder.step and (drain is None or not drain.evidence):
+            return False
+        self._arm()
+        self._asked, elapsed = recorder.step, time.perf_counter_ns() - self._began
+        if self.schedule.wants(recorder.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
+            options = recorder.options
+            self._mode = ScanMode(room.for_copies(options), values=not options.redact_names)
         return self._mode is not None
 
     def _in_time(self) -> bool:
