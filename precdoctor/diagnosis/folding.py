@@ -77,6 +77,9 @@ _NONFINITE, _OF_VALUES = ("PD101", "PD102", "PD103", "PD105", "PD106"), ("PD1", 
 #: Causes of a gradient beyond its format's range: a lower loss scale mends them.
 _OUT_OF_RANGE = ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "loss-scale-overflow")
 
+#: Learning rates per step from which on a run may be thrown off its course: Adam's longest step is 7 of them.
+_LONG_STEP = 10.0
+
 
 def covered_steps(finding: Finding) -> tuple[int, int] | None:
     """The steps a finding answers for, first and last; None when it is not about steps."""
@@ -100,6 +103,8 @@ def explains(cause: Finding, effect: Finding) -> bool:
     kept_low = "flushed_at_level" in cause.evidence and effect.code in ("PD201", "PD202")
     if kept_low or effect.code in _EXPLAINS_RUN.get(cause.code, ()):
         return True
+    if cause.code == "PD506" and effect.code in ("PD603", "PD605"):
+        return _takes_long_steps(cause)
     if {cause.code, effect.code} == {"PD703", "PD706"}:  # a cast that was seen is nearer to the fault than its sine
         angles = cause if cause.code == "PD703" else effect
         told_by_cast = angles.evidence.get("effect") == "angles"
@@ -148,6 +153,12 @@ def _mended_by_the_scale(gradient: Finding) -> bool:
 def _begins_within(cause: Finding, effect: Finding) -> bool:
     span, begin = covered_steps(cause), effect.evidence.get("first_overflow_step", effect.location.step)
     return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
+
+
+def _takes_long_steps(moments: Finding) -> bool:
+    """Whether moments of zero make steps of many learning rates: eps is far below the gradients that are lost."""
+    kept, eps = moments.evidence.get("smallest_gradient_kept"), moments.evidence.get("eps_in_state_format")
+    return bool(kept) and eps is not None and float(kept) >= _LONG_STEP * float(eps)
 
 
 def _modules(finding: Finding, evidence: str, name: str) -> set[tuple[str | None, str]]:

@@ -26,8 +26,8 @@ from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
-An op, on a step that was looked at op by op (`record --deep-scan`), whose result is zero for most of the elements that
-are not zero in FP64: products, squares, exponentials, casts. The right values are carried along in FP64, and the
+An op, on a step that was looked at op by op (`record --deep-scan`), whose result is zero for a quarter or more of
+the elements that are not zero in FP64: products, squares, exponentials, casts. The right values are carried along in FP64, and the
 finding is about what comes of it: finite numbers, representable ones, that are off by more than half. Zeros that
 nothing is made of are no finding: probabilities that only weigh other terms, squares below an epsilon that is larger,
 ReLU, dropout and masks, which are zero in FP64 as well. Nor are wrong numbers that end as less than `effect` of a sum,
