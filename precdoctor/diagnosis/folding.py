@@ -101,10 +101,9 @@ def explains(cause: Finding, effect: Finding) -> bool:
     if cause.code == "PD606" and effect.code in ("PD601", "PD602", "PD709"):
         return _reads(cause, effect)
     kept_low = "flushed_at_level" in cause.evidence and effect.code in ("PD201", "PD202")
-    if kept_low or effect.code in _EXPLAINS_RUN.get(cause.code, ()):
+    thrown_off = cause.code == "PD506" and effect.code in ("PD603", "PD605") and _takes_long_steps(cause)
+    if kept_low or thrown_off or effect.code in _EXPLAINS_RUN.get(cause.code, ()):
         return True
-    if cause.code == "PD506" and effect.code in ("PD603", "PD605"):
-        return _takes_long_steps(cause)
     if {cause.code, effect.code} == {"PD703", "PD706"}:  # a cast that was seen is nearer to the fault than its sine
         angles = cause if cause.code == "PD703" else effect
         told_by_cast = angles.evidence.get("effect") == "angles"
@@ -158,7 +157,7 @@ def _begins_within(cause: Finding, effect: Finding) -> bool:
 def _takes_long_steps(moments: Finding) -> bool:
     """Whether moments of zero make steps of many learning rates: eps is far below the gradients that are lost."""
     kept, eps = moments.evidence.get("smallest_gradient_kept"), moments.evidence.get("eps_in_state_format")
-    return bool(kept) and eps is not None and float(kept) >= _LONG_STEP * float(eps)
+    return kept is not None and eps is not None and 0.0 < float(kept) >= _LONG_STEP * float(eps)
 
 
 def _modules(finding: Finding, evidence: str, name: str) -> set[tuple[str | None, str]]:

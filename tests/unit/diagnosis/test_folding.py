@@ -46,6 +46,13 @@ def test_one_fault_of_one_module_is_told_once(cause: str, effect: str) -> None:
     assert len(fold([other, first])) == 2
 
 
+@pytest.mark.parametrize(("eps", "told"), [(1e-6, ["PD506"]), (0.0, ["PD506"]), (1e-4, ["PD506", "PD603"])])
+def test_moments_of_zero_explain_an_explosion_where_eps_lets_steps_be_long(eps: float, told: list[str]) -> None:
+    kept = {"smallest_gradient_kept": 5e-4, "eps_in_state_format": eps}
+    moments = Finding(**{**finding("PD506", 9).__dict__, "evidence": kept})
+    assert sorted(f.code for f in fold([finding("PD603", 3), moments])) == told
+
+
 def test_a_layer_that_pulls_the_scale_down_is_told_once() -> None:
     place = {"root": "GPT#0", "module": "head"}
     collapse = Finding(**{**finding("PD301", 5).__dict__, "location": Location(step=5, **place)})
