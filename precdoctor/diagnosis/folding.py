@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from precdoctor.diagnosis.finding import Finding
+from precdoctor.diagnosis.finding import Finding, Phase
 from precdoctor.diagnosis.forerunners import with_forerunners
 
 #: Findings of the first code explain those of the others when they cover the same steps.
@@ -101,8 +101,8 @@ def explains(cause: Finding, effect: Finding) -> bool:
     if cause.code == "PD606" and effect.code in ("PD601", "PD602", "PD709"):
         return _reads(cause, effect)
     kept_low = "flushed_at_level" in cause.evidence and effect.code in ("PD201", "PD202")
-    thrown_off = cause.code == "PD506" and effect.code in ("PD603", "PD605") and _takes_long_steps(cause)
-    if kept_low or thrown_off or effect.code in _EXPLAINS_RUN.get(cause.code, ()):
+    lost = cause.code == "PD506" and _follows_lost_moments(cause, effect)
+    if kept_low or lost or effect.code in _EXPLAINS_RUN.get(cause.code, ()):
         return True
     if {cause.code, effect.code} == {"PD703", "PD706"}:  # a cast that was seen is nearer to the fault than its sine
         angles = cause if cause.code == "PD703" else effect
@@ -154,10 +154,18 @@ def _begins_within(cause: Finding, effect: Finding) -> bool:
     return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
 
 
-def _takes_long_steps(moments: Finding) -> bool:
-    """Whether moments of zero make steps of many learning rates: eps is far below the gradients that are lost."""
+def _follows_lost_moments(moments: Finding, effect: Finding) -> bool:
+    """Whether moments of zero threw the run off, or a state of the optimizer stays as it is in their format.
+
+    Steps are of many learning rates where eps is far below the gradients that are lost.
+    """
+    if effect.code == "PD509":
+        same = moments.evidence.get("dtype") == effect.evidence.get("dtype") is not None
+        return same and effect.evidence.get("target") == "state" and effect.location.phase is Phase.OPTIMIZER
     kept, eps = moments.evidence.get("smallest_gradient_kept"), moments.evidence.get("eps_in_state_format")
-    return kept is not None and eps is not None and 0.0 < float(kept) >= _LONG_STEP * float(eps)
+    if effect.code not in ("PD603", "PD605") or kept is None or eps is None:
+        return False
+    return 0.0 < float(kept) >= _LONG_STEP * float(eps)
 
 
 def _modules(finding: Finding, evidence: str, name: str) -> set[tuple[str | None, str]]:
