@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from precdoctor.diagnosis.finding import Finding
+from precdoctor.diagnosis.finding import Finding, Phase
 from precdoctor.diagnosis.forerunners import with_forerunners
 
 #: Findings of the first code explain those of the others when they cover the same steps.
@@ -77,6 +77,9 @@ _NONFINITE, _OF_VALUES = ("PD101", "PD102", "PD103", "PD105", "PD106"), ("PD1", 
 #: Causes of a gradient beyond its format's range: a lower loss scale mends them.
 _OUT_OF_RANGE = ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "loss-scale-overflow")
 
+#: Learning rates per step from which on a run may be thrown off its course: Adam's longest step is 7 of them.
+_LONG_STEP = 10.0
+
 
 def covered_steps(finding: Finding) -> tuple[int, int] | None:
     """The steps a finding answers for, first and last; None when it is not about steps."""
@@ -98,7 +101,8 @@ def explains(cause: Finding, effect: Finding) -> bool:
     if cause.code == "PD606" and effect.code in ("PD601", "PD602", "PD709"):
         return _reads(cause, effect)
     kept_low = "flushed_at_level" in cause.evidence and effect.code in ("PD201", "PD202")
-    if kept_low or effect.code in _EXPLAINS_RUN.get(cause.code, ()):
+    lost = cause.code == "PD506" and _follows_lost_moments(cause, effect)
+    if kept_low or lost or effect.code in _EXPLAINS_RUN.get(cause.code, ()):
         return True
     if {cause.code, effect.code} == {"PD703", "PD706"}:  # a cast that was seen is nearer to the fault than its sine
         angles = cause if cause.code == "PD703" else effect
@@ -148,6 +152,20 @@ def _mended_by_the_scale(gradient: Finding) -> bool:
 def _begins_within(cause: Finding, effect: Finding) -> bool:
     span, begin = covered_steps(cause), effect.evidence.get("first_overflow_step", effect.location.step)
     return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
+
+
+def _follows_lost_moments(moments: Finding, effect: Finding) -> bool:
+    """Whether moments of zero threw the run off, or a state of the optimizer stays as it is in their format.
+
+    Steps are of many learning rates where eps is far below the gradients that are lost.
+    """
+    if effect.code == "PD509":
+        same = moments.evidence.get("dtype") == effect.evidence.get("dtype") is not None
+        return same and effect.evidence.get("target") == "state" and effect.location.phase is Phase.OPTIMIZER
+    kept, eps = moments.evidence.get("smallest_gradient_kept"), moments.evidence.get("eps_in_state_format")
+    if effect.code not in ("PD603", "PD605") or kept is None or eps is None:
+        return False
+    return 0.0 < float(kept) >= _LONG_STEP * float(eps)
 
 
 def _modules(finding: Finding, evidence: str, name: str) -> set[tuple[str | None, str]]:

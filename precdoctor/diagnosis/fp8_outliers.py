@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from precdoctor.diagnosis.fp8_casts import Cast, Operand, damage, rounding_magnitude
-from precdoctor.diagnosis.harm import lost_to
+from precdoctor.diagnosis.harm import Module, channel_zeros, input_zeros, lost_to
 from precdoctor.diagnosis.view import RunView
 from precdoctor.numerics.blocks import BlockHistogram
 from precdoctor.numerics.formats import Format
@@ -95,11 +95,34 @@ def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
 
 
 def lost_channels(view: RunView, operand: Operand) -> float:
-    """Share of the layer's weight gradient that is zero because channels of this operand were flushed, at least."""
-    role = operand.key[3]
-    if not operand.flushed_share or not role.startswith(("input", "grad_output")):
+    """Share of a layer's weight gradient that is zero because channels of this operand were flushed, at least.
+
+    The layer is the operand's own where it is an input or an output gradient of one, else those that read it.
+    """
+    role, flushed = operand.key[3], operand.flushed_share
+    if not flushed or role.startswith("weight"):
         return 0.0
-    return lost_to(view, (operand.key[0], operand.key[1]), operand.flushed_share)
+    if role.startswith(("input", "grad_output")) and (own := lost_to(view, operand.key[:2], flushed)):
+        return own
+    if operand.gradient:
+        return 0.0
+    before = median((c.numel - c.alive) / c.numel for c in operand.settled)
+    zeros = channel_zeros(view)
+    return max((lost_to(view, p, flushed, max(before, zeros[p].came)) for p in readers(view, operand)), default=0.0)
+
+
+def readers(view: RunView, operand: Operand) -> list[Module]:
+    """Modules with a weight that were given what the cast left: as many elements, and the same zeros on every step.
+
+    Casts are often written in front of a layer, in the module around it or in one of their own.
+    """
+    left = {c.step: (c.numel, c.numel - c.alive - c.non_finite + c.flushed) for c in operand.settled if c.flushed}
+    found = []
+    for place, seen in input_zeros(view).items():
+        common = left.keys() & seen.keys()
+        if place[0] == operand.key[0] and common and all(left[step] == seen[step] for step in common):
+            found.append(place)
+    return found
 
 
 def matters(view: RunView, operand: Operand, bulk: Bulk) -> bool:

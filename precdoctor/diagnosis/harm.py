@@ -86,11 +86,13 @@ class ChannelZeros:
     Attributes:
         weight: of the weight gradient.
         given: of the module's input or of its output gradient, whichever has more.
+        came: of its output gradient alone.
         steps: recorded steps on which the weight gradient was zero throughout; 0 unless it was on all of them.
     """
 
     weight: float
     given: float
+    came: float
     steps: int
 
 
@@ -142,6 +144,25 @@ def _channel_zeros(view: RunView) -> dict[Module, ChannelZeros]:
         if "input" not in seen and not _PLAIN.match(classes[place]):
             continue
         weight, always = seen["weight_grad"], min(seen["weight_grad"]) == 1.0
-        given = max(median(seen.get("input", (0.0,))), median(seen["grad_output"]))
-        found[place] = ChannelZeros(median(weight), given, len(weight) if always else 0)
+        came = median(seen["grad_output"])
+        given = max(median(seen.get("input", (0.0,))), came)
+        found[place] = ChannelZeros(median(weight), given, came, len(weight) if always else 0)
+    return found
+
+
+def input_zeros(view: RunView) -> Mapping[Module, Mapping[int, tuple[int, int]]]:
+    """Per module of :func:`channel_zeros` and step: elements and exact zeros of the input that it was given."""
+    return view.remember("input-zeros", lambda: _input_zeros(view))
+
+
+def _input_zeros(view: RunView) -> dict[Module, dict[int, tuple[int, int]]]:
+    found: dict[Module, dict[int, tuple[int, int]]] = {}
+    names = ("root", "module", "step", "numel", "zero", "phase")
+    for r in view.scan_records(names, ("input",), steps=watched_steps(view)):
+        place = text(r["root"]), text(r["module"])
+        if r["phase"] == "recompute" or place not in channel_zeros(view):
+            continue
+        steps = found.setdefault(place, {})
+        numel, zero = steps.get(int(r["step"]), (0, 0))
+        steps[int(r["step"])] = numel + int(r["numel"]), zero + int(r["zero"])
     return found

@@ -20,7 +20,7 @@ from precdoctor.diagnosis.fp8_cures import (
     seen_words,
     smallest,
 )
-from precdoctor.diagnosis.fp8_outliers import lost_channels
+from precdoctor.diagnosis.fp8_outliers import lost_channels, readers
 from precdoctor.diagnosis.harm import bulk_loss, channel_zeros
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.telling import percent, plural
@@ -93,10 +93,11 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
     operand = guilty[0]
     cast, cost = operand.typical, operand.cost
     lost, bulk = lost_channels(view, operand), bulk_loss(cast.statistics.histogram, operand.fmt)
-    zeros = channel_zeros(view).get((operand.key[0], operand.key[1]))
+    read_by = next(iter(readers(view, operand)), operand.key[:2]) if lost else operand.key[:2]
+    zeros = channel_zeros(view).get(read_by)
     starving = zeros.steps if zeros is not None and lost else 0
     proof = (
-        f"{percent(lost)} of the gradient of the weight of `{operand.place}` is exactly zero because of it"
+        f"{percent(lost)} of the gradient of the weight of `{read_by[1] or read_by[0]}` is exactly zero because of it"
         + (f", on all {plural(starving, 'recorded step')}" if starving == len(operand.casts) else "")
         + ": whole channels are gone. "
         if lost

@@ -26,12 +26,13 @@ from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
-An op, on a step that was looked at op by op (`record --deep-scan`), whose result is zero for most of the elements that
-are not zero in FP64: products, squares, exponentials, casts. The right values are carried along in FP64, and the
-finding is about what comes of it: finite numbers, representable ones, that are off by more than half. Zeros that
-nothing is made of are no finding: probabilities that only weigh other terms, squares below an epsilon that is larger,
-ReLU, dropout and masks, which are zero in FP64 as well. Nor are wrong numbers that end as less than `effect` of a sum,
-or that a later scan no longer sees: weights that begin at zero are flushed until they have grown.
+An op, on a step that was looked at op by op (`record --deep-scan`), whose result is zero for a quarter or more of the
+elements that are not zero in FP64: products, squares, exponentials, casts. The right values are carried along in FP64,
+and the finding is about what comes of it: finite numbers, representable ones, that are off by more than half. Zeros
+that nothing is made of are no finding: probabilities that only weigh other terms, squares below an epsilon that is
+larger, ReLU, dropout and masks, which are zero in FP64 as well. A guard at the least number of the format itself
+(`clamp(min=torch.finfo(x.dtype).tiny)`) is taken to be that of FP64 there. Nor are wrong numbers that end as less than
+`effect` of a sum, or that a later scan no longer sees: weights that begin at zero are flushed until they have grown.
 """,
     matters="""
 A variance of zero makes `rsqrt(0 + eps)` as large as eps allows, a scale of zero switches a layer off, a ratio of two

@@ -9,6 +9,7 @@ result is finite, and off by more than half of what FP64 says, the damage has be
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,8 +31,12 @@ _DAMAGE, _SAME = 0.5, 1.0 / 16
 #: Ops whose results can be too small for their format. Others give zeros on purpose (ReLU, dropout, masks).
 _CAN_FLUSH = names(
     "mul div pow square exp exp2 expm1 sigmoid reciprocal rsqrt sqrt _softmax softmax _to_copy sum mean var prod "
-    "norm linalg_vector_norm mm bmm addmm baddbmm addcmul addcdiv erfc sinh sin log1p"
+    "cumprod norm linalg_vector_norm mm bmm addmm baddbmm addcmul addcdiv erfc sinh sin log1p"
 )
+#: Share of the elements that are zero and should not be, from which on an underflow is followed.
+_FLUSHED = 0.25
+#: Ops that keep a number away from zero by another one.
+_GUARDS = names("clamp clamp_min add")
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 
@@ -92,7 +97,7 @@ class Trails:
             return
         if counts.bad and not _fills_with_nonfinite(call):
             kind = "overflow"
-        elif counts.zero * 2 >= counts.numel and call.plain_name in _CAN_FLUSH:
+        elif counts.zero >= _FLUSHED * counts.numel and call.plain_name in _CAN_FLUSH:
             kind = "underflow"
         else:
             return
@@ -106,7 +111,7 @@ class Trails:
         there = torch.isfinite(value)
         affected = there & (~torch.isfinite(seen) if kind == "overflow" else (seen == 0) & (value != 0))
         many, possible = int(affected.sum()), int((there & (value != 0)).sum())
-        if not many or (kind == "underflow" and 2 * many < possible):
+        if not many or (kind == "underflow" and many < _FLUSHED * possible):
             return
         self._places[place] = self._places.get(place, 0) + 1
         self.begun += 1
@@ -123,7 +128,7 @@ class Trails:
         trail.hops += 1
         if not call.results:
             return  # indices and comparisons: what an infinity is compared with, it is larger than in FP64, too
-        again = call.again({id(x): value for x, value, _ in given})
+        again = _unguarded(call, trail).again({id(x): value for x, value, _ in given})
         if again is None or trail.hops > _MAX_HOPS:
             self._lose(trail)
             return
@@ -178,6 +183,22 @@ class Trails:
         }
         right = torch.where(wrong, value, seen)
         self._effects.begin(trail.kind, trail.event, many / value.numel(), result, right, **data)
+
+
+def _unguarded(call: Call, trail: _Trail) -> Call:
+    """The op with the least number of the run's format, where it guards against zero, replaced by that of FP64.
+
+    ``x.clamp(min=torch.finfo(x.dtype).tiny)`` means "not zero" in any format: a wider one would have let more through.
+    """
+    if trail.kind != "underflow" or call.plain_name not in _GUARDS or not call.results:
+        return call
+    limits = torch.finfo(call.results[0].dtype)
+    least = (limits.tiny, limits.smallest_normal, limits.smallest_normal * limits.eps)
+
+    def wide(value: Any) -> Any:
+        return torch.finfo(torch.float64).tiny if isinstance(value, float) and value in least else value
+
+    return replace(call, args=tuple(map(wide, call.args)), kwargs={k: wide(v) for k, v in call.kwargs.items()})
 
 
 def _is_factor(call: Call) -> bool:

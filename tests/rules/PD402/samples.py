@@ -5,7 +5,7 @@ import numpy as np
 from precdoctor.numerics.formats import E5M2
 from tests.support.fp8 import add_operand, current, draws, fill, in_fp8
 from tests.support.samples import Sample
-from tests.support.training import Training
+from tests.support.training import NUMEL, Training, histogram, tensor
 
 UP = "blocks.0.mlp.up"
 
@@ -76,7 +76,36 @@ def once() -> Training:
     return in_fp8(casts={(UP, "input"): lambda s: (draw(s) * (2.0**-13 if s == 5 else 1.0), fill(draw(s)))})
 
 
+def cast_in_front(zero_share: float) -> Training:
+    """A channel in each block of 32 is millions of times the others; the cast is in the module around its reader."""
+    draw, down = draws(12), "blocks.0.mlp.down"
+    loud = np.where(np.arange(256) % 32 == 7, 2.0**22, 1.0)
+    run = add_operand(Training(), down, "cast.0", current(lambda s: draw(s) * loud))
+    for step, rows in run.tensors.items():
+        cast = next(r for r in rows if r["kind"] == "fp8_operand")
+        cast["module"] = "blocks.0.mlp"
+        left = draw(step) * np.where(loud > 1.0, loud, 0.0)
+        at = next(i for i, r in enumerate(rows) if r["kind"] == "output" and r["module"] == down)
+        given = {"name": "0", "dtype": "float32", "shape": [32, 256], **histogram(left)}
+        assert given["zero"] == cast["zero"] + cast["flushed"]
+        rows.insert(at, tensor(step, "input", down, None, **given))
+    zero = int(zero_share * NUMEL)
+    return run.change(lambda r: r.update(zero=zero), kind="weight_grad", module=down)
+
+
+def channels_lost_in_front() -> Training:
+    return cast_in_front(248 / 256)
+
+
+def no_channel_lost_in_front() -> Training:
+    return cast_in_front(0.0)
+
+
 FIRING = {
+    "channels_lost_in_front": Sample(
+        channels_lost_in_front, module="blocks.0.mlp", kind="fp8_operand", severity="error",
+        says=("`cast.0` of `blocks.0.mlp`", "the weight of `blocks.0.mlp.down` is exactly zero"),
+    ),
     "unscaled_gradient": Sample(
         unscaled_gradient, module=UP, kind="fp8_operand", severity="warning",
         says=("output gradient of `blocks.0.mlp.up`", "E5M2", "limit 4 %"),
@@ -90,6 +119,6 @@ HEALTHY = {
     f.__name__: f
     for f in (
         current_scaling, unscaled_of_order_one, relu, softmax_probabilities, wide_gradient, fresh_history,
-        zero_gradients, once,
+        zero_gradients, once, no_channel_lost_in_front,
     )
 }  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.finding import Finding, Location, Severity
+from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.folding import explains, fold
 
 
@@ -44,6 +44,24 @@ def test_one_fault_of_one_module_is_told_once(cause: str, effect: str) -> None:
     other = Finding(**{**finding(effect, 0).__dict__, "location": there})
     assert [f.code for f in fold([same, first])] == [cause]
     assert len(fold([other, first])) == 2
+
+
+@pytest.mark.parametrize(("eps", "told"), [(1e-6, ["PD506"]), (0.0, ["PD506"]), (1e-4, ["PD506", "PD603"])])
+def test_moments_of_zero_explain_an_explosion_where_eps_lets_steps_be_long(eps: float, told: list[str]) -> None:
+    kept = {"smallest_gradient_kept": 5e-4, "eps_in_state_format": eps}
+    moments = Finding(**{**finding("PD506", 9).__dict__, "evidence": kept})
+    assert sorted(f.code for f in fold([finding("PD603", 3), moments])) == told
+
+
+def test_moments_of_zero_explain_a_state_that_stands_still_in_their_format() -> None:
+    def stalled(target: str) -> Finding:
+        told = {"evidence": {"dtype": "float16", "target": target}, "location": Location(phase=Phase.OPTIMIZER)}
+        return Finding(**{**finding("PD509", 5).__dict__, **told})
+
+    moments = Finding(**{**finding("PD506", 9).__dict__, "evidence": {"dtype": "float16"}})
+    assert explains(moments, stalled("state"))
+    assert not explains(moments, stalled("average"))
+    assert not explains(finding("PD506", 9), stalled("state"))
 
 
 def test_a_layer_that_pulls_the_scale_down_is_told_once() -> None:

@@ -131,6 +131,19 @@ def test_a_flushed_factor_switches_off_what_it_is_multiplied_with():
     assert abs(found["exact"]) > 1e-4
 
 
+def test_the_tail_of_a_running_product_is_told_behind_a_guard_at_the_formats_least_number():
+    def survived(hazard, least):
+        return torch.cumprod(1 - hazard, 1).clamp(min=least).float().log()
+
+    hazard = torch.full((4, 280), 0.1).half()
+    found = scan(survived, hazard, torch.finfo(torch.float16).tiny)["underflow"]
+    assert (found["op"], found["seen"]) == ("aten.cumprod.default", pytest.approx(2.0**-14))
+    assert found["exact"] < 2.0**-14
+    assert found["wrong"] > 200
+    assert kinds(survived, hazard, 1e-3) == set(), "a guard of its own"
+    assert kinds(survived, hazard[:, :100], torch.finfo(torch.float16).tiny) == set(), "nothing is flushed"
+
+
 @pytest.mark.parametrize(
     "harmless",
     [
