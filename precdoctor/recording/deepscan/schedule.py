@@ -11,9 +11,9 @@ from precdoctor.recording.options import RecordOptions
 DEFAULT_SCANS: Final = 6
 #: Scans whose cost nobody asks about: a smoke run, or a GAN with its two optimizers, is to have them whole.
 _FREE: Final = 2
-#: Host time that scans may take in all whatever the budget, in ns: a fifth of a second is no cost to anybody, and small
+#: Host time that scans may take in all whatever the budget, in ns: half a second is no cost to anybody, and small
 #: models would never be looked at beyond their first two steps.
-GRANT_NS: Final = 200 * 10**6
+GRANT_NS: Final = 500 * 10**6
 #: From the third scan on, distances grow by this factor.
 _FACTOR: Final = 8
 #: Scans for a reason that already had one: at most so many, within the budget, the first no sooner than this many steps
