@@ -496,6 +496,12 @@ def test_all_but_the_first_two_scans_stay_within_the_budget(spent, budget):
     assert len(found) <= DEFAULT_SCANS
 
 
+def test_scans_that_cost_next_to_nothing_are_made_whatever_the_budget():
+    few = RecordOptions(budget=1e-6)
+    assert scanned(few, 600, spent=GRANT_NS // 5) == [0, 1, 8, 64, 512]
+    assert scanned(few, 600, spent=GRANT_NS // 2) == [0, 1]
+
+
 def test_discarded_steps_are_looked_into_twice_at_most():
     schedule = Schedule(RecordOptions(deep_scan=1))
     found = []
