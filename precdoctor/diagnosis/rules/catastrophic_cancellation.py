@@ -33,7 +33,8 @@ finding: `x - x.mean()` on the numbers themselves is exact where it cancels, and
 log-probabilities of two models, and straight-through estimators. Nor is one that ends as less than `effect` of a sum.
 
 In loss code the difference of two tensors that were cast to half counts as well, where most of its elements are off by
-more than half of what the numbers before the cast give: on two scanned steps or more, and on half of all of them.
+more than half of what the numbers before the cast give: on two scanned steps or more, and on half of all of them. In a
+module it counts where both are data or constants (time stamps, years and their mean), also in one column of a matrix.
 """,
     matters="""
 FP32 has 24 bits. With a mean 1,000 times the standard deviation 20 of them cancel, and the variance is noise, or

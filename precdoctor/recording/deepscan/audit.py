@@ -1,9 +1,8 @@
-"""Damage that stays inside finite numbers: states that do not move, gradients that are flushed, differences of nothing.
+"""Damage that stays inside finite numbers: states that do not move, gradients that are flushed.
 
 One measure each, whatever the code around it looks like. *Stalled*: a tensor that was there before this window is
 written to, or replaced by what was computed from it; FP64 moves it and its bits stay. *Flush*: an op of the backward
-pass returns zeros where FP64 does not. *Cancellation*: operands that were rounded to half on their way are subtracted,
-and what is left is their rounding. Elementwise ops on large tensors are judged on a strided sample of elements.
+pass returns zeros where FP64 does not. Elementwise ops on large tensors are judged on a strided sample of elements.
 """
 
 from __future__ import annotations
@@ -42,10 +41,6 @@ _FP32_COUNT = 2.0**24
 _FLUSHED = 0.25
 #: Chains and casts followed per scan, states noted, flushes of one place run again.
 _MAX_CHAINS, _MAX_STALLED, _MAX_PER_PLACE = 2048, 512, 2
-#: Elements of casts whose sources are kept for a difference later.
-_MAX_SOURCES = 1 << 22
-#: Error of a difference, relative to what it should be (median), from which on it is noise.
-_NOISE = 0.5
 
 
 @dataclass
@@ -79,8 +74,6 @@ class Audit:
         self._chains: dict[int, _Chain] = {}
         self._stalls: list[Stall] = []
         self._compensated: set[int] = set()
-        self._sources: dict[int, tuple[StorageWeakRef, Tensor]] = {}
-        self._source_room = _MAX_SOURCES
         self._places: dict[Any, int] = {}
 
     def born(self, result: Any) -> None:
@@ -243,56 +236,6 @@ class Audit:
         }
         self._findings.add("flush", call, lost, **data)
 
-    # --- differences -------------------------------------------------------------------------------------------------
-
-    def difference(self, call: Call) -> None:
-        """An op of a forward pass or of loss code: a cast to half is remembered, a difference of two is judged."""
-        if not call.results or call.results[0].dtype not in _HALF:
-            return
-        result = call.results[0]
-        if call.name == "_to_copy":
-            source = call.args[0]
-            key, narrows = storage_key(result), source.dtype in (torch.float32, torch.float64)
-            if (
-                narrows
-                and key is not None
-                and source.numel() <= self._source_room
-                and source.stride() == result.stride()
-            ):
-                self._source_room -= source.numel()
-                self._sources[key] = StorageWeakRef(result.untyped_storage()), source.detach()
-            return
-        if call.name not in ("sub", "sub_", "rsub") or not (call.phase == "loss" or not call.where.module):
-            return
-        right = {id(x): s for x in call.operands if (s := self._source(x)) is not None}
-        known_all = all(id(x) in right for x in call.operands if x.dtype in _HALF and x.numel() > 1)
-        wide = call.again({k: v.double() for k, v in right.items()}) if right and known_all else None
-        if wide is None:
-            return
-        seen, size = result.detach().double(), wide[0].abs()
-        largest = torch.stack([call.before(x).detach().double().abs().broadcast_to(size.shape) for x in call.operands])
-        eps = float(torch.finfo(result.dtype).eps)
-        known = torch.isfinite(size) & (size > 0) & torch.isfinite(seen)
-        wrong = known & ((seen - wide[0]).abs() > _NOISE * size) & (size < 2 * eps * largest.amax(0))
-        many, of = int(wrong.sum()), int(known.sum())
-        if many * 2 < of or not many:
-            return
-        at = int(torch.where(wrong, size, -1.0).flatten().argmax())
-        bits = torch.log2(largest.amax(0)[wrong] / size[wrong])
-        self._findings.add(
-            "cancellation", call, many / of, dtype=_spelled(result.dtype), bits_lost=float(bits.median()), wrong=many,
-            of=of, zeros=int((wrong & (seen == 0)).sum()), seen=float(seen.flatten()[at]),
-            exact=float(wide[0].flatten()[at]), rounded_before=True,
-        )  # fmt: skip
-
-    def _source(self, x: Tensor) -> Tensor | None:
-        """What a tensor, or the one that it is a view of, was before it was cast."""
-        key = storage_key(x)
-        found = self._sources.get(key) if key is not None else None
-        if found is None or found[0].expired():
-            return None
-        return found[1].as_strided(x.shape, x.stride(), found[1].storage_offset() + x.storage_offset())
-
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def finish(self, targets: Targets) -> None:
@@ -324,7 +267,7 @@ class Audit:
                 "tensors": len({s.key for s, _ in still}),
             }
             self._findings.add_event("stalled", worst.event, stalled / moved, **data, **target)
-        self._stalls, self._chains, self._sources = [], {}, {}
+        self._stalls, self._chains = [], {}
 
 
 def _plain(name: str) -> str:

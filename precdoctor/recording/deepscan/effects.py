@@ -28,6 +28,8 @@ _NOTED = 2.0**-12
 #: Ops that add, and which of their arguments is only added: what they dilute is bounded without running them again.
 _ADDED = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
 _ADDITIONS = names("add sub")
+#: Ops that read the shape of a tensor alone: ``backward`` makes its ones like the loss.
+_SHAPES = names("ones_like zeros_like full_like empty_like rand_like randn_like randint_like")
 
 
 @dataclass(eq=False)
@@ -117,7 +119,7 @@ class Effects:
     def after(self, call: Call) -> None:
         """An op of a forward pass has run."""
         given = [(x, *found) for x in call.operands if (found := self._shadows.get(x)) is not None]
-        if not given or not call.results:
+        if not given or not call.results or call.plain_name.startswith("new_") or call.plain_name in _SHAPES:
             return
         for _, _, held in given:
             held.unread = False

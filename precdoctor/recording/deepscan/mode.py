@@ -14,6 +14,7 @@ from precdoctor.recording.batch import is_capturing
 from precdoctor.recording.deepscan.audit import Audit
 from precdoctor.recording.deepscan.call import Call, Where
 from precdoctor.recording.deepscan.casts import Casts
+from precdoctor.recording.deepscan.differences import Differences
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.facts import Coverage, Event, Findings
 from precdoctor.recording.deepscan.shadows import Room
@@ -77,7 +78,7 @@ class ScanMode(Retiring):
         room = Room(self._limit)
         self._effects = Effects(self._findings, room)
         self.trails = Trails(self._findings, self._effects, room)
-        self._audit = Audit(self._findings)
+        self._audit, self._differences = Audit(self._findings), Differences(self._findings)
         self._casts, self._sums = Casts(self._findings, self._effects), Sums(self._findings, self._effects)
         #: By the sequence number of its autograd node: where a forward op stood.
         self._made: dict[int, Where] = {}
@@ -150,10 +151,14 @@ class ScanMode(Retiring):
         if not name.endswith("_"):
             self._audit.born(result)
             results = [x for x in tensors_in(result) if x.is_floating_point()]
-            if self._audit.follows(name) and results and not any(map(_is_elsewhere, results)):
+            follows = self._audit.follows(name) or phase == "optimizer"
+            if follows and results and not any(map(_is_elsewhere, results)):
                 where = Where("", "", innermost_user_line(past_own=True))
                 call = Call(func, args, kwargs, name, phase, where, self.micro_step, {}, results, self._limit)
+                self._differences.cast(call)
                 self._audit.chained(call)
+                if phase == "optimizer" and name not in UNINITIALISED:
+                    self.trails.after(call)
         elif any(x is not None for x in old):
             where = Where("", "", innermost_user_line(past_own=True))
             self._audit.updated(name, str(func), phase, args, kwargs, old, where, self.micro_step)
@@ -210,7 +215,7 @@ class ScanMode(Retiring):
             self._effects.after(call)
             self.trails.after(call)
             self._casts.after(call)
-            self._audit.difference(call)
+            self._differences.after(call, self._audit.lived)
             self._audit.chained(call)
         else:
             self._audit.gradient(call)

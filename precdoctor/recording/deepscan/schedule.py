@@ -11,6 +11,9 @@ from precdoctor.recording.options import RecordOptions
 DEFAULT_SCANS: Final = 6
 #: Scans whose cost nobody asks about: a smoke run, or a GAN with its two optimizers, is to have them whole.
 _FREE: Final = 2
+#: Host time that scans may take in all whatever the budget, in ns: half a second is no cost to anybody, and small
+#: models would never be looked at beyond their first two steps.
+GRANT_NS: Final = 500 * 10**6
 #: From the third scan on, distances grow by this factor.
 _FACTOR: Final = 8
 #: Scans for a reason that already had one: at most so many, within the budget, the first no sooner than this many steps
@@ -107,10 +110,10 @@ class Schedule:
         return True
 
     def _affords(self, spent_ns: int, elapsed_ns: int) -> bool:
-        """Whether one more scan like the ones before stays within the budget, where there is one."""
+        """Whether one more scan like the ones before stays within the budget, where there is one, or the grant."""
         if self._options.deep_scan is not None or self._options.every is not None or self.done < _FREE:
             return True
-        return spent_ns * (self.done + 1) / self.done <= self._options.budget * elapsed_ns
+        return spent_ns * (self.done + 1) / self.done <= max(self._options.budget * elapsed_ns, GRANT_NS)
 
 
 def offset(number: int) -> int:

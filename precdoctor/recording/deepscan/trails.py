@@ -67,7 +67,7 @@ class Trails:
         self.lost = 0
 
     def after(self, call: Call) -> None:
-        """An op of a forward pass has run."""
+        """An op of a forward pass has run, or one on gradients, of which overflows in half count."""
         given = [(x, *found) for x in call.operands if (found := self._shadow(x)) is not None]
         if given:
             self._follow(call, given)
@@ -91,13 +91,15 @@ class Trails:
     # --- where it begins ---------------------------------------------------------------------------------------------
 
     def _begin(self, call: Call) -> None:
-        result = call.results[0]
+        result, aside = call.results[0], call.phase == "optimizer"
+        if aside and result.dtype == torch.float32:
+            return
         counts = call.counts(result)
         if counts is None or result.dtype not in _FLOATS:
             return
         if counts.bad and not _fills_with_nonfinite(call):
             kind = "overflow"
-        elif counts.zero >= _FLUSHED * counts.numel and call.plain_name in _CAN_FLUSH:
+        elif not aside and counts.zero >= _FLUSHED * counts.numel and call.plain_name in _CAN_FLUSH:
             kind = "underflow"
         else:
             return

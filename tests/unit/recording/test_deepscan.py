@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from precdoctor.recording.deepscan.evidence import Evidence
 from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.scan import why_not
-from precdoctor.recording.deepscan.schedule import DEFAULT_SCANS, Schedule, offset
+from precdoctor.recording.deepscan.schedule import DEFAULT_SCANS, GRANT_NS, Schedule, offset
 from precdoctor.recording.modes import take_off
 from precdoctor.recording.options import RecordOptions
 
@@ -499,14 +499,20 @@ def test_steps_are_spaced_ever_farther():
     assert scanned(RecordOptions(deep_scan=0), 5000) == []
 
 
-@given(spent=st.integers(1, 1000), budget=st.floats(1e-3, 1.0))
+@given(spent=st.integers(GRANT_NS // 10, 10 * GRANT_NS), budget=st.floats(1e-3, 1.0))
 def test_all_but_the_first_two_scans_stay_within_the_budget(spent, budget):
-    found = scanned(RecordOptions(budget=budget), 5000, spent=spent)
+    found = scanned(RecordOptions(budget=budget), 5000, spent=spent, per_step=10**6)
     assert found[:2] == [0, 1]
     for number, step in enumerate(found[2:], 3):
-        assert number * spent <= budget * step * (1 + 1e-9)
+        assert number * spent <= max(budget * step * 10**6, GRANT_NS) * (1 + 1e-9)
         assert step >= offset(number - 1)
     assert len(found) <= DEFAULT_SCANS
+
+
+def test_scans_that_cost_next_to_nothing_are_made_whatever_the_budget():
+    few = RecordOptions(budget=1e-6)
+    assert scanned(few, 600, spent=GRANT_NS // 5) == [0, 1, 8, 64, 512]
+    assert scanned(few, 600, spent=GRANT_NS // 2) == [0, 1]
 
 
 def test_discarded_steps_are_looked_into_twice_at_most():

@@ -121,6 +121,56 @@ def test_a_difference_of_rounded_numbers_is_their_rounding():
     assert "cancellation" not in facts(lambda: (t := times.bfloat16()) - t.detach(), stage="loss")
 
 
+def test_columns_that_were_cast_cancel_in_a_module_against_a_constant_that_is_older():
+    years = torch.stack([2019 + 2 * torch.rand(64), 5 * torch.rand(64)], 1)
+    mean = years.mean(0).half()
+
+    def centred(stage):
+        mode = ScanMode(64 << 20, values=True)
+        with mode:
+            mode.stage = stage
+            x = years.half()
+            mode.modules = [("Net#0", "normalise")]
+            kept = (x - mean, x.relu() - x.half())
+        assert mode.failure is None
+        del kept
+        return [e for e in mode.facts() if e["data"]["kind"] == "cancellation"]
+
+    for stage in ("script", "forward"):  # prepared between two steps, or by the model itself
+        (found,) = centred(stage)
+        assert (found["module"], found["op"]) == ("normalise", "aten.sub.Tensor")
+        assert 32 <= found["data"]["wrong"] <= found["data"]["of"] <= 64  # of one column
+    years -= 2019.75
+    mean.copy_(years.mean(0))
+    assert not centred("script")
+
+
+def clipped(gradient):
+    norm = gradient.square().sum().sqrt()
+    return gradient * (1024.0 / (norm + 1e-3)).clamp(max=1.0)
+
+
+def test_an_overflow_behind_the_backward_pass_is_followed_to_what_it_makes_of_gradients():
+    gradient = torch.full((64,), 300.0, dtype=torch.float16)
+    found = facts(clipped, gradient, stage="optimizer")["overflow"]
+    assert (found["seen"], found["phase"]) == (0.0, "optimizer")
+    assert found["exact"] == pytest.approx(1 / 2400, rel=1e-3)
+    assert "overflow" not in facts(clipped, gradient / 300, stage="optimizer")
+    assert "overflow" not in facts(clipped, gradient, stage="script")  # evaluation may lie there
+
+
+def test_ones_like_a_loss_settle_nothing_about_the_error_in_it():
+    def loss():
+        x = 20000 + torch.randn(64, 32)
+        mean = x.mean(-1, keepdim=True)
+        variance = (x * x).mean(-1, keepdim=True) - mean * mean
+        ((x - mean) / (variance.clamp(min=0) + 1e-3).sqrt()).square().mean().requires_grad_().backward()
+
+    torch.manual_seed(0)
+    found = facts(loss, stage="loss")["cancellation"]
+    assert found["effect"] > 0.5
+
+
 #: Trains in many ways twice from the same seeds, with its first trainings scanned at every step or not at all.
 STRANGE = """
 import copy, hashlib, os, sys
