@@ -78,7 +78,8 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False, shar
         if os.path.lexists(path):
             _make_room(path, force=force)
         path.mkdir(mode=0o777 if shared else 0o700, parents=True, exist_ok=True)
-        content["place"] = _place(path)
+        if not (content.get("options") or {}).get("redact_names"):
+            content["place"] = _place(path)
         # O_EXCL: of two launches that found the same empty directory, one wins.
         with (path / RUN_FILE).open("xb") as file:
             file.write(dump_json(content))
