@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import PYTHON, environment, record, script
 
 MODEL = """
 import hashlib, json, math, sys
@@ -117,7 +117,8 @@ def trained(folder, kind, every=1):
     path = script(folder, "train.py", MODEL)
     done = record(folder, "--every", str(every), "--", PYTHON, str(path), kind, run=folder / "run")
     assert done.status == 0, done.err
-    plain = subprocess.run([PYTHON, str(path), kind], capture_output=True, text=True, check=True, cwd=folder)
+    command = [PYTHON, str(path), kind]
+    plain = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environment())
     run = precdoctor.open_run(done.run)
     events = run.events()
     assert events[events["event"] == "error"].empty

@@ -186,7 +186,7 @@ def test_what_goes_away_between_two_looks_is_told(tmp_path, monkeypatch):
     [
         ({"type": "cpu", "name": "x86_64"}, "1 rank, cpu"),
         ({"type": "cuda", "name": "NVIDIA H100"}, "1 rank, NVIDIA H100"),
-        ("mps", "1 rank, mps"),
+        ({"type": "mps"}, "1 rank, mps"),
     ],
 )
 def test_the_device_is_named(tmp_path, device, words):
