@@ -336,7 +336,8 @@ def _heads_of(frame: Frame | None) -> int:
 
 def _may_open() -> bool:
     return (
-        torch._C._functorch.maybe_current_level() is None
+        torch.is_grad_enabled()
+        and torch._C._functorch.maybe_current_level() is None
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
         and not beside_others()

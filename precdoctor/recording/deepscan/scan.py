@@ -23,7 +23,7 @@ from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.guarded import guarded
-from precdoctor.recording.modes import in_backward, put_on, retire, retired, sweep
+from precdoctor.recording.modes import in_backward, put_on, retire, retired, sweep, take_off
 from precdoctor.recording.naming import unwrap
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class DeepScan:
         self._asked: int | None = None
         #: The top-level module whose forward runs; and the one that a window was opened for last.
         self._root: nn.Module | None = None
+        #: The module in front of the forward pass, or behind the backward pass, for whose call the mode is off.
+        self._aside: nn.Module | None = None
         self._last: weakref.ref[nn.Module] | None = None
         #: Whether it is open, and on which thread's stack.
         self._open, self._thread = False, 0
@@ -152,7 +154,7 @@ class DeepScan:
 
     def _close(self) -> None:
         """For good: whatever keeps the mode on a stack now, it does nothing there but run ops."""
-        self._open, self._root = False, None
+        self._open, self._root, self._aside = False, None, None
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -164,8 +166,13 @@ class DeepScan:
         mode = self._mode
         if mode is None or torch.compiler.is_compiling() or self._thread != threading.get_ident():
             return
-        if (self._root is None and not in_backward()) or (module is self._root and len(mode.modules) == 1):
-            return  # evaluation, or a root that has been entered already
+        if self._root is None and not in_backward():
+            if self._aside is None:  # evaluation, or augmentation: some functions take other paths under any mode
+                self._aside = module
+                take_off(mode)
+            return
+        if module is self._root and len(mode.modules) == 1:
+            return  # it has been entered already
         above = mode.modules[-1] if mode.modules else ("", "")
         place = self._recorder.names.find(module)
         inside = (place.root, place.module) if place is not None else (
@@ -175,6 +182,11 @@ class DeepScan:
     def _left(self, module: nn.Module, _args: Any, _result: Any) -> None:
         mode = self._mode
         if mode is None or torch.compiler.is_compiling() or self._thread != threading.get_ident():
+            return
+        if self._aside is not None:
+            if module is self._aside:
+                self._aside = None
+                put_on(mode)
             return
         if mode.modules:
             mode.modules.pop()
