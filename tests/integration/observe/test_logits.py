@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, environment, record, script
+from tests.support.processes import PYTHON, ROOT, environment, record, script
 
 MODEL = """
 import hashlib, json, math, sys
@@ -238,3 +238,44 @@ def test_on_a_scanned_step_there_are_rows_and_the_scan_sees_the_users_ops_alone(
     assert alone.tensors(filters=[("kind", "==", "logits")]).empty
     for step in steps:
         assert found(rows, step) == [("", "softmax", "attention"), ("", "cross_entropy", "output")]
+
+
+AUGMENTED = """
+import torch
+import precdoctor
+from torch import nn
+
+depths = []
+
+
+class Augment(nn.Module):
+    def forward(self, x):
+        depths.append(torch._C._len_torch_dispatch_stack())
+        return x + torch.rand_like(x)
+
+
+augment, model = Augment(), nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+with precdoctor.record("run", every=1, deep_scan=6):
+    for _ in range(12):
+        with torch.no_grad():
+            x = augment(torch.ones(2, 4))
+        optimizer.zero_grad()
+        model(x).softmax(-1).square().sum().backward()
+        optimizer.step()
+print(len(depths), max(depths))
+"""
+
+
+def test_no_mode_lies_over_modules_that_are_called_without_gradients(tmp_path):
+    """Augmentation may take other paths under any mode, with other roundings."""
+    path = script(tmp_path, "augmented.py", AUGMENTED)
+    done = subprocess.run(
+        [PYTHON, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(ROOT)),
+    )
+    assert done.stdout.split() == ["12", "0"]
