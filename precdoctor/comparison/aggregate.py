@@ -9,7 +9,7 @@ from precdoctor.comparison.allowances import demoted
 from precdoctor.comparison.judge import Judged
 from precdoctor.comparison.lines import Line
 from precdoctor.diagnosis.finding import Severity
-from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.words import plural
 from precdoctor.errors import UsageError
 
 AGGREGATES = ("median", "best", "worst")

@@ -17,8 +17,8 @@ from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis.ending import ending, facts_of_end
 from precdoctor.diagnosis.engine import RuleOptions, describe, describe_recorder, resolve_options, view_of
 from precdoctor.diagnosis.finding import Diagnosis, Finding, Location, RuleOutcome, Severity, Status
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import plural
 from precdoctor.errors import IncomparableRunsError
 from precdoctor.runlog import open_run
 

@@ -24,7 +24,7 @@ from precdoctor.diagnosis.finding import Location, Severity
 from precdoctor.diagnosis.registry import nearest
 from precdoctor.diagnosis.rows import Key
 from precdoctor.diagnosis.shadowed import Shadowed
-from precdoctor.diagnosis.telling import percent
+from precdoctor.diagnosis.words import percent
 from precdoctor.errors import UsageError
 
 CHECK = "PD815 limit-exceeded"

@@ -19,8 +19,8 @@ from precdoctor.diagnosis.finding import Diagnosis
 from precdoctor.diagnosis.rows import Key
 from precdoctor.diagnosis.rule import Options, Rule
 from precdoctor.diagnosis.shadowed import shadowed
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import plural
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.rows import Key
-from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.words import plural
 
 #: Subjects of one finding that its evidence lists.
 _LISTED = 16

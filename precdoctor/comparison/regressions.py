@@ -16,7 +16,7 @@ from precdoctor.comparison.summary import METRICS, Metric, Summary
 from precdoctor.diagnosis.finding import Location, Phase, Severity
 from precdoctor.diagnosis.rows import Key, known_format
 from precdoctor.diagnosis.rule import Options, RuleOption
-from precdoctor.diagnosis.telling import percent, plural
+from precdoctor.diagnosis.words import percent, plural
 
 #: Accepted chance that chance alone fails a healthy run, over all learned spreads together.
 FALSE_ALARMS = 0.001

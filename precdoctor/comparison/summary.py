@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format
-from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView
+from precdoctor.diagnosis.words import percent
 from precdoctor.numerics.tail import flushed_tail
 
 _COLUMNS = (

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.bad_steps import is_well
+from precdoctor.diagnosis.healthy_steps import is_well
 from precdoctor.diagnosis.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.rows import text
 from precdoctor.diagnosis.step_facts import StepFacts

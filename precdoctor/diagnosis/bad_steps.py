@@ -1,30 +1,22 @@
-"""Which steps of a run went wrong, and how its tensors look on the steps that did not."""
+"""Which steps of a run went non-finite."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-
-import pandas as pd
 
 from precdoctor.diagnosis.examination import culprit_at
 from precdoctor.diagnosis.examined import poisoned_steps, traced_steps
-from precdoctor.diagnosis.origin import Reference, Sighting, suspicious
-from precdoctor.diagnosis.records import records
+from precdoctor.diagnosis.healthy_steps import is_mask, is_well, reference_of
+from precdoctor.diagnosis.origin import Reference, suspicious
 from precdoctor.diagnosis.rows import (
-    BACKWARD_KINDS,
     FORWARD_KINDS,
     TRIGGER_KINDS,
-    Key,
     TensorRow,
-    known_format,
     number,
 )
 from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView
 
-#: Healthy steps an incident is compared with: enough to see a mask that only some batches have.
-REFERENCE_STEPS = 8
 #: Steps of an inference run looked into for a bad answer; the first ones explain the others.
 _MAX_ANSWERS = 64
 #: Kinds whose overflow a loss scaler takes care of.
@@ -57,33 +49,11 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
     return {p: {s: frozenset(k) for s, k in sorted(m.items())} for p, m in kinds.items()}
 
 
-def is_well(view: RunView, process: Process, facts: StepFacts) -> bool:
-    """Whether all that was counted as non-finite at the step are masks kept as parameters."""
-    masks = view.remember("weight-masks", lambda: _weight_masks(view))
-    return not facts.loss_is_bad and facts.non_finite <= masks[process, facts.step]
-
-
-def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
-    """Per process and step the weights that hold nothing but ``-inf`` beside what is finite."""
-    masks: Counter[tuple[Process, int]] = Counter()
-    for frame in view.scan(["kind", *BAD_COUNTS], ("weight",), bad=True):
-        mine = frame.loc[_is_mask(frame), ["rank", "attempt", "step"]]
-        masks.update(
-            (Process(int(rank), int(attempt)), int(step))
-            for rank, attempt, step in mine.itertuples(index=False, name=None)
-        )
-    return masks
-
-
-def _is_mask(frame: pd.DataFrame) -> pd.Series[bool]:
-    return (frame["kind"] == "weight") & (frame["nan"] == 0) & (frame["pos_inf"] == 0)
-
-
 def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
     """From the tensors table; a weight that holds nothing but ``-inf`` is a mask kept as a parameter."""
     kinds: dict[Process, dict[int, frozenset[str]]] = {}
     for frame in view.scan(["kind", *BAD_COUNTS], TRIGGER_KINDS, bad=True):
-        chosen = frame.loc[~_is_mask(frame), ["rank", "attempt", "step", "kind"]].drop_duplicates()
+        chosen = frame.loc[~is_mask(frame), ["rank", "attempt", "step", "kind"]].drop_duplicates()
         for rank, attempt, step, kind in chosen.itertuples(index=False, name=None):
             mine = kinds.setdefault(Process(int(rank), int(attempt)), {})
             mine[int(step)] = mine.get(int(step), frozenset()) | {str(kind)}
@@ -146,35 +116,3 @@ def _bad_answers(view: RunView, process: Process, steps: Sequence[int]) -> list[
 
 def _suspect(rows: Sequence[TensorRow], reference: Reference, *, loss_is_finite: bool) -> bool:
     return suspicious(rows, reference, loss_is_finite=loss_is_finite)[0] is not None
-
-
-def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[int]) -> Reference:
-    """How each tensor looked on the healthy steps nearest before ``step`` (after it, when there is none before).
-
-    A step the scaler skipped may have been sick in its forward pass, and stands in only where there is no other.
-    """
-    sampled = [f for f in view.timeline.get(process, ()) if f.sampled and f.complete and f.step not in exclude]
-    healthy = [f.step for f in sampled if is_well(view, process, f)]
-    healthy = healthy or [f.step for f in sampled if not f.loss_is_bad and f.skipped]
-    chosen = [s for s in healthy if s < step][-REFERENCE_STEPS:] or [s for s in healthy if s > step][:REFERENCE_STEPS]
-    seen: dict[Key, list[Sighting]] = {}
-    if not chosen:
-        return seen
-    columns = ["root", "module", "kind", "name", "call", "dtype", "numel", *BAD_COUNTS, "amax"]
-    for frame in view.scan(columns, (*FORWARD_KINDS, "loss", *BACKWARD_KINDS), steps=chosen):
-        mine = frame[(frame["rank"] == process.rank) & (frame["attempt"] == process.attempt)]
-        for key, sighting in _sightings(mine):
-            seen.setdefault(key, []).append(sighting)
-    return {key: tuple(sorted(s, key=lambda x: x.step)) for key, s in seen.items()}
-
-
-def _sightings(frame: pd.DataFrame) -> list[tuple[Key, Sighting]]:
-    result = []
-    for r in records(frame):
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-        badness = frozenset(c for c in BAD_COUNTS if r[c] > 0)
-        amax, fmt = number(r["amax"]), known_format(str(r["dtype"]))
-        headroom = fmt.headroom(amax) if fmt is not None and amax else None
-        share = float(r["neg_inf"]) / max(1, int(r["numel"]))
-        result.append((key, Sighting(int(r["step"]), badness, share, amax, headroom)))
-    return result

@@ -14,9 +14,9 @@ from statistics import median
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.histories import History
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format, path_evidence, path_to, range_evidence
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.widening import widening
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import bin_of
 

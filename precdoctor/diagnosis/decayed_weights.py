@@ -15,8 +15,8 @@ from typing import Any
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.parameters import parameter_label
 from precdoctor.diagnosis.rows import number, text
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 
 #: Optimizers whose decay does not pass through the moments, whatever their options say.
 _DECOUPLED = ("AdamW", "Lion", "SGDW", "Muon")

@@ -13,8 +13,8 @@ from statistics import fmean, median
 
 from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence, text
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 
 #: It has been dead for this share of the recorded steps, at least, and on nearly all of those since it died.
 _MOST, _NEARLY_ALL = 0.5, 0.9

@@ -12,8 +12,8 @@ from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.histories import after_an_ordinary_update
 from precdoctor.diagnosis.stable_rate import StableRate
 from precdoctor.diagnosis.step_facts import StepFacts
-from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import Process
+from precdoctor.diagnosis.words import percent
 
 #: Steps before that make the baseline, and after that show whether it stays.
 WINDOW, AFTER = 32, 5

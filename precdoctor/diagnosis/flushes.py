@@ -9,8 +9,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Prescription, Severi
 from precdoctor.diagnosis.rows import known_format, text
 from precdoctor.diagnosis.rule import Checked
 from precdoctor.diagnosis.scans import Fact, Group, check_facts, elsewhere_words, evidence_of, locate, place_words
-from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent
 
 #: Share of the non-zero elements, and of the magnitude, that must be gone. Chosen empirically; no published source.
 _FLUSHED, _LOST = 0.5, 0.25

@@ -10,8 +10,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import path_evidence, range_evidence
 from precdoctor.diagnosis.snippets import module_expression
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 
 
 @dataclass(frozen=True)

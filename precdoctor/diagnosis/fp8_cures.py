@@ -13,8 +13,8 @@ from precdoctor.diagnosis.fp8_casts import KIND, Cast, Damage, Operand, rounding
 from precdoctor.diagnosis.fp8_outliers import bulk_of, lost_channels
 from precdoctor.diagnosis.rows import Key, number
 from precdoctor.diagnosis.rule import RuleOption
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, BlockFormat, BlockHistogram
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format

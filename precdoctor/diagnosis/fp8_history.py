@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.fp8_casts import Cast, Operand, Replayed, damage
-from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.words import plural
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
 
 #: Lengths that are recognised and proposed; Transformer Engine's default is the last one, its tests use 16.

@@ -17,9 +17,9 @@ from statistics import median
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.rows import Key, TensorRow, path_evidence, path_to, range_evidence
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.underflow import examined_steps, lost_magnitude
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import FP16
 from precdoctor.numerics.tail import Tail, flushed_tail
 

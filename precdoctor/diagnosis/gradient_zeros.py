@@ -15,9 +15,9 @@ from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.harm import bulk_loss
 from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to, range_evidence
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.underflow import FINE_BITS, MARGIN_BINADES, out_of_subnormals, subnormal_share
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import FP16
 
 #: From this share of the elements of all weight matrices on the finding is an error: half of the model is no layer.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from precdoctor.diagnosis.bad_steps import is_well
+from precdoctor.diagnosis.healthy_steps import is_well
 from precdoctor.diagnosis.rows import Key, integer, known_format, number, text
 from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.view import Process, RunView

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from precdoctor.diagnosis.aftermath import without_aftermath
-from precdoctor.diagnosis.bad_steps import GRADIENTS, incident_steps, is_well, reference_of
+from precdoctor.diagnosis.bad_steps import GRADIENTS, incident_steps
 from precdoctor.diagnosis.causes import UNKNOWN, Cause, backward_cause, forward_cause
 from precdoctor.diagnosis.divergence import Divergence
 from precdoctor.diagnosis.examination import Culprit, culprit_at
 from precdoctor.diagnosis.examined import BadSetting, Examined, examined_at
 from precdoctor.diagnosis.finding import Phase
+from precdoctor.diagnosis.healthy_steps import is_well, reference_of
 from precdoctor.diagnosis.optimizer_causes import words_of
 from precdoctor.diagnosis.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious
 from precdoctor.diagnosis.poison import poison_at, traced_to_poison

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.rows import FORWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.step_facts import StepFacts
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import plural
 
 #: Steps behind the first one whose tensors are looked at, evenly spread.
 _EXAMINED = 16

@@ -15,9 +15,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.lost_updates import Counts, guessed, survey
 from precdoctor.diagnosis.parameters import parameter_label, states_per_parameter
 from precdoctor.diagnosis.rows import Key, integer, range_evidence
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
-from precdoctor.diagnosis.words import memory
+from precdoctor.diagnosis.words import memory, percent, plural
 from precdoctor.numerics.formats import FP32
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
 

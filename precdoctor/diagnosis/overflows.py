@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from precdoctor.diagnosis.bad_steps import reference_of
 from precdoctor.diagnosis.finding import Phase
+from precdoctor.diagnosis.healthy_steps import reference_of
 from precdoctor.diagnosis.origin import locate_forward, suspicious
 from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.step_facts import StepFacts
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import plural
 
 #: Skipped steps whose tensors are looked at, evenly spread.
 _EXAMINED = 16

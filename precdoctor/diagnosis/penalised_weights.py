@@ -18,8 +18,8 @@ from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.optimizer_state import SCALE_FREE
 from precdoctor.diagnosis.parameters import parameter_label
 from precdoctor.diagnosis.rows import number, text
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 
 #: Of the gradient, what the proposed penalty is at most. A hundredth leaves the direction to the data.
 _SMALL = 0.01

@@ -10,8 +10,8 @@ from typing import Any
 from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.stable_rate import rounded_down
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import plural
 
 #: Steps of the proposed warm-up: as torch's examples and most recipes have it, at least.
 _WARM_UP = 1000

@@ -14,8 +14,8 @@ from statistics import median
 from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.rows import Key, TensorRow, location, path_evidence, path_to, range_evidence, text
 from precdoctor.diagnosis.snippets import module_expression
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 
 #: Steps whose rows are read, evenly spread.
 _STEPS = 16

@@ -11,7 +11,6 @@ from precdoctor.diagnosis.finding import Phase, Prescription
 from precdoctor.diagnosis.origin import is_below
 from precdoctor.diagnosis.overflows import Overflow
 from precdoctor.diagnosis.rows import BACKWARD_KINDS, Key, TensorRow
-from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.underflow import (
     ENOUGH_BITS,
     FLUSH_OPTIONS,
@@ -24,6 +23,7 @@ from precdoctor.diagnosis.underflow import (
     survey,
 )
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent
 from precdoctor.numerics.formats import FP16
 
 _FLUSHED, _MAGNITUDE = (o.default for o in FLUSH_OPTIONS[:2])

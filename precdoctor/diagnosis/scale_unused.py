@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Source
 from precdoctor.diagnosis.rows import integer, text
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from precdoctor.diagnosis.examined import real
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Source, Status
 from precdoctor.diagnosis.rows import integer, text
 from precdoctor.diagnosis.rule import Checked, RuleOption
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 
 #: Places in the code told apart in one diagnosis, per rule, and modules listed for each.
 _MAX_PLACES, _MAX_MODULES = 8, 16

@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from precdoctor.diagnosis import words
 from precdoctor.diagnosis.divergence import divergence_before
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.incident import Incident, incidents
 from precdoctor.diagnosis.rows import TensorRow, known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.view import RunView
-
-#: Every rule says counts and shares in these words.
-plural, percent = words.plural, words.percent
+from precdoctor.diagnosis.words import plural
 
 #: Occurrences listed by number before "and N more".
 _LISTED = 16

@@ -9,13 +9,13 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis import snippets
-from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.harm import bulk_loss, lost_to
+from precdoctor.diagnosis.healthy_steps import is_well
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format, number
 from precdoctor.diagnosis.rule import RuleOption
-from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent
 from precdoctor.numerics.formats import FP16, Format
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.tail import Tail, flushed_tail, magnitude

@@ -16,8 +16,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.optimizer_state import MOMENT_COLUMNS, Held, Owner, adds_eps_to_root, held_in, label
 from precdoctor.diagnosis.parameters import ADAM
 from precdoctor.diagnosis.rows import number, text
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 
 _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
 _At = tuple[Owner, Process, int]

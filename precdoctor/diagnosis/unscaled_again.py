@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.histories import by_optimizer
 from precdoctor.diagnosis.rows import integer, text
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from rich.text import Text
 from precdoctor.comparison.predictions import Applied, Outcome
 from precdoctor.diagnosis.finding import jsonable
 from precdoctor.diagnosis.prescriptions.file import effect_as_dict
-from precdoctor.reporting.text import clean, percent, plural
+from precdoctor.diagnosis.words import percent, plural
+from precdoctor.reporting.text import clean
 
 _VERDICTS = {True: ("came true", "pd.good"), False: ("missed", "pd.bad"), None: ("not measured", "pd.near")}
 

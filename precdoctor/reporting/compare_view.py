@@ -17,10 +17,11 @@ from precdoctor.comparison.drift import MOVED, Drift
 from precdoctor.comparison.pairing import subject
 from precdoctor.diagnosis.finding import jsonable
 from precdoctor.diagnosis.rows import Key
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.reporting.applied_view import applied_section, print_applied
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.names import Name
-from precdoctor.reporting.text import clean, number, percent, plural
+from precdoctor.reporting.text import clean, number
 
 #: Tensors shown; the JSON report has :data:`JSON_TENSORS`.
 TOP = 10

@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from precdoctor.diagnosis.finding import Finding, Location, Prescription, Source, jsonable
+from precdoctor.diagnosis.words import percent
 from precdoctor.reporting.code import fitted
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar
 from precdoctor.reporting.sparkline import sparkline
-from precdoctor.reporting.text import clean, clean_block, factor, number, percent
+from precdoctor.reporting.text import clean, clean_block, factor, number
 
 _LABEL = 9
 #: Of a snippet, in cells.

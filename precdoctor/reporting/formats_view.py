@@ -10,12 +10,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from precdoctor.diagnosis.words import percent
 from precdoctor.numerics.bitview import BitView, Update
 from precdoctor.numerics.blocks import BlockFormat
 from precdoctor.numerics.casting import decode
 from precdoctor.numerics.formats import Format, Kind
 from precdoctor.reporting.console import can_draw
-from precdoctor.reporting.text import percent
 
 #: From this width on, what becomes of a number and its surroundings share one table.
 _WIDE = 120

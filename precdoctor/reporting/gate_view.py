@@ -15,8 +15,9 @@ from rich.text import Text
 from precdoctor.comparison.gate import GateCheck, GateReport
 from precdoctor.diagnosis.finding import Status
 from precdoctor.diagnosis.verdict import ExitCode
+from precdoctor.diagnosis.words import plural
 from precdoctor.reporting.console import can_draw
-from precdoctor.reporting.text import clean, plural
+from precdoctor.reporting.text import clean
 
 #: Modules named as the likeliest.
 _SUSPECTS = 3

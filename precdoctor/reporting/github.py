@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from precdoctor.diagnosis.finding import Finding
 from precdoctor.diagnosis.verdict import ExitCode
+from precdoctor.diagnosis.words import plural
 from precdoctor.reporting.finding_view import place
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.places import file_line, script
-from precdoctor.reporting.text import clean, plural
+from precdoctor.reporting.text import clean
 
 #: GitHub shows ten annotations of each kind per step and swallows the rest without a word.
 MAX_ANNOTATIONS = 10

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from precdoctor.diagnosis.ending import ending
 from precdoctor.diagnosis.finding import Finding, Source, Status
+from precdoctor.diagnosis.words import plural
 from precdoctor.reporting.finding_view import place, predicted_effect
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.terminal import run_facts
-from precdoctor.reporting.text import clean, clean_block, not_neutral, plural, recording_cost
+from precdoctor.reporting.text import clean, clean_block, not_neutral, recording_cost
 
 #: Findings told in full; GitHub cuts a job summary off at 1 MiB.
 FULL_FINDINGS = 20

@@ -16,10 +16,11 @@ import precdoctor
 from precdoctor.diagnosis.finding import jsonable
 from precdoctor.diagnosis.whatif.native import not_native
 from precdoctor.diagnosis.whatif.plan import WIDE, ModulePlan, OperandPlan, Plan
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.reporting.json_report import SCHEMA_VERSION
 from precdoctor.reporting.names import Name
 from precdoctor.reporting.terminal import run_facts
-from precdoctor.reporting.text import clean, percent, plural, size
+from precdoctor.reporting.text import clean, size
 from precdoctor.reporting.whatif_report import described
 from precdoctor.reporting.whatif_view import decibels
 

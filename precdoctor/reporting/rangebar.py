@@ -16,10 +16,10 @@ from typing import Any
 
 from rich.text import Text
 
+from precdoctor.diagnosis.words import percent
 from precdoctor.errors import UsageError
 from precdoctor.numerics import ExponentHistogram, Format, format_of_dtype
 from precdoctor.numerics.histogram import bin_of
-from precdoctor.reporting.text import percent
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII = ".:-=+*#@"

@@ -15,12 +15,13 @@ from precdoctor.diagnosis.replay.accumulator import AccumulatorReplay, LengthErr
 from precdoctor.diagnosis.replay.fp8 import RecipeReplay
 from precdoctor.diagnosis.replay.loss_scale import Culprit, LossScaleReplay
 from precdoctor.diagnosis.replay.specs import spell_policy
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.casting import Rounding
 from precdoctor.numerics.cells import Estimate
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.terminal import run_facts
-from precdoctor.reporting.text import clean, number, percent, plural, power, spans
+from precdoctor.reporting.text import clean, number, power, spans
 
 _SHOWN_STEPS = 4
 _CAVEAT = "Recorded gradients are taken as they are: skipping other steps would change later ones a little."

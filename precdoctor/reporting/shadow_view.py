@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from precdoctor.diagnosis.shadowed import FORWARD, Limits, Piece, Shadowed
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import format_of_dtype
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.terminal import run_facts
-from precdoctor.reporting.text import clean, percent, plural, spans
+from precdoctor.reporting.text import clean, spans
 
 _KINDS = {
     "output": "output",

@@ -10,12 +10,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
 from precdoctor.reporting.terminal import print_ending, run_facts
-from precdoctor.reporting.text import clean, factor, not_neutral, number, percent, plural, power, recording_cost, size
+from precdoctor.reporting.text import clean, factor, not_neutral, number, power, recording_cost, size
 
 #: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.
 _SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": ("learning rate", False)}

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from precdoctor.diagnosis.ending import ending
 from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
+from precdoctor.diagnosis.words import plural
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.finding_view import finding_view, note_view, place
-from precdoctor.reporting.text import clean, not_neutral, number, plural, recording_cost
+from precdoctor.reporting.text import clean, not_neutral, number, recording_cost
 
 #: Findings beyond this many are named on one line each; `--output-format json` has them all.
 FULL_FINDINGS = 8

@@ -7,10 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from precdoctor.diagnosis import words
-
-#: Counts and shares as the findings have them: every reporter imports them from here.
-plural, percent = words.plural, words.percent
+from precdoctor.diagnosis.words import percent
 
 #: What a terminal might obey or hide: C0 and C1 controls (ESC, CR, LF ...), bidirectional and zero-width marks, line
 #: and paragraph separators, lone surrogates (undecodable bytes of an argv).

@@ -14,12 +14,13 @@ from rich.text import Text
 
 from precdoctor.diagnosis.whatif.forecast import Answer, Forecast
 from precdoctor.diagnosis.whatif.native import not_native
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar, range_words
 from precdoctor.reporting.terminal import run_facts
-from precdoctor.reporting.text import clean, number, percent, plural
+from precdoctor.reporting.text import clean, number
 from precdoctor.reporting.whatif_report import together
 
 #: From this width on, scale and headroom have room.

@@ -13,7 +13,7 @@ from typing import Any
 from precdoctor.diagnosis.prescriptions.effects import Effect
 from precdoctor.diagnosis.prescriptions.measures import Scope, measure_named
 from precdoctor.diagnosis.prescriptions.prescribed import Prescribed
-from precdoctor.diagnosis.telling import plural
+from precdoctor.diagnosis.words import plural
 from precdoctor.errors import UsageError
 from precdoctor.runlog.changes import Change
 

@@ -8,7 +8,6 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity, Sta
 from precdoctor.diagnosis.flushes import check_flushes
 from precdoctor.diagnosis.rows import Key, TensorRow, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.underflow import (
     FLUSH_OPTIONS,
     GradientSeries,
@@ -21,6 +20,7 @@ from precdoctor.diagnosis.underflow import (
     tail_of,
 )
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import Format
 
 PAGE = RulePage(

@@ -13,8 +13,8 @@ from precdoctor.diagnosis.optimizer_state import Owner, decay_of, second_moments
 from precdoctor.diagnosis.parameters import adam_groups, parameter_label
 from precdoctor.diagnosis.rows import Key, integer, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(

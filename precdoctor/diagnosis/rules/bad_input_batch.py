@@ -19,11 +19,11 @@ from precdoctor.diagnosis.telling import (
     confidence_options,
     consequences,
     looked_at,
-    plural,
     resume_advice,
     where_words,
 )
 from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView
+from precdoctor.diagnosis.words import plural
 
 PAGE = RulePage(
     finds="""

@@ -20,8 +20,8 @@ from precdoctor.diagnosis.scans import (
     scans,
     short_name,
 )
-from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent
 
 PAGE = RulePage(
     finds="""

@@ -16,8 +16,8 @@ from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePa
 from precdoctor.diagnosis.saturated import finding as saturated_finding
 from precdoctor.diagnosis.saturated import saturated
 from precdoctor.diagnosis.snippets import module_expression
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import plural
 from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(

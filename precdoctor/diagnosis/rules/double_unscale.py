@@ -12,8 +12,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import number
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 
 PAGE = RulePage(
     finds="""

@@ -23,8 +23,8 @@ from precdoctor.diagnosis.fp8_cures import (
 from precdoctor.diagnosis.fp8_outliers import bulk_of, dead_blocks, matters
 from precdoctor.diagnosis.optimizer_state import divides_by_gradient
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import E4M3FN, E5M2
 
 PAGE = RulePage(

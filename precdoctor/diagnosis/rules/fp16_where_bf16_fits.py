@@ -14,8 +14,8 @@ from precdoctor.diagnosis.parameters import trainable
 from precdoctor.diagnosis.rows import Key, integer
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import bfloat16_autocast
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import BF16, FP16
 
 PAGE = RulePage(

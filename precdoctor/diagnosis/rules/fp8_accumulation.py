@@ -12,8 +12,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.fp8_casts import KIND, operands
 from precdoctor.diagnosis.rows import integer, known_format, number, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.accumulation import Accumulator, Factor, SumError, sum_error
 
 PAGE = RulePage(

@@ -26,9 +26,9 @@ from precdoctor.diagnosis.fp8_cures import (
 from precdoctor.diagnosis.fp8_history import scaled
 from precdoctor.diagnosis.fp8_outliers import cut, hot_blocks
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.trends import Trend, fit
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 
 PAGE = RulePage(

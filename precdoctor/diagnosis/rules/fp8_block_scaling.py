@@ -11,8 +11,8 @@ from precdoctor.diagnosis.fp8_casts import COLUMNS, KIND, Damage, Operand, opera
 from precdoctor.diagnosis.fp8_cures import MIN_ELEMENTS, Cure, histograms, in_blocks, listed, location, seen_words
 from precdoctor.diagnosis.fp8_outliers import bulk_of, cut, hot_blocks, matters, spread
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 
 PAGE = RulePage(
     finds="""

@@ -32,8 +32,8 @@ from precdoctor.diagnosis.fp8_outliers import (
     matters,
 )
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.blocks import MXFP8_E4M3, TILE_1X128, BlockFormat
 
 PAGE = RulePage(

@@ -12,8 +12,8 @@ from precdoctor.diagnosis.fp8_casts import KIND, Operand, operands
 from precdoctor.diagnosis.fp8_cures import LOST_DB, confidence, listed, location, rescaled, scale_words, seen_words
 from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import FORMATS
 from precdoctor.numerics.histogram import ExponentHistogram
 

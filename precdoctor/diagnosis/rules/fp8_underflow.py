@@ -23,8 +23,8 @@ from precdoctor.diagnosis.fp8_cures import (
 from precdoctor.diagnosis.fp8_outliers import lost_channels, readers
 from precdoctor.diagnosis.harm import bulk_loss, channel_zeros
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 
 PAGE = RulePage(
     finds="""

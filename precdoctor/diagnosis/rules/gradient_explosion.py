@@ -16,8 +16,8 @@ from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_t
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.stable_rate import stable_rate
 from precdoctor.diagnosis.step_facts import StepFacts
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import plural
 
 PAGE = RulePage(
     finds="""

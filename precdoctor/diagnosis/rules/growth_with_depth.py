@@ -10,8 +10,8 @@ from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import known_format, location, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import plural
 
 PAGE = RulePage(
     finds="""

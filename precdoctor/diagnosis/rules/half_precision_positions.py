@@ -16,8 +16,8 @@ from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import TensorRow, known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import plural
 from precdoctor.numerics.formats import FP32, Format
 
 PAGE = RulePage(

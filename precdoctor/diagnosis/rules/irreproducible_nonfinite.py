@@ -9,8 +9,9 @@ from precdoctor.diagnosis.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.incident import Incident, incidents
 from precdoctor.diagnosis.rows import FORWARD_KINDS
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import evidence_of, location_of, plural, resume_advice
+from precdoctor.diagnosis.telling import evidence_of, location_of, resume_advice
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import plural
 
 PAGE = RulePage(
     finds="""

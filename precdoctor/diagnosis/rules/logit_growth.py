@@ -11,9 +11,9 @@ from precdoctor.diagnosis.logit_cures import cures
 from precdoctor.diagnosis.logit_histories import ONE_HOT, LogitHistory, LossCourse, logit_histories, loss_course
 from precdoctor.diagnosis.rows import Key
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.trends import Trend, fit
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 
 PAGE = RulePage(
     finds="""

@@ -15,8 +15,8 @@ from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePa
 from precdoctor.diagnosis.scale_cures import cures, lower_bound
 from precdoctor.diagnosis.scale_level import LostGradient, kept_up, lost_gradient
 from precdoctor.diagnosis.step_facts import StepFacts
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 
 PAGE = RulePage(
     finds="""

@@ -18,8 +18,8 @@ from precdoctor.diagnosis.loss_scale import (
 from precdoctor.diagnosis.overflows import culprits
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.step_facts import StepFacts
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 
 PAGE = RulePage(
     finds="""

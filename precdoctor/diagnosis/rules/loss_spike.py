@@ -9,16 +9,16 @@ from statistics import median, quantiles
 from typing import Any
 
 from precdoctor.diagnosis import snippets
-from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.divergence import course_left
 from precdoctor.diagnosis.divergence_telling import root_of_rise
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.healthy_steps import is_well
 from precdoctor.diagnosis.histories import after_an_ordinary_update, by_optimizer, spread
 from precdoctor.diagnosis.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.step_facts import StepFacts
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import plural
 
 PAGE = RulePage(
     finds="""

@@ -20,8 +20,8 @@ from precdoctor.diagnosis.scans import (
     locate,
     place_words,
 )
-from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent
 from precdoctor.numerics.formats import Format
 
 PAGE = RulePage(

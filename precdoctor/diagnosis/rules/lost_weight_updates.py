@@ -13,10 +13,9 @@ from precdoctor.diagnosis.parameters import is_bare, parameter_label
 from precdoctor.diagnosis.rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.rows import Key, known_format, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.diagnosis.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
-from precdoctor.diagnosis.words import memory
+from precdoctor.diagnosis.words import memory, percent, plural
 from precdoctor.numerics.formats import FORMATS, FP32
 
 PAGE = RulePage(

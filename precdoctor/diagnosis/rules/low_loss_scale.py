@@ -13,7 +13,6 @@ from precdoctor.diagnosis.rows import Key, TensorRow, location, path_evidence, p
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.scale_level import LostGradient, kept_up, largest_gradient
 from precdoctor.diagnosis.step_facts import StepFacts
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.underflow import (
     ENOUGH_BITS,
     FINE_BITS,
@@ -25,6 +24,7 @@ from precdoctor.diagnosis.underflow import (
     survey,
 )
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import FP16
 
 PAGE = RulePage(

@@ -10,9 +10,9 @@ from statistics import median
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.underflow import FLUSH_OPTIONS, MAX_STEPS, examined_steps
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import FP16, Format
 from precdoctor.numerics.tail import magnitude
 

@@ -11,9 +11,9 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.histories import History, forward_histories
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.widening import widening
+from precdoctor.diagnosis.words import percent, plural
 
 PAGE = RulePage(
     finds="""

@@ -6,8 +6,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.loss_scale import is_dynamic, scaled_steps
 from precdoctor.diagnosis.rows import text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import plural
 
 PAGE = RulePage(
     finds="""

@@ -9,10 +9,9 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.parameters import HALF, stepped
 from precdoctor.diagnosis.rows import integer, known_format, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.wide_weights import fp32_weights, wide_weights, widened_bytes
-from precdoctor.diagnosis.words import memory
+from precdoctor.diagnosis.words import memory, percent, plural
 from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from statistics import median, median_low
 from typing import Any
 
-from precdoctor.diagnosis.bad_steps import is_well
 from precdoctor.diagnosis.decayed_weights import finding as decay_finding
 from precdoctor.diagnosis.decayed_weights import strongest_decay
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.healthy_steps import is_well
 from precdoctor.diagnosis.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.parameters import parameter_label
 from precdoctor.diagnosis.penalised_weights import finding as penalty_finding
@@ -20,8 +20,8 @@ from precdoctor.diagnosis.rate_cures import Rates, gentler_start, lower_rate, ra
 from precdoctor.diagnosis.rows import TensorRow, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.stable_rate import StableRate, stable_rate
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import plural
 
 PAGE = RulePage(
     finds="""

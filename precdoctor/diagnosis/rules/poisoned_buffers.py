@@ -9,8 +9,8 @@ from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity,
 from precdoctor.diagnosis.rows import TensorRow, location, path_evidence, path_to
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import plural
 
 PAGE = RulePage(
     finds="""

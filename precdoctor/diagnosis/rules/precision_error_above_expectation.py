@@ -9,8 +9,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.shadowed import FORWARD, Limits, Piece, Shadowed, shadowed
 from precdoctor.diagnosis.snippets import code_in_float32, module_expression, run_in_float32
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 
 PAGE = RulePage(
     finds="""

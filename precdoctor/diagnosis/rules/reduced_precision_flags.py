@@ -10,8 +10,8 @@ from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription,
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import integer, number, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import plural
 from precdoctor.numerics.formats import FP16
 
 PAGE = RulePage(

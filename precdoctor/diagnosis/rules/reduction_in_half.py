@@ -18,8 +18,8 @@ from precdoctor.diagnosis.scans import (
     locate,
     place_words,
 )
-from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent
 from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(

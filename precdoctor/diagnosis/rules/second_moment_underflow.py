@@ -11,12 +11,11 @@ from precdoctor.diagnosis.optimizer_state import Moment, Owner, adds_eps_to_root
 from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import TensorRow, known_format, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.unpaired_moments import finding as unpaired_finding
 from precdoctor.diagnosis.unpaired_moments import leaps, orphaned
 from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.wide_weights import wide_weights, widened_bytes, widened_elements
-from precdoctor.diagnosis.words import memory
+from precdoctor.diagnosis.words import memory, percent, plural
 from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(

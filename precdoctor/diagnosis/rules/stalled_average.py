@@ -13,9 +13,8 @@ from precdoctor.diagnosis.rows import known_format, number, text
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.snippets import module_expression
 from precdoctor.diagnosis.stalled_sums import Buffer, running_statistics, stalled_counts
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
-from precdoctor.diagnosis.words import memory
+from precdoctor.diagnosis.words import memory, percent, plural
 
 PAGE = RulePage(
     finds="""

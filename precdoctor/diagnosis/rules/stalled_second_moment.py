@@ -14,10 +14,9 @@ from precdoctor.diagnosis.optimizer_state import excess, second_moments
 from precdoctor.diagnosis.parameters import HALF, adam_groups, beta2_of, stepped
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.wide_weights import widened_bytes
-from precdoctor.diagnosis.words import memory
+from precdoctor.diagnosis.words import memory, plural
 
 PAGE = RulePage(
     finds="""

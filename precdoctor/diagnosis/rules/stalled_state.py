@@ -15,8 +15,8 @@ from precdoctor.diagnosis.scans import (
     place_words,
     scans,
 )
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(

@@ -20,8 +20,8 @@ from precdoctor.diagnosis.scans import (
     short_name,
     wrong_share,
 )
-from precdoctor.diagnosis.telling import percent
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent
 from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(

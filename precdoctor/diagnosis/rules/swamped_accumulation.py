@@ -10,10 +10,9 @@ from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.parameters import HALF
 from precdoctor.diagnosis.rows import Key, TensorRow, known_format, location, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import plural
 from precdoctor.diagnosis.view import Process, RunView
 from precdoctor.diagnosis.wide_weights import wide_weights, widened_bytes, widened_elements
-from precdoctor.diagnosis.words import memory
+from precdoctor.diagnosis.words import memory, plural
 
 PAGE = RulePage(
     finds="""

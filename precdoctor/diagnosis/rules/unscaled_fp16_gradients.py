@@ -8,7 +8,6 @@ from precdoctor.diagnosis import snippets
 from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.rows import Key, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.underflow import (
     ENOUGH_BITS,
     FINE_BITS,
@@ -22,6 +21,7 @@ from precdoctor.diagnosis.underflow import (
     survey,
 )
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.formats import FP16
 
 PAGE = RulePage(

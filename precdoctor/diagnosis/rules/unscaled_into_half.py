@@ -12,8 +12,8 @@ from precdoctor.diagnosis.finding import Finding, Phase, Prescription, Severity,
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import TensorRow, known_format, location, path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(

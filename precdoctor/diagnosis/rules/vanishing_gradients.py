@@ -13,8 +13,8 @@ from precdoctor.diagnosis.forgetting import forgetting, learnt
 from precdoctor.diagnosis.histories import watched_steps
 from precdoctor.diagnosis.rows import path_evidence, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 
 PAGE = RulePage(
     finds="""

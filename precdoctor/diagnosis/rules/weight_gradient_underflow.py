@@ -10,9 +10,9 @@ from precdoctor.diagnosis.gradient_grid import finding as coarse_finding
 from precdoctor.diagnosis.gradient_grid import finer, gridded
 from precdoctor.diagnosis.rows import Key, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.telling import percent, plural
 from precdoctor.diagnosis.underflow import FLUSH_OPTIONS, GradientSeries, Survey, plan, prescribe, survey, tail_of
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 
 PAGE = RulePage(
     finds="""

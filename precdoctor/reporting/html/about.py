@@ -11,11 +11,12 @@ from markupsafe import Markup
 from precdoctor.diagnosis.engine import describe_recorder
 from precdoctor.diagnosis.op_dtypes import op_dtypes, patterns
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.reporting.dtypes_view import dtypes_words, modules_words
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_ORDER, KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
-from precdoctor.reporting.text import clean, not_neutral, number, percent, plural, size
+from precdoctor.reporting.text import clean, not_neutral, number, size
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from markupsafe import Markup
 from precdoctor.diagnosis.finding import Finding, Source
 from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format, path_evidence
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, bin_of
 from precdoctor.reporting.finding_view import KINDS, place, predicted_effect
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.text import clean, clean_block, number, percent
+from precdoctor.reporting.text import clean, clean_block, number
 
 #: Tensors of the path beyond the origin that are drawn before the middle is left out.
 _AFTER = 6

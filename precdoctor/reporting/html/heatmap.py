@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import (
     KIND_TITLES,
@@ -24,7 +25,7 @@ from precdoctor.reporting.html.layers import (
     label,
 )
 from precdoctor.reporting.html.survey import Survey, column_spans, headroom
-from precdoctor.reporting.text import clean, number, percent, plural
+from precdoctor.reporting.text import clean, number
 
 #: Most rows of a chart; those left out are the ones with the least to see.
 ROWS = 32

@@ -20,13 +20,14 @@ from precdoctor.diagnosis.ending import ending
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
 from precdoctor.diagnosis.finding import Diagnosis, RuleOutcome, Status
 from precdoctor.diagnosis.registry import RULES
+from precdoctor.diagnosis.words import plural
 from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, versus
 from precdoctor.reporting.html.layers import KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.html.timeline import timeline
 from precdoctor.reporting.terminal import run_facts, verdict_line
-from precdoctor.reporting.text import clean, number, plural
+from precdoctor.reporting.text import clean, number
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.engine import RuleOptions

@@ -13,8 +13,9 @@ from markupsafe import Markup
 
 from precdoctor.diagnosis.finding import Finding
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import plural
 from precdoctor.reporting.html import svg
-from precdoctor.reporting.text import number, plural, power
+from precdoctor.reporting.text import number, power
 
 Floats = npt.NDArray[np.float64]
 

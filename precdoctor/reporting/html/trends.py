@@ -13,12 +13,13 @@ from markupsafe import Markup
 
 from precdoctor.diagnosis.rows import known_format
 from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.words import percent
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import LABEL, elided, has_several_roots, in_order, label
 from precdoctor.reporting.html.survey import Survey, headroom
-from precdoctor.reporting.text import clean, number, percent
+from precdoctor.reporting.text import clean, number
 
 #: Rows of each chart.
 ROWS = 24

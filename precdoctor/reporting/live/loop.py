@@ -9,13 +9,14 @@ from collections.abc import Callable
 from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
+from precdoctor.diagnosis.words import percent
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.live.check import Check
 from precdoctor.reporting.live.picture import Picture
 from precdoctor.reporting.live.screen import Size, finding_line, label_of, screen
 from precdoctor.reporting.live.terminal import Keys
 from precdoctor.reporting.live.watcher import OVER, Watcher
-from precdoctor.reporting.text import clean, factor, number, percent, power
+from precdoctor.reporting.text import clean, factor, number, power
 
 #: Longest pause between two looks at the keyboard and at a diagnosis under way, in seconds.
 _TICK = 0.2

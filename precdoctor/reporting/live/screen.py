@@ -10,13 +10,14 @@ from typing import Any
 from rich.text import Text
 
 from precdoctor.diagnosis.rows import FORWARD_KINDS
+from precdoctor.diagnosis.words import percent, plural
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.live.check import Check
 from precdoctor.reporting.live.picture import Picture, Tensor
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.reporting.rangebar import RangeBar
 from precdoctor.reporting.sparkline import sparkline
-from precdoctor.reporting.text import clean, factor, number, percent, plural, power
+from precdoctor.reporting.text import clean, factor, number, power
 
 _STYLES = {Phase.STARTING: "pd.near", Phase.RUNNING: "pd.good", Phase.SILENT: "pd.near", Phase.ENDED: "pd.strong"}
 #: Of the sentence on it: what is lost is red, what is strange yellow, the rest quiet.

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor.diagnosis.ending import ending
+from precdoctor.diagnosis.words import plural
 from precdoctor.errors import RunNotFoundError, RunUnreadableError
 from precdoctor.reporting.live.picture import EVENT_COLUMNS, STEP_COLUMNS, TENSOR_COLUMNS, Picture
-from precdoctor.reporting.text import plural, spans
+from precdoctor.reporting.text import spans
 from precdoctor.runlog import Run, open_run
 from precdoctor.runlog.follow import Follower
 from precdoctor.runlog.lock import is_locked

@@ -7,18 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precdoctor.diagnosis import words
-from precdoctor.reporting.text import (
-    LIMIT,
-    clean,
-    clean_block,
-    factor,
-    number,
-    percent,
-    plural,
-    recording_cost,
-    size,
-    spans,
-)
+from precdoctor.diagnosis.words import percent, plural
+from precdoctor.reporting.text import LIMIT, clean, clean_block, factor, number, recording_cost, size, spans
 from tests.support.hostile import NAMES
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from precdoctor.diagnosis.words import percent
 from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.formats import E4M3FN, E5M2, FP16, FP32
 from precdoctor.numerics.prediction import TensorStatistics, amax_scale, predict
 from precdoctor.reporting.html import page as pages
 from precdoctor.reporting.html.page import MARK, MOST_BYTES, prose, render, script_json
-from precdoctor.reporting.text import percent
 from precdoctor.runlog import open_run
 from tests.support.browser import CHROMIUM, WITHOUT_BROWSER, dump
 from tests.support.hostile import NAMES
