@@ -1,4 +1,4 @@
-"""How an incident that ends a divergence is told: the root first, one change that mends it, the op as the place."""
+"""The words, evidence and cure of what threw a run off its course."""
 
 from __future__ import annotations
 
@@ -8,58 +8,21 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis import snippets, unzeroed
-from precdoctor.diagnosis.divergence import EXPLODED, REPLACED, Divergence, clip_level
-from precdoctor.diagnosis.finding import Phase, Prescription
-from precdoctor.diagnosis.incident import Incident
+from precdoctor.diagnosis.divergence import Divergence, clip_level
+from precdoctor.diagnosis.finding import Prescription
 from precdoctor.diagnosis.raised_rates import JUMP, jump_before, of_group, raised, raised_group
 from precdoctor.diagnosis.rows import text
 from precdoctor.diagnosis.stable_rate import rounded_down, stable_rate
 from precdoctor.diagnosis.step_facts import StepFacts
 from precdoctor.diagnosis.stepwise_updates import updates_before
-from precdoctor.diagnosis.telling import Told, resume_advice
 from precdoctor.diagnosis.view import Process, RunView
 
-#: Causes of non-finite values that huge operands have. What is undefined of small ones is the op's own fault.
-OF_MAGNITUDE = frozenset(
-    (
-        *(None, "other", "matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow"),
-        *("exp-overflow", "optimizer-overflow", "inf-minus-inf"),
-    )
-)
 #: RMS of an update over RMS of its weight that a proposed rate aims at (as PD504's ``target``): brisk, but usual.
 _BRISK = 0.02
 #: Steps before a rise in which weights that were written to are looked for.
 _RECENT = 4
 #: Optimizers whose update is in proportion to the gradient: clipping it is clipping the update.
 _PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
-
-
-def tell_root(view: RunView, incident: Incident, divergence: Divergence) -> tuple[Told, dict[str, Any]]:
-    """Title, message and prescription that lead with the root, and what they add to the evidence."""
-    ended = _ended(incident)
-    limits = f"{REPLACED:g} for update / weight, {EXPLODED:g} times for a norm, {JUMP:g} times for a rate"
-    message = (
-        f"{chain_words(divergence, incident.step, ended)} The limits are {limits}.{incident.cause.sentence} A wider "
-        f"format or a clamp at that place would only hide it. {resume_advice(incident)}"
-    )
-    words = f"{root_words(view, divergence)}; at step {incident.step} {ended}"
-    return (words, message, root_cure(view, divergence)), root_evidence(divergence)
-
-
-def _ended(incident: Incident) -> str:
-    """``exp in `blocks.0.attn` overflows``: where and how the divergence showed."""
-    op = incident.culprit.op if incident.culprit is not None else None
-    if op is not None and op.phase == "optimizer":
-        return f"the optimizer step leaves `{'.'.join(filter(None, (op.module, op.parameter)))}` non-finite"
-    if op is not None and incident.culprit is not None:
-        module = incident.culprit.module if incident.culprit.examined.root else None
-        where = (
-            "the loss code" if not incident.culprit.examined.root else f"`{module or incident.culprit.examined.root}`"
-        )
-        return f"{op.short} in {where} becomes non-finite"
-    if incident.origin is not None:
-        return f"{incident.origin.row.label} becomes non-finite"
-    return "the loss is non-finite" if incident.phase is Phase.LOSS else "values become non-finite"
 
 
 def root_words(view: RunView, divergence: Divergence) -> str:

@@ -270,7 +270,7 @@ def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, s
 
 def with_divergence(view: RunView, incident: Incident) -> Incident:
     """The incident with what threw the run off before, where its operands can have been made huge by that."""
-    from precdoctor.diagnosis.divergence_telling import OF_MAGNITUDE
+    from precdoctor.diagnosis.diverged_incident import OF_MAGNITUDE
 
     settings = incident.culprit is not None and incident.culprit.examined.bad_settings
     given = incident.culprit is not None and incident.culprit.blamed.external is not None
@@ -313,7 +313,7 @@ def _never_stepped_again(view: RunView, incident: Incident) -> str:
 
 def _told(view: RunView, incident: Incident, tell: Teller) -> tuple[str, str, Prescription, Location, dict[str, Any]]:
     """An incident the microscope led back to an op is told by the op, any other by its tensors; a root comes first."""
-    from precdoctor.diagnosis.divergence_telling import tell_root
+    from precdoctor.diagnosis.diverged_incident import tell_root
     from precdoctor.diagnosis.op_telling import culprit_evidence, locate_culprit, tell_culprit, tell_poison
 
     location, evidence = location_of(incident), evidence_of(view, incident)
