@@ -118,9 +118,9 @@ def compare(run: Path, kept: Path) -> dict[str, Outcome]:
     Raises:
         SystemExit: a row is not of the tensor that was kept.
     """
-    from precdoctor.diagnosis.whatif.forecast import predicted
-    from precdoctor.diagnosis.whatif.keys import TensorKey
-    from precdoctor.diagnosis.whatif.recipe import ask
+    from precdoctor.diagnosis.offline.whatif.forecast import predicted
+    from precdoctor.diagnosis.offline.whatif.keys import TensorKey
+    from precdoctor.diagnosis.offline.whatif.recipe import ask
     from precdoctor.numerics.histogram import ExponentHistogram
     from precdoctor.runlog import open_run
 

@@ -19,7 +19,7 @@ from benchmarks.faults.score import Answer, Result, verdicts
 from benchmarks.faults.truth import HALVES, QUIET, Truth, load
 from benchmarks.intervals import wilson
 from precdoctor.diagnosis import diagnose
-from precdoctor.diagnosis.finding import Finding, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Severity
 from precdoctor.runlog import open_run
 
 HEAD = """# Stated confidence

@@ -17,7 +17,7 @@ from rich.terminal_theme import MONOKAI
 from precdoctor.comparison.leading import INDICATORS
 from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis import diagnose
-from precdoctor.diagnosis.finding import Diagnosis
+from precdoctor.diagnosis.claims.finding import Diagnosis
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.reporting.console import THEME, make_console
 from precdoctor.reporting.terminal import print_full

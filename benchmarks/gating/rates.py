@@ -25,9 +25,9 @@ from precdoctor.comparison.gate import GateReport, gate
 from precdoctor.comparison.pairing import Pairing
 from precdoctor.comparison.regressions import REGRESSIONS as CHECKS
 from precdoctor.comparison.summary import METRICS, Summary, metrics_of, summaries
+from precdoctor.diagnosis.claims.finding import Severity
 from precdoctor.diagnosis.engine import resolve_options, view_of
-from precdoctor.diagnosis.finding import Severity
-from precdoctor.diagnosis.rows import Key
+from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.runlog import Run, open_run
 
 #: Repeats a baseline is learned from, with the first seed of each baseline that is tried.

@@ -17,8 +17,8 @@ from precdoctor.errors import NothingRecordedError, UsageError
 from precdoctor.runlog.layout import made_here
 
 if TYPE_CHECKING:
-    from precdoctor.diagnosis.autopsy import Plan
-    from precdoctor.diagnosis.view import RunView
+    from precdoctor.diagnosis.families.nonfinite.autopsy import Plan
+    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.runlog import Run
 
 _EXAMPLES = """\b
@@ -92,8 +92,8 @@ def second_run(run: Run, *, died: bool = True) -> int:
         UsageError: the command is not known, or cannot be run again.
         NothingRecordedError: the run recorded no step, or nothing went wrong in it.
     """
-    from precdoctor.diagnosis.autopsy import agreement, plan
-    from precdoctor.diagnosis.view import RunView
+    from precdoctor.diagnosis.families.nonfinite.autopsy import agreement, plan
+    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.recording.launch import launch
     from precdoctor.runlog import open_run
     from precdoctor.runlog.files import AUTOPSY_DIR

@@ -48,7 +48,7 @@ def compare(
     when the runs have nothing in common.
     """
     from precdoctor.comparison.compare import compare as judge
-    from precdoctor.diagnosis.verdict import exit_code
+    from precdoctor.diagnosis.ranking.verdict import exit_code
     from precdoctor.reporting.outputs import Report
     from precdoctor.runlog import open_run
 

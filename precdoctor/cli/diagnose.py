@@ -12,8 +12,8 @@ from precdoctor.cli.common import destination, opened, rule_options, say, settin
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 
 if TYPE_CHECKING:
-    from precdoctor.diagnosis.finding import Diagnosis
-    from precdoctor.diagnosis.view import RunView
+    from precdoctor.diagnosis.claims.finding import Diagnosis
+    from precdoctor.diagnosis.survey.view import RunView
 
 _EXAMPLES = """\b
 Examples:
@@ -59,8 +59,8 @@ def diagnose(
     finds, unless --fail-on says otherwise, and with 3 when the log supports no verdict.
     """
     from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
+    from precdoctor.diagnosis.ranking.verdict import exit_code
     from precdoctor.diagnosis.registry import select_rules
-    from precdoctor.diagnosis.verdict import exit_code
     from precdoctor.reporting.outputs import Report
 
     settings = settings_in_force()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from precdoctor.diagnosis.rule import Rule
+    from precdoctor.diagnosis.claims.rule import Rule
 
 _EXAMPLES = """\b
 Examples:

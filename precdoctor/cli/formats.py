@@ -49,7 +49,7 @@ def formats(
         raise UsageError(f"no such option: {what}; see precdoctor formats --help")
     with destination(None, force=False) as stream:
         if as_json:
-            from precdoctor.diagnosis.finding import jsonable
+            from precdoctor.diagnosis.claims.finding import jsonable
             from precdoctor.reporting.json_report import dumps
 
             stream.write(dumps({"schema_version": 1, **jsonable(_document(what, value))}))
@@ -113,7 +113,7 @@ def _document(what: str | None, value: float | None) -> dict[str, Any]:
 
 def _described(fmt: Format | BlockFormat, *, codes: bool = False) -> dict[str, Any]:
     """Fields and derived numbers of a format, and the value of every code if there are at most 256."""
-    from precdoctor.diagnosis.finding import jsonable
+    from precdoctor.diagnosis.claims.finding import jsonable
     from precdoctor.numerics.blocks import BlockFormat
     from precdoctor.numerics.casting import decode
 

@@ -152,7 +152,7 @@ def _baseline(bases: Sequence[Path]) -> Baseline | list[Run] | None:
 def _write(runs: Sequence[Run], file: Path, *, force: bool) -> None:
     from precdoctor.comparison.baseline import learn_from
     from precdoctor.comparison.baseline_file import text_of
-    from precdoctor.diagnosis.words import plural
+    from precdoctor.diagnosis.claims.words import plural
 
     baseline = learn_from(runs)
     text = text_of(baseline)

@@ -123,8 +123,8 @@ def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
     import sys
 
     from precdoctor.diagnosis.engine import describe, resolve_options, view_of
-    from precdoctor.diagnosis.rules.precision_error_above_expectation import RULE, limits_of
-    from precdoctor.diagnosis.shadowed import shadowed
+    from precdoctor.diagnosis.families.configuration.precision_error_above_expectation import RULE, limits_of
+    from precdoctor.diagnosis.survey.shadow_errors import shadowed
     from precdoctor.reporting import shadow_report, shadow_view
     from precdoctor.reporting.console import make_console
 

@@ -53,7 +53,7 @@ def show(
     summary = summarise(opened(run), top=count)
     with destination(None, force=False) as stream:
         if shape == "json":
-            from precdoctor.diagnosis.finding import jsonable
+            from precdoctor.diagnosis.claims.finding import jsonable
             from precdoctor.reporting.json_report import dumps
 
             stream.write(dumps({"schema_version": 1, **jsonable(summary)}))
@@ -67,13 +67,13 @@ def show(
 
 def _show_dtypes(run: Path | None, shape: str) -> int:
     """What deep scans saw of ops and their dtypes."""
-    from precdoctor.diagnosis.op_dtypes import op_dtypes
-    from precdoctor.diagnosis.view import RunView
+    from precdoctor.diagnosis.survey.op_dtypes import op_dtypes
+    from precdoctor.diagnosis.survey.view import RunView
 
     entries = op_dtypes(RunView(opened(run)))
     with destination(None, force=False) as stream:
         if shape == "json":
-            from precdoctor.diagnosis.finding import jsonable
+            from precdoctor.diagnosis.claims.finding import jsonable
             from precdoctor.reporting.json_report import dumps
 
             stream.write(dumps({"schema_version": 1, "ops": jsonable(entries)}))
@@ -87,13 +87,13 @@ def _show_dtypes(run: Path | None, shape: str) -> int:
 
 def _show_scans(run: Path | None, shape: str) -> int:
     """Which steps were scanned, and why."""
-    from precdoctor.diagnosis.scans import scans
-    from precdoctor.diagnosis.view import RunView
+    from precdoctor.diagnosis.survey.scans import scans
+    from precdoctor.diagnosis.survey.view import RunView
 
     found = scans(RunView(opened(run)))
     with destination(None, force=False) as stream:
         if shape == "json":
-            from precdoctor.diagnosis.finding import jsonable
+            from precdoctor.diagnosis.claims.finding import jsonable
             from precdoctor.reporting.json_report import dumps
 
             stream.write(dumps({"schema_version": 1, "scans": jsonable(found)}))

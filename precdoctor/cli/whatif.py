@@ -15,8 +15,8 @@ from precdoctor.cli.whatif_replay import ReplayQuestion, write_replay
 from precdoctor.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from precdoctor.diagnosis.whatif.forecast import Question
-    from precdoctor.diagnosis.whatif.target import Target
+    from precdoctor.diagnosis.offline.whatif.forecast import Question
+    from precdoctor.diagnosis.offline.whatif.target import Target
     from precdoctor.runlog import Run
 
 _EXAMPLES = """\b
@@ -123,9 +123,9 @@ def whatif(
         with destination(output, force=force) as stream:
             write_replay(recorded, replayed, shape, count, stream)
         return 0
-    from precdoctor.diagnosis.whatif.forecast import Question
-    from precdoctor.diagnosis.whatif.recipe import SCALINGS, ask
-    from precdoctor.diagnosis.whatif.target import Target
+    from precdoctor.diagnosis.offline.whatif.forecast import Question
+    from precdoctor.diagnosis.offline.whatif.recipe import SCALINGS, ask
+    from precdoctor.diagnosis.offline.whatif.target import Target
 
     if scaling is not None and scaling not in SCALINGS:
         raise UsageError(f"--scaling {scaling!r} is not one of {', '.join(SCALINGS)}{did_you_mean(scaling, SCALINGS)}")
@@ -148,8 +148,8 @@ def whatif(
 
 def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -> None:
     from precdoctor.diagnosis.engine import describe
-    from precdoctor.diagnosis.view import RunView
-    from precdoctor.diagnosis.whatif.forecast import forecast
+    from precdoctor.diagnosis.offline.whatif.forecast import forecast
+    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.reporting import whatif_report, whatif_view
     from precdoctor.reporting.console import make_console
 
@@ -175,8 +175,8 @@ def _write_plan(
     stream: IO[str],
 ) -> None:
     from precdoctor.diagnosis.engine import describe
-    from precdoctor.diagnosis.view import RunView
-    from precdoctor.diagnosis.whatif.plan import make_plan
+    from precdoctor.diagnosis.offline.whatif.plan import make_plan
+    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.reporting import plan_view
     from precdoctor.reporting.console import make_console
 

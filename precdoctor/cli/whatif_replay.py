@@ -9,8 +9,8 @@ from typing import IO, TYPE_CHECKING
 from precdoctor.errors import NothingRecordedError, UsageError
 
 if TYPE_CHECKING:
-    from precdoctor.diagnosis.replay.fp8 import RecipeReplay
-    from precdoctor.diagnosis.view import RunView
+    from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
+    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.runlog import Run
 
 
@@ -77,7 +77,7 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
         UsageError: a question that makes no sense, or another output format.
         RunUnreadableError: nothing was recorded that could answer it, or it cannot be true.
     """
-    from precdoctor.diagnosis.view import RunView
+    from precdoctor.diagnosis.survey.view import RunView
 
     mode = asked.mode
     assert mode is not None
@@ -92,8 +92,8 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
 
 def _loss_scaler(view: RunView, asked: ReplayQuestion, as_json: bool, _worst: int, stream: IO[str]) -> None:
     from precdoctor.diagnosis.engine import describe
-    from precdoctor.diagnosis.replay.loss_scale import replay_loss_scale, used_policy
-    from precdoctor.diagnosis.replay.specs import parse_policy
+    from precdoctor.diagnosis.offline.replay.loss_scale import replay_loss_scale, used_policy
+    from precdoctor.diagnosis.offline.replay.specs import parse_policy
     from precdoctor.numerics.names import find_element_format
     from precdoctor.reporting import replay_report, replay_view
     from precdoctor.reporting.console import make_console
@@ -112,9 +112,9 @@ def _loss_scaler(view: RunView, asked: ReplayQuestion, as_json: bool, _worst: in
 
 def _recipe(view: RunView, asked: ReplayQuestion, as_json: bool, worst: int, stream: IO[str]) -> None:
     from precdoctor.diagnosis.engine import describe
-    from precdoctor.diagnosis.replay.blocks import replay_blocks
-    from precdoctor.diagnosis.replay.fp8 import CANDIDATES, KINDS, best_delayed, replay_recipes
-    from precdoctor.diagnosis.replay.specs import parse_operand_format, parse_recipe
+    from precdoctor.diagnosis.offline.replay.blocks import replay_blocks
+    from precdoctor.diagnosis.offline.replay.fp8 import CANDIDATES, KINDS, best_delayed, replay_recipes
+    from precdoctor.diagnosis.offline.replay.specs import parse_operand_format, parse_recipe
     from precdoctor.numerics.blocks import BlockFormat
     from precdoctor.reporting import replay_report, replay_view
     from precdoctor.reporting.console import make_console
@@ -143,8 +143,8 @@ def _recipe(view: RunView, asked: ReplayQuestion, as_json: bool, worst: int, str
 
 def _accumulator(view: RunView, asked: ReplayQuestion, as_json: bool, worst: int, stream: IO[str]) -> None:
     from precdoctor.diagnosis.engine import describe
-    from precdoctor.diagnosis.replay.accumulator import replay_accumulator
-    from precdoctor.diagnosis.replay.specs import parse_accumulator
+    from precdoctor.diagnosis.offline.replay.accumulator import replay_accumulator
+    from precdoctor.diagnosis.offline.replay.specs import parse_accumulator
     from precdoctor.reporting import replay_report, replay_view
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.json_report import dumps

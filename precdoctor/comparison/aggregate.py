@@ -8,8 +8,8 @@ from dataclasses import replace
 from precdoctor.comparison.allowances import demoted
 from precdoctor.comparison.judge import Judged
 from precdoctor.comparison.lines import Line
-from precdoctor.diagnosis.finding import Severity
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.claims.finding import Severity
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.errors import UsageError
 
 AGGREGATES = ("median", "best", "worst")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor.comparison.lines import Line
-from precdoctor.diagnosis.finding import Finding, Location, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Location, Severity
 from precdoctor.diagnosis.registry import find, nearest
 from precdoctor.errors import UsageError
 

@@ -21,8 +21,8 @@ from precdoctor.comparison.steps import (
 )
 from precdoctor.comparison.summary import METRICS, Start, Summary, metrics_of, summaries, unit_roundoff
 from precdoctor.diagnosis.engine import view_of
-from precdoctor.diagnosis.rows import Key
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import IncomparableRunsError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 
 from precdoctor.comparison.baseline import Baseline, Expected, Learned, spread_of_zero
 from precdoctor.comparison.summary import METRICS, SHARES, Start, shares_of
-from precdoctor.diagnosis.finding import jsonable
-from precdoctor.diagnosis.rows import Key
+from precdoctor.diagnosis.claims.finding import jsonable
+from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.errors import CorruptRunError, NewerSchemaError, UsageError
 
 #: Raised whenever the meaning of a key changes.

@@ -14,11 +14,11 @@ from precdoctor.comparison.lines import Line, findings_of
 from precdoctor.comparison.pairing import Pairing, pair, subject
 from precdoctor.comparison.predictions import Applied, applied_to
 from precdoctor.comparison.regressions import REGRESSIONS
-from precdoctor.diagnosis.ending import ending, facts_of_end
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Location, RuleOutcome, Severity, Status
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import RuleOptions, describe, describe_recorder, resolve_options, view_of
-from precdoctor.diagnosis.finding import Diagnosis, Finding, Location, RuleOutcome, Severity, Status
-from precdoctor.diagnosis.view import RunView
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.ranking.ending import ending, facts_of_end
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import IncomparableRunsError
 from precdoctor.runlog import open_run
 

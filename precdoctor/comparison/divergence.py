@@ -9,9 +9,9 @@ import pandas as pd
 import pyarrow as pa
 
 from precdoctor.comparison.renames import Module, translate
-from precdoctor.diagnosis.finding import Phase
-from precdoctor.diagnosis.rows import Key
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.claims.finding import Phase
+from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.view import RunView
 
 _IDENTITY = ("rank", "root", "module", "kind", "name", "call", "phase")
 _COLUMNS = (*_IDENTITY[1:], "module_class", "dtype", "order", "fingerprint", "amax")

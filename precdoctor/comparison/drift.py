@@ -10,8 +10,8 @@ from statistics import median
 import numpy as np
 
 from precdoctor.comparison.renames import Module, translate
-from precdoctor.diagnosis.rows import Key, TensorRow
-from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import Key, TensorRow
+from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 
 _COLUMNS = (

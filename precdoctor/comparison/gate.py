@@ -15,13 +15,13 @@ from precdoctor.comparison.judge import Judged, accept, judge
 from precdoctor.comparison.lines import Line, findings_of, suspects, told
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.comparison.steps import sampled_by_all, step_mismatch, usable_steps
-from precdoctor.diagnosis.ending import ending, facts_of_end
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Status
+from precdoctor.diagnosis.claims.rule import Options, Rule
 from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options, view_of
-from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
+from precdoctor.diagnosis.ranking.ending import ending, facts_of_end
+from precdoctor.diagnosis.ranking.verdict import ExitCode, at_or_above, exit_code, untrustworthy, worst
 from precdoctor.diagnosis.registry import RULES, select
-from precdoctor.diagnosis.rule import Options, Rule
-from precdoctor.diagnosis.verdict import ExitCode, at_or_above, exit_code, untrustworthy, worst
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.view import RunView
 
 if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run

@@ -14,13 +14,13 @@ from precdoctor.comparison.pairing import hold
 from precdoctor.comparison.regressions import Regression
 from precdoctor.comparison.steps import loss_window, sampled_by_all, skipped_share, typical_loss, usable_steps
 from precdoctor.comparison.summary import Summary, summaries
+from precdoctor.diagnosis.claims.finding import Diagnosis
+from precdoctor.diagnosis.claims.rule import Options, Rule
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import diagnose_view
-from precdoctor.diagnosis.finding import Diagnosis
-from precdoctor.diagnosis.rows import Key
-from precdoctor.diagnosis.rule import Options, Rule
-from precdoctor.diagnosis.shadowed import shadowed
-from precdoctor.diagnosis.view import RunView
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.shadow_errors import shadowed
+from precdoctor.diagnosis.survey.view import RunView
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.comparison.compare import LOSS_GAP
-from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
-from precdoctor.diagnosis.healthy_steps import is_well
-from precdoctor.diagnosis.rows import Key, integer, number
-from precdoctor.diagnosis.view import RunView
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.healthy_steps import is_well
+from precdoctor.diagnosis.survey.rows import Key, integer, number
+from precdoctor.diagnosis.survey.view import RunView
 
 #: Newest common steps that are looked at, and the fewest of them that say anything.
 WINDOW, FEWEST = 32, 16

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
-from precdoctor.diagnosis.rows import Key
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.rows import Key
 
 #: Subjects of one finding that its evidence lists.
 _LISTED = 16

@@ -19,8 +19,8 @@ from precdoctor.comparison.steps import (
     usable_steps,
 )
 from precdoctor.comparison.summary import Summary, summaries
-from precdoctor.diagnosis.rows import Key
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.view import RunView
 
 #: Below this share of common tensors (of weights: of equal shape) two runs are of different models.
 SAME_MODEL = 0.5

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from precdoctor.diagnosis.prescriptions.effects import Effect
 from precdoctor.diagnosis.prescriptions.file import parse
 from precdoctor.diagnosis.prescriptions.measures import steps_in
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:

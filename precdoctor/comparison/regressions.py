@@ -13,10 +13,10 @@ from precdoctor.comparison.rounding import deviations, same_start
 from precdoctor.comparison.spread import OTHER_SEED_FACTOR, SINGLE_RUN_FACTOR, limit_factor
 from precdoctor.comparison.steps import loss_window
 from precdoctor.comparison.summary import METRICS, Metric, Summary
-from precdoctor.diagnosis.finding import Location, Phase, Severity
-from precdoctor.diagnosis.rows import Key, known_format
-from precdoctor.diagnosis.rule import Options, RuleOption
-from precdoctor.diagnosis.words import percent, plural
+from precdoctor.diagnosis.claims.finding import Location, Phase, Severity
+from precdoctor.diagnosis.claims.rule import Options, RuleOption
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.rows import Key, known_format
 
 #: Accepted chance that chance alone fails a healthy run, over all learned spreads together.
 FALSE_ALARMS = 0.001

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from precdoctor.diagnosis.rows import Key
+from precdoctor.diagnosis.survey.rows import Key
 
 if TYPE_CHECKING:
     from precdoctor.comparison.baseline import Expected

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from precdoctor.comparison.baseline import Expected
 from precdoctor.comparison.pairing import Pairing
 from precdoctor.comparison.summary import Start, Summary, unit_roundoff
-from precdoctor.diagnosis.rows import Key
+from precdoctor.diagnosis.survey.rows import Key
 
 _CHECKED = ("input", "output", "grad_output", "weight_grad")
 _SINGLE = unit_roundoff("float32")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median
 
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.view import RunView
 
 #: Steps whose tensors are compared, evenly spread. Bounds the work, not the meaning.
 MAX_STEPS = 64

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from precdoctor.diagnosis.rows import Key, TensorRow, integer, known_format
-from precdoctor.diagnosis.view import BAD_COUNTS, Process, RunView
-from precdoctor.diagnosis.words import percent
+from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, integer, known_format
+from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 from precdoctor.numerics.tail import flushed_tail
 
 _COLUMNS = (

@@ -1,4 +1,4 @@
-"""Findings from a recorded run: :func:`diagnose` runs the rules; the values it returns are in :mod:`.finding`."""
+"""Findings from a recorded run: :func:`diagnose` runs the rules and returns values of :mod:`.claims.finding`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from precdoctor.diagnosis.claims.finding import Diagnosis, Finding
     from precdoctor.diagnosis.engine import diagnose
-    from precdoctor.diagnosis.finding import Diagnosis, Finding
 
 __all__ = ["Diagnosis", "Finding", "diagnose"]
-_HOMES = {"Diagnosis": "finding", "Finding": "finding", "diagnose": "engine"}
+_HOMES = {"Diagnosis": "claims.finding", "Finding": "claims.finding", "diagnose": "engine"}
 
 
 def __getattr__(name: str) -> Any:

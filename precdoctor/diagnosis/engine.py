@@ -6,15 +6,15 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from precdoctor.diagnosis.cost import overhead
-from precdoctor.diagnosis.ending import facts_of_end
-from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Status
-from precdoctor.diagnosis.folding import fold
-from precdoctor.diagnosis.locating import with_model
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
+from precdoctor.diagnosis.ranking.consequences import fold
+from precdoctor.diagnosis.ranking.ending import facts_of_end
+from precdoctor.diagnosis.ranking.model_names import with_model
+from precdoctor.diagnosis.ranking.prescription_order import worthwhile_first
 from precdoctor.diagnosis.registry import RULES, Named, find, nearest, select_rules
-from precdoctor.diagnosis.rule import Checked, Options, Rule, RuleOption
-from precdoctor.diagnosis.view import RunView
-from precdoctor.diagnosis.worth import worthwhile_first
+from precdoctor.diagnosis.survey.recording_cost import overhead
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError, PrecdoctorError, UsageError
 from precdoctor.runlog import open_run
 

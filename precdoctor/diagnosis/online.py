@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from precdoctor.diagnosis.claims.finding import Finding, Severity, jsonable
+from precdoctor.diagnosis.claims.rule import Options, Rule
 from precdoctor.diagnosis.engine import diagnose_view
-from precdoctor.diagnosis.finding import Finding, Severity, jsonable
 from precdoctor.diagnosis.registry import RULES, Named, select
-from precdoctor.diagnosis.rule import Options, Rule
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import RunUnreadableError
 from precdoctor.runlog.filters import Filters, query
 from precdoctor.runlog.reader import Run, open_run

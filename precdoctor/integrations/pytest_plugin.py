@@ -21,7 +21,7 @@ import pytest
 
 if TYPE_CHECKING:
     from precdoctor.comparison.gate import GateReport
-    from precdoctor.diagnosis.finding import Finding
+    from precdoctor.diagnosis.claims.finding import Finding
     from precdoctor.recording.session import Recording
 
 _WRITTEN = pytest.StashKey[list[str]]()

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from precdoctor.comparison.predictions import Applied, Outcome
-from precdoctor.diagnosis.finding import jsonable
+from precdoctor.diagnosis.claims.finding import jsonable
+from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.prescriptions.file import effect_as_dict
-from precdoctor.diagnosis.words import percent, plural
 from precdoctor.reporting.text import clean
 
 _VERDICTS = {True: ("came true", "pd.good"), False: ("missed", "pd.bad"), None: ("not measured", "pd.near")}

@@ -15,9 +15,9 @@ from precdoctor.comparison.compare import LOSS_GAP, Comparison
 from precdoctor.comparison.divergence import Divergence
 from precdoctor.comparison.drift import MOVED, Drift
 from precdoctor.comparison.pairing import subject
-from precdoctor.diagnosis.finding import jsonable
-from precdoctor.diagnosis.rows import Key
-from precdoctor.diagnosis.words import percent, plural
+from precdoctor.diagnosis.claims.finding import jsonable
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.reporting.applied_view import applied_section, print_applied
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.names import Name

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.op_dtypes import OpDtypes, Pattern, patterns
+from precdoctor.diagnosis.survey.op_dtypes import OpDtypes, Pattern, patterns
 from precdoctor.reporting.text import clean, number
 
 #: Modules named in one row.

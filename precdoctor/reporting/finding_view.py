@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.finding import Finding, Location, Prescription, Source, jsonable
-from precdoctor.diagnosis.words import percent
+from precdoctor.diagnosis.claims.finding import Finding, Location, Prescription, Source, jsonable
+from precdoctor.diagnosis.claims.words import percent
 from precdoctor.reporting.code import fitted
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.words import percent
+from precdoctor.diagnosis.claims.words import percent
 from precdoctor.numerics.bitview import BitView, Update
 from precdoctor.numerics.blocks import BlockFormat
 from precdoctor.numerics.casting import decode

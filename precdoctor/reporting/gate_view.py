@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from precdoctor.comparison.gate import GateCheck, GateReport
-from precdoctor.diagnosis.finding import Status
-from precdoctor.diagnosis.verdict import ExitCode
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.claims.finding import Status
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.ranking.verdict import ExitCode
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.text import clean
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from precdoctor.diagnosis.finding import Finding
-from precdoctor.diagnosis.verdict import ExitCode
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.claims.finding import Finding
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.ranking.verdict import ExitCode
 from precdoctor.reporting.finding_view import place
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.places import file_line, script

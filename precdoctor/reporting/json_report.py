@@ -7,7 +7,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import precdoctor
-from precdoctor.diagnosis.finding import Diagnosis, jsonable
+from precdoctor.diagnosis.claims.finding import Diagnosis, jsonable
 
 if TYPE_CHECKING:
     from precdoctor.comparison.gate import GateReport

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
 from precdoctor.comparison.gate import GateCheck
-from precdoctor.diagnosis.finding import Finding, RuleOutcome, Status
-from precdoctor.diagnosis.verdict import ExitCode
+from precdoctor.diagnosis.claims.finding import Finding, RuleOutcome, Status
+from precdoctor.diagnosis.ranking.verdict import ExitCode
 from precdoctor.reporting.finding_view import place
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.text import clean, clean_block

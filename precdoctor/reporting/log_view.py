@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.text import clean, number
 from precdoctor.runlog.verify import RankReport, Verification

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from precdoctor.diagnosis.ending import ending
-from precdoctor.diagnosis.finding import Finding, Source, Status
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.claims.finding import Finding, Source, Status
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.ranking.ending import ending
 from precdoctor.reporting.finding_view import place, predicted_effect
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.terminal import run_facts

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
-from precdoctor.diagnosis.finding import Diagnosis, Finding, Status
-from precdoctor.diagnosis.verdict import ExitCode, at_or_above, untrustworthy
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Status
+from precdoctor.diagnosis.ranking.verdict import ExitCode, at_or_above, untrustworthy
 
 if TYPE_CHECKING:
     from precdoctor.comparison.compare import Comparison

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.finding import Diagnosis, Finding, Source
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Source
 from precdoctor.reporting.checkout import repository_file
 
 

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 import precdoctor
-from precdoctor.diagnosis.finding import jsonable
-from precdoctor.diagnosis.whatif.native import not_native
-from precdoctor.diagnosis.whatif.plan import WIDE, ModulePlan, OperandPlan, Plan
-from precdoctor.diagnosis.words import percent, plural
+from precdoctor.diagnosis.claims.finding import jsonable
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.offline.whatif.native import not_native
+from precdoctor.diagnosis.offline.whatif.plan import WIDE, ModulePlan, OperandPlan, Plan
 from precdoctor.reporting.json_report import SCHEMA_VERSION
 from precdoctor.reporting.names import Name
 from precdoctor.reporting.terminal import run_facts

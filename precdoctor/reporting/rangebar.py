@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.text import Text
 
-from precdoctor.diagnosis.words import percent
+from precdoctor.diagnosis.claims.words import percent
 from precdoctor.errors import UsageError
 from precdoctor.numerics import ExponentHistogram, Format, format_of_dtype
 from precdoctor.numerics.histogram import bin_of

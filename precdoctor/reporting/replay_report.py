@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import precdoctor
-from precdoctor.diagnosis.finding import jsonable
-from precdoctor.diagnosis.replay.accumulator import AccumulatorReplay
-from precdoctor.diagnosis.replay.fp8 import RecipeReplay
-from precdoctor.diagnosis.replay.loss_scale import LossScaleReplay
+from precdoctor.diagnosis.claims.finding import jsonable
+from precdoctor.diagnosis.offline.replay.accumulator import AccumulatorReplay
+from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
+from precdoctor.diagnosis.offline.replay.loss_scale import LossScaleReplay
 from precdoctor.reporting.json_report import SCHEMA_VERSION
 
 

@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.replay.accumulator import AccumulatorReplay, LengthErrors
-from precdoctor.diagnosis.replay.fp8 import RecipeReplay
-from precdoctor.diagnosis.replay.loss_scale import Culprit, LossScaleReplay
-from precdoctor.diagnosis.replay.specs import spell_policy
-from precdoctor.diagnosis.words import percent, plural
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.offline.replay.accumulator import AccumulatorReplay, LengthErrors
+from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
+from precdoctor.diagnosis.offline.replay.loss_scale import Culprit, LossScaleReplay
+from precdoctor.diagnosis.offline.replay.specs import spell_policy
 from precdoctor.numerics.casting import Rounding
 from precdoctor.numerics.cells import Estimate
 from precdoctor.reporting.console import can_draw

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from precdoctor.comparison.leading import INDICATORS, Indicator
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
-from precdoctor.diagnosis.rule import Rule
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.reporting.text import clean, clean_block
 
 

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import precdoctor
-from precdoctor.diagnosis.finding import Finding, jsonable
+from precdoctor.diagnosis.claims.finding import Finding, jsonable
+from precdoctor.diagnosis.ranking.verdict import ExitCode
 from precdoctor.diagnosis.registry import RULES
-from precdoctor.diagnosis.verdict import ExitCode
 from precdoctor.reporting.outputs import Report
 from precdoctor.reporting.places import file_line, identity, script, subject_of
 from precdoctor.reporting.text import clean, clean_block

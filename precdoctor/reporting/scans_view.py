@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.scans import Scan
+from precdoctor.diagnosis.survey.scans import Scan
 from precdoctor.reporting.text import clean, number
 
 #: What a reason is called.

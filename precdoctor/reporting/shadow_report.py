@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 import precdoctor
-from precdoctor.diagnosis.finding import jsonable
-from precdoctor.diagnosis.shadowed import Limits, Piece, Shadowed
+from precdoctor.diagnosis.claims.finding import jsonable
+from precdoctor.diagnosis.survey.shadow_errors import Limits, Piece, Shadowed
 from precdoctor.reporting.json_report import SCHEMA_VERSION
 from precdoctor.reporting.shadow_view import verdict
 

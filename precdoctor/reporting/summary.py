@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.ending import facts_of_end
 from precdoctor.diagnosis.engine import describe, describe_recorder
-from precdoctor.diagnosis.rows import known_format
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.ranking.ending import facts_of_end
+from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.view import RunView
 
 if TYPE_CHECKING:
     from precdoctor.runlog import Run

@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.ending import ending
-from precdoctor.diagnosis.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.ranking.ending import ending
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.finding_view import finding_view, note_view, place
 from precdoctor.reporting.text import clean, not_neutral, number, recording_cost

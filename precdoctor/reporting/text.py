@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from precdoctor.diagnosis.words import percent
+from precdoctor.diagnosis.claims.words import percent
 
 #: What a terminal might obey or hide: C0 and C1 controls (ESC, CR, LF ...), bidirectional and zero-width marks, line
 #: and paragraph separators, lone surrogates (undecodable bytes of an argv).

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import precdoctor
-from precdoctor.diagnosis.finding import jsonable
-from precdoctor.diagnosis.whatif.forecast import Answer, Forecast, Remedy
-from precdoctor.diagnosis.whatif.gather import Totals
-from precdoctor.diagnosis.whatif.recipe import Recipe
+from precdoctor.diagnosis.claims.finding import jsonable
+from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast, Remedy
+from precdoctor.diagnosis.offline.whatif.gather import Totals
+from precdoctor.diagnosis.offline.whatif.recipe import Recipe
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.reporting.json_report import SCHEMA_VERSION
 

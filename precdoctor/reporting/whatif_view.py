@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.whatif.forecast import Answer, Forecast
-from precdoctor.diagnosis.whatif.native import not_native
-from precdoctor.diagnosis.words import percent, plural
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast
+from precdoctor.diagnosis.offline.whatif.native import not_native
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name

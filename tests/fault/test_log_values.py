@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from precdoctor.diagnosis import diagnose, engine
-from precdoctor.diagnosis.verdict import ExitCode, exit_code
+from precdoctor.diagnosis.ranking.verdict import ExitCode, exit_code
 from precdoctor.errors import CorruptRunError, PrecdoctorError
 from precdoctor.runlog import documents, open_run
 from tests.support.runs import write_run

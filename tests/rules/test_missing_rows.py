@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from precdoctor.diagnosis import diagnose
-from precdoctor.diagnosis.finding import Severity, Status
+from precdoctor.diagnosis.claims.finding import Severity, Status
 from precdoctor.runlog import Run, open_run
 from tests.support import samples
 from tests.support.runs import write_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from precdoctor.diagnosis.finding import (
+from precdoctor.diagnosis.claims.finding import (
     Diagnosis,
     Finding,
     Location,

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.faults.truth import Truth
 from benchmarks.intervals import wilson
 from benchmarks.reliability import Claim, by_confidence, judged, verdict
-from precdoctor.diagnosis.finding import Finding, Location, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Location, Severity
 
 QUIET = Truth("quiet/x", "quiet", "mlp", fault="f", code="PD201", also_code=("PD202",), root="Net", modules=("body.*",))
 LOUD = Truth("y", "first", "mlp", fault="f", code="PD101", phase="forward", root="Net", module="head")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.finding import Finding, Phase, Prescription
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.prescriptions.effects import exact_reach
-from precdoctor.diagnosis.rows import number, text
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.rows import number, text
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import BF16, FP16, FP32
 from precdoctor.runlog.changes import SETTINGS, Change, Value

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from precdoctor.diagnosis.examination import culprit_at
-from precdoctor.diagnosis.finding import Finding, Prescription
+from precdoctor.diagnosis.claims.finding import Finding, Prescription
+from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
+from precdoctor.diagnosis.offline.replay.gradients import run_gradients
+from precdoctor.diagnosis.offline.replay.loss_scale import default_process
+from precdoctor.diagnosis.offline.replay.updates import policy_used
 from precdoctor.diagnosis.prescriptions import measures
 from precdoctor.diagnosis.prescriptions.measures import MEASURES, Measure, Scope
-from precdoctor.diagnosis.replay.gradients import run_gradients
-from precdoctor.diagnosis.replay.loss_scale import default_process
-from precdoctor.diagnosis.replay.updates import policy_used
-from precdoctor.diagnosis.rows import TensorRow, number
-from precdoctor.diagnosis.underflow import computed_in, examined_steps, tail_of
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.gradient_underflow import computed_in, examined_steps, tail_of
+from precdoctor.diagnosis.survey.rows import TensorRow, number
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP32, Format
 from precdoctor.numerics.loss_scaling import ScalerPolicy, simulate
 from precdoctor.runlog.changes import Change

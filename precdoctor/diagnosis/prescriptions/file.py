@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.prescriptions.effects import Effect
 from precdoctor.diagnosis.prescriptions.measures import Scope, measure_named
 from precdoctor.diagnosis.prescriptions.prescribed import Prescribed
-from precdoctor.diagnosis.words import plural
 from precdoctor.errors import UsageError
 from precdoctor.runlog.changes import Change
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.claims import snippets
 from precdoctor.runlog.changes import Change, Value
 
 #: Framework -> lines to paste.

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from precdoctor.diagnosis.bad_steps import incident_steps
-from precdoctor.diagnosis.incident import Incident, incidents
-from precdoctor.diagnosis.parameters import adam_groups
-from precdoctor.diagnosis.replay.gradients import run_gradients
-from precdoctor.diagnosis.replay.loss_scale import recorded_flushed
-from precdoctor.diagnosis.replay.updates import updates_of
-from precdoctor.diagnosis.rows import Key, integer, known_format, number
-from precdoctor.diagnosis.underflow import GradientSeries, survey
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
+from precdoctor.diagnosis.families.nonfinite.incident import Incident, incidents
+from precdoctor.diagnosis.offline.replay.gradients import run_gradients
+from precdoctor.diagnosis.offline.replay.loss_scale import recorded_flushed
+from precdoctor.diagnosis.offline.replay.updates import updates_of
+from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, survey
+from precdoctor.diagnosis.survey.parameters import adam_groups
+from precdoctor.diagnosis.survey.rows import Key, integer, known_format, number
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import FP32
 from precdoctor.numerics.histogram import ExponentHistogram

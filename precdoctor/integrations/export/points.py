@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from precdoctor.diagnosis.rows import known_format
+from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.integrations.export.choice import Choice
 from precdoctor.runlog import Run
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.engine import describe_recorder
-from precdoctor.diagnosis.op_dtypes import op_dtypes, patterns
-from precdoctor.diagnosis.view import RunView
-from precdoctor.diagnosis.words import percent, plural
+from precdoctor.diagnosis.survey.op_dtypes import op_dtypes, patterns
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.dtypes_view import dtypes_words, modules_words
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_ORDER, KIND_TITLES

@@ -9,10 +9,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from precdoctor.diagnosis.finding import Finding, Source
-from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format, path_evidence
-from precdoctor.diagnosis.view import RunView
-from precdoctor.diagnosis.words import percent
+from precdoctor.diagnosis.claims.finding import Finding, Source
+from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format, path_evidence
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, bin_of
 from precdoctor.reporting.finding_view import KINDS, place, predicted_effect

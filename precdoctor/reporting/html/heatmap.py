@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from precdoctor.diagnosis.rows import known_format
-from precdoctor.diagnosis.view import RunView
-from precdoctor.diagnosis.words import percent, plural
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import (
     KIND_TITLES,

@@ -9,8 +9,8 @@ from functools import partial
 
 from rich.cells import cell_len, set_cell_size
 
-from precdoctor.diagnosis.rows import FORWARD_KINDS
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html.survey import Survey, TensorId
 from precdoctor.reporting.text import clean
 from precdoctor.runlog.schema import KINDS

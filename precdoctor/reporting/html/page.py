@@ -16,11 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import precdoctor
-from precdoctor.diagnosis.ending import ending
+from precdoctor.diagnosis.claims.finding import Diagnosis, RuleOutcome, Status
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
-from precdoctor.diagnosis.finding import Diagnosis, RuleOutcome, Status
+from precdoctor.diagnosis.ranking.ending import ending
 from precdoctor.diagnosis.registry import RULES
-from precdoctor.diagnosis.words import plural
 from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, versus
 from precdoctor.reporting.html.layers import KIND_TITLES
@@ -31,7 +31,7 @@ from precdoctor.reporting.text import clean, number
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.engine import RuleOptions
-    from precdoctor.diagnosis.view import RunView
+    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.runlog.reader import Run
 
 #: A report never gets larger; histograms of some steps are left out until it fits.

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.diagnosis.records import batch_records
-from precdoctor.diagnosis.rows import FORWARD_KINDS, TensorRow, known_format
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.arrow_rows import batch_records
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, Format
 from precdoctor.numerics.histogram import ExponentHistogram

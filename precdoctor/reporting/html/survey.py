@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.rows import known_format
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 
 Floats = npt.NDArray[np.float64]

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from precdoctor.diagnosis.finding import Finding
-from precdoctor.diagnosis.view import RunView
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.claims.finding import Finding
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.text import number, power
 

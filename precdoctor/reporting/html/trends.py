@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from precdoctor.diagnosis.rows import known_format
-from precdoctor.diagnosis.view import RunView
-from precdoctor.diagnosis.words import percent
+from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.html import svg

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
-from precdoctor.diagnosis.words import percent
+from precdoctor.diagnosis.claims.words import percent
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.live.check import Check
 from precdoctor.reporting.live.picture import Picture

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.rows import known_format, text
+from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.live.series import Series

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.text import Text
 
-from precdoctor.diagnosis.rows import FORWARD_KINDS
-from precdoctor.diagnosis.words import percent, plural
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.live.check import Check
 from precdoctor.reporting.live.picture import Picture, Tensor

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from precdoctor.diagnosis.ending import ending
-from precdoctor.diagnosis.words import plural
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.ranking.ending import ending
 from precdoctor.errors import RunNotFoundError, RunUnreadableError
 from precdoctor.reporting.live.picture import EVENT_COLUMNS, STEP_COLUMNS, TENSOR_COLUMNS, Picture
 from precdoctor.reporting.text import spans

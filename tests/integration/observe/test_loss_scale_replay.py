@@ -7,8 +7,8 @@ import json
 import pytest
 
 from precdoctor import open_run
-from precdoctor.diagnosis.replay.loss_scale import replay_loss_scale, used_policy
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.offline.replay.loss_scale import replay_loss_scale, used_policy
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.loss_scaling import ScalerPolicy
 from tests.support.processes import PYTHON, record, script
 

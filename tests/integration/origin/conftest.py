@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import precdoctor
-from precdoctor.diagnosis.finding import Finding
+from precdoctor.diagnosis.claims.finding import Finding
 from tests.support.processes import AS_ANYWHERE, PATIENCE, ROOT, environment
 
 BOOT = ROOT / "precdoctor" / "recording" / "boot_path"

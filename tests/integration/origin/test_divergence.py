@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import precdoctor
-from precdoctor.diagnosis.finding import Finding
+from precdoctor.diagnosis.claims.finding import Finding
 from tests.support.processes import PATIENCE, environment, record_command
 
 SCRIPT = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from precdoctor.comparison.gate import gate
-from precdoctor.diagnosis.finding import Severity
+from precdoctor.diagnosis.claims.finding import Severity
 from precdoctor.errors import UsageError
 from tests.support.training import Training
 

@@ -9,7 +9,7 @@ import pytest
 from precdoctor.comparison.allowances import Allowance, expired_lines, read_allowances
 from precdoctor.comparison.gate import gate
 from precdoctor.comparison.regressions import REGRESSIONS
-from precdoctor.diagnosis.finding import Severity
+from precdoctor.diagnosis.claims.finding import Severity
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.errors import UsageError
 from tests.support.training import Training

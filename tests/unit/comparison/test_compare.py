@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from precdoctor.cli import main
 from precdoctor.comparison.compare import Comparison, compare
 from precdoctor.comparison.drift import distance_in_binades
-from precdoctor.diagnosis.finding import Phase, Status
+from precdoctor.diagnosis.claims.finding import Phase, Status
 from precdoctor.errors import IncomparableRunsError
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.runlog import Run

@@ -8,7 +8,7 @@ import pytest
 
 from precdoctor.comparison.gate import GateCheck, GateReport, gate
 from precdoctor.comparison.regressions import REGRESSIONS
-from precdoctor.diagnosis.finding import Status
+from precdoctor.diagnosis.claims.finding import Status
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.errors import NothingRecordedError, UsageError
 from precdoctor.runlog import Run, open_run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from precdoctor.comparison.leading import CODES, FEWEST, drifting, growing, leading_findings, loss_gap
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.view import RunView
 from tests.support.training import Training
 
 KEY = ("GPT#0", "blocks.0.mlp.up", "weight_grad_step", "weight", 0)

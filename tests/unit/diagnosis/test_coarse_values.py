@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from precdoctor.diagnosis.coarse_values import rounded_to
-from precdoctor.diagnosis.rows import TensorRow
+from precdoctor.diagnosis.families.configuration.coarse_values import rounded_to
+from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import BF16, FP16, FP32
 from tests.support.training import histogram, tensor

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from precdoctor.diagnosis.divergence import calm, clip_level, healthy_norms
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding
+from precdoctor.diagnosis.divergence.onset import calm, clip_level, healthy_norms
 from precdoctor.diagnosis.engine import diagnose
-from precdoctor.diagnosis.finding import Diagnosis, Finding
-from precdoctor.diagnosis.step_facts import StepFacts
+from precdoctor.diagnosis.survey.step_facts import StepFacts
 from tests.support.training import FACTS, Training, find, normal
 
 LAST = 12

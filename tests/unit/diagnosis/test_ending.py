@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from precdoctor.cli import main
-from precdoctor.diagnosis.ending import ending
+from precdoctor.diagnosis.ranking.ending import ending
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run

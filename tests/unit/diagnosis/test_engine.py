@@ -6,8 +6,8 @@ import pytest
 
 from precdoctor.comparison.compare import compare
 from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.claims.finding import Diagnosis, Severity, Status
 from precdoctor.diagnosis.engine import resolve_options
-from precdoctor.diagnosis.finding import Diagnosis, Severity, Status
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.errors import NothingRecordedError, RunNotFoundError, UsageError
 from precdoctor.runlog import open_run

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from precdoctor.diagnosis.finding import Source
+from precdoctor.diagnosis.claims.finding import Source
 
 
 @pytest.mark.parametrize(

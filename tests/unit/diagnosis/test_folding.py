@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
-from precdoctor.diagnosis.folding import explains, fold
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
+from precdoctor.diagnosis.ranking.consequences import explains, fold
 
 
 def finding(code: str, step: int | None, *, last: int | None = None, severity: Severity = Severity.ERROR) -> Finding:

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from precdoctor.diagnosis.finding import Finding, Location, Prescription, Severity
-from precdoctor.diagnosis.folding import fold
+from precdoctor.diagnosis.claims.finding import Finding, Location, Prescription, Severity
+from precdoctor.diagnosis.ranking.consequences import fold
 
 LOOK = Prescription("stop and look", {"module": "head", "hook": "forward"}, {"stops_at_step": 126}, "pass\n")
 WIDEN = Prescription("widen", {"module": "head", "dtype": "float32"}, {"nonfinite_steps": 0}, "pass\n")

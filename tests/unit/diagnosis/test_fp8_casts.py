@@ -10,13 +10,13 @@ import pytest
 
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options
-from precdoctor.diagnosis.fp8_casts import Operand, damage, operands, rounding_db, rounding_magnitude
-from precdoctor.diagnosis.fp8_cures import block_damage, cures, smallest, works
-from precdoctor.diagnosis.fp8_history import recipe_of, recorded, under
-from precdoctor.diagnosis.fp8_outliers import bulk_of, dead_blocks
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, damage, operands, rounding_db, rounding_magnitude
+from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, dead_blocks
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import block_damage, cures, smallest, works
+from precdoctor.diagnosis.families.fp8.fp8_scale_history import recipe_of, recorded, under
 from precdoctor.diagnosis.prescriptions.prescribed import prescribe
 from precdoctor.diagnosis.registry import RULES
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.blocks import TILE_1X128, BlockHistogram, cast_blocks
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format

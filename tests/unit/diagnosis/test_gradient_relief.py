@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from precdoctor.diagnosis import diagnose
-from precdoctor.diagnosis.finding import Prescription
+from precdoctor.diagnosis.claims.finding import Prescription
 from tests.rules.PD301.samples import busy
 from tests.support.training import Row, Training
 

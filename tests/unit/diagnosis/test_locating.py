@@ -4,8 +4,8 @@ from pathlib import Path
 
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.engine import view_of
-from precdoctor.diagnosis.rows import TensorRow
-from precdoctor.diagnosis.view import Process
+from precdoctor.diagnosis.survey.rows import TensorRow
+from precdoctor.diagnosis.survey.view import Process
 from tests.support.training import FACTS, Training, normal
 
 CRITIC = {"name": "Critic#0", "class": "Critic", "modules": [{"name": "head", "class": "Linear"}], "parameters": []}

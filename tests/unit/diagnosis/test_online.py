@@ -7,8 +7,8 @@ import json
 import pyarrow.compute as pc
 import pytest
 
+from precdoctor.diagnosis.claims.finding import Finding, Location, Severity
 from precdoctor.diagnosis.engine import resolve_options
-from precdoctor.diagnosis.finding import Finding, Location, Severity
 from precdoctor.diagnosis.online import OnlineRules, Window, as_json
 from precdoctor.errors import UsageError
 from precdoctor.runlog import open_run

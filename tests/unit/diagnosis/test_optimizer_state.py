@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.optimizer_state import Held, Moment, excess
-from precdoctor.diagnosis.view import Process
+from precdoctor.diagnosis.survey.optimizer_states import Held, Moment, excess
+from precdoctor.diagnosis.survey.view import Process
 from precdoctor.numerics.histogram import ExponentHistogram
 
 

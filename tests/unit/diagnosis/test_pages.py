@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from precdoctor.diagnosis import snippets
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.registry import RULES, find
-from precdoctor.diagnosis.rule import Rule
 from precdoctor.errors import UsageError
 from precdoctor.runlog.schema import KINDS, STEPS, TENSORS
 
@@ -124,8 +124,8 @@ def test_examples_in_pages_are_python(rule: Rule) -> None:
 def test_no_bare_threshold_in_a_check(rule: Rule) -> None:
     """Each option is read where the rule is checked, so changing it changes something."""
     source = Path(rule.check.__code__.co_filename)
-    package = source.parents[1]
-    text = source.read_text(encoding="utf-8") + (package / "telling.py").read_text(encoding="utf-8")
+    shared = source.parents[1] / "nonfinite" / "incident_report.py"
+    text = source.read_text(encoding="utf-8") + shared.read_text(encoding="utf-8")
     for option in rule.options:
         assert f'options["{option.name}"]' in text or f"options['{option.name}']" in text, option.name
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from precdoctor.diagnosis.records import batch_records, records
+from precdoctor.diagnosis.survey.arrow_rows import batch_records, records
 
 BATCH = pa.record_batch(
     {

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from precdoctor.diagnosis import diagnose
-from precdoctor.diagnosis.finding import Status
-from precdoctor.diagnosis.op_dtypes import op_dtypes, patterns
-from precdoctor.diagnosis.scans import facts, scans
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.claims.finding import Status
+from precdoctor.diagnosis.survey.op_dtypes import op_dtypes, patterns
+from precdoctor.diagnosis.survey.scans import facts, scans
+from precdoctor.diagnosis.survey.view import RunView
 from tests.support.scanning import fact, scanned, used
 from tests.support.training import Training
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from precdoctor.diagnosis.snippets import lower_rate_and_clip
+from precdoctor.diagnosis.claims.snippets import lower_rate_and_clip
 
 
 def test_no_comment_wraps_into_a_line_of_code_at_80_columns():

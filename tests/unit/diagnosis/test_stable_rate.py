@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from precdoctor.diagnosis.advice.stable_rate import StableRate, rounded_down, stable_rate
 from precdoctor.diagnosis.engine import view_of
-from precdoctor.diagnosis.stable_rate import StableRate, rounded_down, stable_rate
-from precdoctor.diagnosis.view import Process
+from precdoctor.diagnosis.survey.view import Process
 from tests.support.training import FACTS, Training
 
 CURVATURE = np.array([0.3, 2.0, 40.0])

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Location, RuleOutcome, Severity, Status
 from precdoctor.diagnosis.engine import diagnose
-from precdoctor.diagnosis.finding import Diagnosis, Finding, Location, RuleOutcome, Severity, Status
-from precdoctor.diagnosis.verdict import exit_code, untrustworthy, worst
+from precdoctor.diagnosis.ranking.verdict import exit_code, untrustworthy, worst
 from precdoctor.errors import NothingRecordedError, UsageError
 from precdoctor.reporting.terminal import run_facts
 from precdoctor.runlog import open_run

@@ -9,7 +9,7 @@ import pytest
 
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options
 from precdoctor.diagnosis.registry import RULES
-from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.runlog import Run
 from tests.support.training import FACTS, Training
 

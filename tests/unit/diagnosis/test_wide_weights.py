@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from precdoctor.diagnosis import diagnose
-from precdoctor.diagnosis.finding import Prescription
-from precdoctor.diagnosis.words import memory
+from precdoctor.diagnosis.claims.finding import Prescription
+from precdoctor.diagnosis.claims.words import memory
 from tests.rules.PD501.samples import pure_bfloat16
 from tests.support.training import FACTS, FORWARD, NUMEL, Training
 

@@ -6,7 +6,7 @@ import json
 import jsonschema
 import pytest
 
-from precdoctor.diagnosis.finding import Diagnosis
+from precdoctor.diagnosis.claims.finding import Diagnosis
 from precdoctor.reporting.json_report import document, dumps, schema
 from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNKNOWN
 from tests.support.hostile import NAMES

@@ -16,7 +16,7 @@ from sarif_pydantic import Sarif
 
 from precdoctor.cli.values import OUTPUT_FORMATS
 from precdoctor.comparison.gate import GateCheck, GateReport
-from precdoctor.diagnosis.finding import Diagnosis, Location, Prescription, Severity, Source
+from precdoctor.diagnosis.claims.finding import Diagnosis, Location, Prescription, Severity, Source
 from precdoctor.reporting.github import MAX_ANNOTATIONS
 from precdoctor.reporting.outputs import WRITERS, Report
 from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNDERFLOW, UNKNOWN

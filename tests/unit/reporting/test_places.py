@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from precdoctor.diagnosis.finding import Diagnosis, Source
+from precdoctor.diagnosis.claims.finding import Diagnosis, Source
 from precdoctor.reporting.checkout import repository_file, tracked
 from precdoctor.reporting.outputs import WRITERS, Report
 from precdoctor.reporting.places import FileLine, file_line, script

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import precdoctor
-from precdoctor.diagnosis.finding import (
+from precdoctor.diagnosis.claims.finding import (
     Diagnosis,
     Finding,
     Location,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis import words
-from precdoctor.diagnosis.words import percent, plural
+from precdoctor.diagnosis.claims import words
+from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.reporting.text import LIMIT, clean, clean_block, factor, number, recording_cost, size, spans
 from tests.support.hostile import NAMES
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
-from precdoctor.diagnosis.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.prescriptions.candidates import candidates
 from precdoctor.diagnosis.prescriptions.prescribed import prescribe
 from precdoctor.diagnosis.registry import RULES
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.runlog import open_run
 from precdoctor.runlog.changes import Change
 from tests.support import samples

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from precdoctor.diagnosis.replay.accumulator import replay_accumulator
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.offline.replay.accumulator import replay_accumulator
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.accumulation import Accumulator, Operands, accumulation_error
 from precdoctor.runlog import open_run

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from precdoctor.diagnosis.replay.blocks import replay_blocks
-from precdoctor.diagnosis.replay.fp8 import CANDIDATES, best_delayed, replay_recipes
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.offline.replay.blocks import replay_blocks
+from precdoctor.diagnosis.offline.replay.fp8 import CANDIDATES, best_delayed, replay_recipes
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError, UsageError
 from precdoctor.numerics.blocks import MXFP8_E4M3, NVFP4, TILE_128X128, BlockHistogram, cast_blocks
 from precdoctor.numerics.formats import E4M3FN, E5M2

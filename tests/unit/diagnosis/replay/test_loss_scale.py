@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.replay.fp8 import replay_recipes
-from precdoctor.diagnosis.replay.gradients import run_gradients
-from precdoctor.diagnosis.replay.loss_scale import replay_loss_scale, used_policy
-from precdoctor.diagnosis.replay.updates import policy_used, updates_of
-from precdoctor.diagnosis.view import Process, RunView
+from precdoctor.diagnosis.offline.replay.fp8 import replay_recipes
+from precdoctor.diagnosis.offline.replay.gradients import run_gradients
+from precdoctor.diagnosis.offline.replay.loss_scale import replay_loss_scale, used_policy
+from precdoctor.diagnosis.offline.replay.updates import policy_used, updates_of
+from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import CorruptRunError, NothingRecordedError, UsageError
 from precdoctor.numerics.formats import BF16, FP16
 from precdoctor.numerics.fp8_scaling import CurrentScaling, DelayedScaling
@@ -262,7 +262,7 @@ def test_hostile_facts_make_no_policy(tmp_path):
 
 
 def test_memory_of_exponents_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("precdoctor.diagnosis.replay.gradients.HISTOGRAMS", 8)
+    monkeypatch.setattr("precdoctor.diagnosis.offline.replay.gradients.HISTOGRAMS", 8)
     view = view_of(Scaled(walk(50, 1), {"init_scale": 4.0}), tmp_path / "run")
     found = run_gradients(view, P0, FP16)
     assert sum(g.histogram is not None for g in found.gradients) <= 8

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.replay.specs import (
+from precdoctor.diagnosis.offline.replay.specs import (
     parse_accumulator,
     parse_operand_format,
     parse_policy,

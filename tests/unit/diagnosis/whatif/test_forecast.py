@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from precdoctor.diagnosis.whatif.forecast import Question, forecast
-from precdoctor.diagnosis.whatif.gather import Selection, _Kept, gather
-from precdoctor.diagnosis.whatif.recipe import LADDER, ask
-from precdoctor.diagnosis.whatif.target import Target
+from precdoctor.diagnosis.offline.whatif.forecast import Question, forecast
+from precdoctor.diagnosis.offline.whatif.gather import Selection, _Kept, gather
+from precdoctor.diagnosis.offline.whatif.recipe import LADDER, ask
+from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import E4M3FN, FP16

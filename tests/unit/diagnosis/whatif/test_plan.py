@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from precdoctor.diagnosis.whatif.native import not_native
-from precdoctor.diagnosis.whatif.plan import EARLY_STEPS, make_plan
-from precdoctor.diagnosis.whatif.recipe import ask
-from precdoctor.diagnosis.whatif.target import Target
-from precdoctor.diagnosis.whatif.trend import Trends
+from precdoctor.diagnosis.offline.whatif.native import not_native
+from precdoctor.diagnosis.offline.whatif.plan import EARLY_STEPS, make_plan
+from precdoctor.diagnosis.offline.whatif.recipe import ask
+from precdoctor.diagnosis.offline.whatif.target import Target
+from precdoctor.diagnosis.offline.whatif.trend import Trends
 from precdoctor.errors import UsageError
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from precdoctor.diagnosis.finding import Finding, Location, Phase, Severity
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends
 from precdoctor.reporting.html.layers import elided, in_order, label

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from precdoctor.diagnosis.words import percent
+from precdoctor.diagnosis.claims.words import percent
 from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.formats import E4M3FN, E5M2, FP16, FP32
 from precdoctor.numerics.prediction import TensorStatistics, amax_scale, predict

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from precdoctor.diagnosis.view import RunView
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import TensorStatistics
 from precdoctor.reporting.html import survey as surveys

@@ -1,0 +1,1 @@
+"""Prescriptions that rules of more than one family give: FP32 weights, a stable learning rate."""

@@ -1,0 +1,113 @@
+"""The learning rate at which gradient descent that diverges would not have: told from how fast it does.
+
+Along a direction of curvature ``c`` a step at the rate ``e`` multiplies the gradient by ``1 - e * c``: it grows ``r``
+times per step where ``e * c`` is ``1 + r``, and stays as it is where that is 2. With momentum ``b`` it grows by the
+root ``-r`` of ``z**2 - (1 + b - e * c) * z + b``, so that ``e * c`` is ``(1 + r) * (r + b) / r``, and the limit is
+``2 * (1 + b)``.
+
+Source: Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability, arXiv:2103.00065,
+section 2 and appendix B (momentum).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Prescription
+from precdoctor.diagnosis.survey.rows import number, text
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import RunView
+
+#: Gradient norms, at least, and how much larger the last ones are than the first: what grows less may be the batches.
+_NORMS, _GROWN = 3, 10.0
+
+
+@dataclass(frozen=True)
+class StableRate:
+    """Attributes:
+    first: the step from which on it diverges.
+    rate: the learning rate in force.
+    growth: what the gradient norm was multiplied by per step.
+    limit: the share of ``rate`` from which on it grows.
+    factor: the share that is proposed, at most half of that.
+    after: what the gradient of that direction is multiplied by per step then.
+    """
+
+    first: int
+    rate: float
+    growth: float
+    limit: float
+    factor: float
+    after: float
+
+    @property
+    def words(self) -> str:
+        """A sentence for a message."""
+        return (
+            f"The gradient grows {self.growth:.3g} times per step: gradient descent does that at "
+            f"{1.0 / self.limit:.2g} times the largest rate that is stable here, {self.rate * self.limit:.2g}."
+        )
+
+    @property
+    def evidence(self) -> dict[str, float]:
+        """For a finding."""
+        return {"stable_rate": self.rate * self.limit, "diverges_from": self.first}
+
+    @property
+    def prescription(self) -> Prescription:
+        """Its lower rate."""
+        return Prescription(
+            title=f"learning rate x {self.factor:g} ({self.rate:.3g} -> {self.rate * self.factor:.3g}): the gradient "
+            f"of the steepest direction is multiplied by {self.growth:.2g} -> {self.after:.2g} per step",
+            change={"lr_factor": self.factor},
+            predicted={"gradient_per_step": {"from": self.growth, "to": self.after}},
+            snippet=snippets.lower_rate(self.factor),
+        )
+
+
+def stable_rate(view: RunView, steps: Sequence[StepFacts]) -> StableRate | None:
+    """Of SGD with one group, unclipped, at one rate.
+
+    None for any other, or where the gradient does not grow tenfold and from step to step.
+
+    Args:
+        view: the run.
+        steps: of one optimizer in order, those on which it diverges.
+    """
+    optimizer = next((o for o in view.optimizers if steps and text(o.get("name")) == steps[0].optimizer), None)
+    groups = list((optimizer or {}).get("groups") or ())
+    if optimizer is None or text(optimizer.get("class")) != "SGD" or len(groups) != 1 or groups[0].get("nesterov"):
+        return None
+    norms = [s.grad_norm for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm)]
+    clipped = any(s.clip_norm is not None and s.grad_norm is not None and s.grad_norm > s.clip_norm for s in steps)
+    rates = {s.lr for s in steps}
+    rate, momentum = steps[0].lr, number(groups[0].get("momentum")) or 0.0
+    if len(norms) < _NORMS or clipped or len(rates) > 1 or not rate or min(norms) <= 0.0 or not 0.0 <= momentum < 1.0:
+        return None
+    growth = median(b / a for a, b in pairwise(norms))
+    if growth <= 1.0 or median(norms[-_NORMS:]) < _GROWN * norms[0]:
+        return None
+    if math.log(norms[-1] / norms[0]) > 2.0 * (len(norms) - 1) * math.log(growth):
+        return None  # it went its course first, and what threw it off then is another matter
+    product = (1.0 + growth) * (growth + momentum) / growth
+    limit = 2.0 * (1.0 + momentum) / product
+    factor = rounded_down(limit / 2.0)
+    return StableRate(steps[0].step, rate, growth, limit, factor, _per_step(product * factor, momentum))
+
+
+def _per_step(product: float, momentum: float) -> float:
+    """By what a step multiplies a gradient; ``product`` of rate and curvature. The larger root's magnitude."""
+    middle = 1.0 + momentum - product
+    inside = middle * middle - 4.0 * momentum
+    return math.sqrt(momentum) if inside < 0.0 else (abs(middle) + math.sqrt(inside)) / 2.0
+
+
+def rounded_down(factor: float) -> float:
+    """To 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(factor))
+    return float(f"{max(m for m in (1, 2, 5) if m * power <= factor * (1 + 1e-9)) * power:.1g}")

@@ -1,0 +1,119 @@
+"""What a rule is: a code, a name, a page, options, the data it needs, and one pure function.
+
+One rule is one file in a folder of ``diagnosis/families/``, ending in a module-level ``RULE``. The page has fixed headings because
+``explain``, the documentation and machine-readable reports all render this same text.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
+from precdoctor.diagnosis.survey.view import RunView
+
+#: Option values by name, defaults filled in.
+Options = Mapping[str, float]
+
+
+class Triage(enum.IntEnum):
+    """In which order causes are ruled out; an earlier fault explains a later one, never the reverse."""
+
+    DATA = 0
+    LEARNING_RATE = 1
+    LOSS_SCALE = 2
+    FORWARD = 3
+    LOSS = 4
+    BACKWARD = 5
+    OPTIMIZER = 6
+
+
+@dataclass(frozen=True)
+class RuleOption:
+    """A threshold: never a bare number in a check, always one of these."""
+
+    name: str
+    default: float
+    unit: str
+    #: What it decides, one sentence.
+    doc: str
+    #: Where the default comes from.
+    source: str
+    minimum: float = 0.0
+    maximum: float = float("inf")
+
+
+@dataclass(frozen=True)
+class RulePage:
+    """The rule's page; Markdown, without headings."""
+
+    finds: str
+    matters: str
+    example: str
+    remedy: str
+    #: How the confidence of a finding is made up.
+    confidence: str
+    references: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check came to. Without findings the engine turns it into passed, indeterminate or not-applicable."""
+
+    findings: Sequence[Finding]
+    #: What was looked at or found, for a reader: "412 gradients on 50 steps, none flushed above 4 %".
+    reason: str
+    #: Set when the check itself knows better than "found nothing = passed".
+    status: Status | None = None
+    #: The rule itself failed; its exception has been logged.
+    defect: bool = False
+
+    @classmethod
+    def failed(cls, reason: str) -> Checked:
+        """The rule raised an exception that is not one of ours."""
+        return cls((), reason, Status.INDETERMINATE, defect=True)
+
+    @classmethod
+    def not_applicable(cls, reason: str) -> Checked:
+        """Nothing in this run the rule could be about."""
+        return cls((), reason, Status.NOT_APPLICABLE)
+
+    @classmethod
+    def indeterminate(cls, reason: str) -> Checked:
+        """Data the rule needs is missing."""
+        return cls((), reason, Status.INDETERMINATE)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule. ``check`` is pure: the same view and options give the same result."""
+
+    code: str
+    name: str
+    severity: Severity
+    triage: Triage
+    page: RulePage
+    options: tuple[RuleOption, ...]
+    #: Columns and kinds of the ``tensors`` table, and columns of ``steps``, without which it cannot answer.
+    kinds: tuple[str, ...]
+    columns: tuple[str, ...]
+    check: Callable[[RunView, Options], Checked]
+    step_columns: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """The whole page."""
+        rows = [f"| `{o.name}` | {o.default:g} | {o.unit} | {o.doc} {o.source} |" for o in self.options]
+        table = ["| option | default | unit | meaning and source |", "|---|---|---|---|", *rows]
+        parts = [
+            f"# {self.name} ({self.code})",
+            f"Severity: {self.severity.value}. Triage: {self.triage.name.lower().replace('_', ' ')}.",
+            f"## What it finds\n\n{self.page.finds.strip()}",
+            f"## Why it matters\n\n{self.page.matters.strip()}",
+            "## Example\n\n" + self.page.example.strip("\n"),
+            f"## What to do\n\n{self.page.remedy.strip()}",
+            "## Options\n\n" + ("\n".join(table) if rows else "None."),
+            f"## Confidence\n\n{self.page.confidence.strip()}",
+            "## References\n\n" + "\n".join(f"- {r}" for r in self.page.references),
+        ]
+        return "\n\n".join(parts) + "\n"

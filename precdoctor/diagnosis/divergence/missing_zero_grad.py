@@ -1,0 +1,129 @@
+"""``zero_grad()`` that is missing: gradients that one step applied and the next one added to, as they were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.histories import by_optimizer
+from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+
+@dataclass(frozen=True)
+class Unzeroed:
+    """Attributes:
+    process, root, optimizer: whose gradients.
+    since: the step whose gradients are the oldest ones in the sum.
+    last: the last step that applied it.
+    steps: how many did, in a row.
+    summed: backward passes that are in the sum at the end.
+    kept, of: gradients that were kept, and those there are.
+    """
+
+    process: Process
+    root: str | None
+    optimizer: str
+    since: int
+    last: int
+    steps: int
+    summed: int
+    kept: int
+    of: int
+
+
+def unzeroed(view: RunView, least: float) -> Unzeroed | None:
+    """The longest stretch of at least ``least`` steps, or None.
+
+    The recorder writes an event when it is sure, and another one with the final counts; a run that died has the first.
+    """
+    found = []
+    for process, event in view.warnings_about("kept-gradients"):
+        data = event["data"]
+        counts = [integer(data.get(name)) for name in ("since", "steps", "summed", "kept", "of")]
+        if None in counts:
+            continue
+        since, steps, summed, kept, of = (c or 0 for c in counts)
+        name, last = text(data.get("optimizer")), integer(event.get("step")) or 0
+        found.append(Unzeroed(process, text(event.get("root")) or None, name, since, last, steps, summed, kept, of))
+    longest = max(found, key=lambda u: (u.steps, -u.process.rank), default=None)
+    return longest if longest is not None and longest.steps >= least else None
+
+
+def finding(view: RunView, found: Unzeroed, limit: float, exploded: Finding | None) -> Finding:
+    """That it is missing.
+
+    Args:
+        view: the run.
+        found: where.
+        limit: the steps that were asked for.
+        exploded: what came of it, if the gradient exploded.
+    """
+    steps = [s for s in by_optimizer(view).get((found.process, found.optimizer), ()) if s.complete]
+    never = found.steps >= len(steps) - 1
+    norms = [s.grad_norm for s in _inside(steps, found) if s.grad_norm is not None]
+    what = "`zero_grad()` is never called" if never else f"no `zero_grad()` for {plural(found.steps, 'step')}"
+    severities = [Severity.WARNING] if exploded is None else [Severity.WARNING, exploded.severity]
+    return Finding(
+        code="PD603",
+        name="gradient-explosion",
+        severity=max(severities, key=lambda s: s.weight),
+        confidence=0.95,
+        title=f"{what}: each step applies the sum of all gradients since step {found.since}",
+        message=_message(steps, norms, found, limit) + (f" {exploded.message}" if exploded is not None else ""),
+        location=Location(
+            root=found.root, module="" if found.root else None, phase=Phase.OPTIMIZER, rank=found.process.rank,
+            step=found.since,
+        ),
+        cause="gradients-not-zeroed",
+        evidence={
+            "optimizer": found.optimizer,
+            "kept_steps": found.steps,
+            "limit": limit,
+            "summed_passes": found.summed,
+            "kept_gradients": found.kept,
+            "gradients": found.of,
+            "first_norm": norms[0] if norms else None,
+            "last_norm": norms[-1] if norms else None,
+            "last_bad_step": found.last,
+            "confidence_reason": "before each backward pass the gradients were what the step before had applied",
+        },
+        prescriptions=(cure(steps, found),),  # what holds an explosion down is no cure of its cause
+    )  # fmt: skip
+
+
+def _inside(steps: Sequence[StepFacts], found: Unzeroed) -> list[StepFacts]:
+    return [s for s in steps if found.since <= s.step <= found.last]
+
+
+def _message(steps: Sequence[StepFacts], norms: Sequence[float], found: Unzeroed, limit: float) -> str:
+    whose = "the gradients" if found.kept == found.of else f"{found.kept:,} of {plural(found.of, 'gradient')}"
+    message = (
+        f"On {plural(found.steps, 'step')} in a row (limit {limit:g}) of {found.optimizer} the backward pass began "
+        f"with {whose} as the step before had applied them, and added to them: nobody zeroes them. The last of these "
+        f"steps applied the sum of {plural(found.summed, 'backward pass')}"
+    )
+    if len(norms) > 1:
+        message += f"; the gradient norm was {norms[0]:.3g} at the first one and {norms[-1]:.3g} at the last"
+    clipped = sum(s.clip_norm is not None for s in _inside(steps, found))
+    if clipped:
+        message += f", and clipping, on {percent(clipped / len(_inside(steps, found)))} of them, scales old and new"
+    return message + "."
+
+
+def cure(steps: Sequence[StepFacts], found: Unzeroed) -> Prescription:
+    """The missing line."""
+    usual = max((s.micro_steps for s in _inside(steps, found)), default=1)
+    return Prescription(
+        title=f"`optimizer.zero_grad()` behind each step: gradients summed in the last one {found.summed} -> {usual}",
+        change={"zero_grad": {"from": None, "to": "after every step"}},
+        predicted={"summed_passes": {"from": found.summed, "to": usual}},
+        snippet=(
+            "loss.backward()\n"
+            "optimizer.step()\n"
+            "optimizer.zero_grad(set_to_none=True)  # else the next backward pass adds to what was applied\n"
+        ),
+    )

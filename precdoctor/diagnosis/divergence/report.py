@@ -1,0 +1,215 @@
+"""The words, evidence and cure of what threw a run off its course."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from precdoctor.diagnosis.advice.stable_rate import rounded_down, stable_rate
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Prescription
+from precdoctor.diagnosis.divergence import missing_zero_grad
+from precdoctor.diagnosis.divergence.learning_rates import JUMP, jump_before, of_group, raised, raised_group
+from precdoctor.diagnosis.divergence.onset import Divergence, clip_level
+from precdoctor.diagnosis.divergence.updates_by_step import updates_before
+from precdoctor.diagnosis.survey.rows import text
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+#: RMS of an update over RMS of its weight that a proposed rate aims at (as PD504's ``target``): brisk, but usual.
+_BRISK = 0.02
+#: Steps before a rise in which weights that were written to are looked for.
+_RECENT = 4
+#: Optimizers whose update is in proportion to the gradient: clipping it is clipping the update.
+_PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
+
+
+def root_words(view: RunView, divergence: Divergence) -> str:
+    """What threw the run off, as the beginning of a title."""
+    root, first = divergence.root, divergence.links[0] if divergence.links else None
+    if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
+        group = of_group(raised_group(divergence.steps, divergence.at))
+        return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {root}"
+    if divergence.kind == "rewritten" and first is not None:
+        name = first.what.split("`")[1]
+        return f"something other than the optimizer multiplied `{name}` by {first.value:.3g} after step {root}"
+    if divergence.kind == "unzeroed":
+        return f"gradients are added up from step {root} on, because nobody zeroes them"
+    if divergence.kind == "unbounded":
+        return f"the loss falls without end from step {root} on"
+    if divergence.kind == "multiplied" and first is not None:
+        return f"each step multiplies every weight matrix by {first.value:.3g}, from step {root} on"
+    if divergence.kind == "batch" and first is not None:
+        times = first.value / (first.usual or math.inf)
+        return f"the batch of step {root} is {times:.3g} times larger than any before"
+    if divergence.kind == "gradient":
+        return f"the gradient of step {root} exploded{_norm_words(divergence)}"
+    rate = divergence.first.lr
+    at_rate = f" at a learning rate of {rate:.3g}" if rate and not _proportional(view, divergence) else ""
+    if divergence.kind == "updates" and divergence.ratio is not None:
+        size = f"{divergence.ratio:.2g} times the size of `{divergence.parameter}`"
+        return f"updates{at_rate} are {size} from step {root} on"
+    return f"the run diverges from step {root} on{at_rate}"
+
+
+def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at: int) -> str:
+    """What threw a run off whose loss or norm rose at index ``at`` and stayed finite; empty where that is not known."""
+    jump = jump_before(steps, at + 1)
+    if jump is not None and (rates := raised(steps, jump)) is not None:
+        group = of_group(raised_group(steps, jump))
+        return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {steps[jump].step}"
+    before = max(0, at - _RECENT)
+    written = updates_before(view, process, steps[at].step).rewritten(steps[before].step, steps[at].step, JUMP)
+    if written is None:
+        return ""
+    return f"something other than the optimizer multiplied `{written[1]}` by {written[2]:.3g} after step {written[0]}"
+
+
+def chain_words(divergence: Divergence, step: int, ended: str) -> str:
+    """The chain as a sentence, step by step; ``ended``: what the incident at ``step`` is."""
+    told = [(link.step, link.words) for link in divergence.links] + [(step, ended)]
+    steps = dict.fromkeys(s for s, _ in told)
+    return f"{'. '.join(f'Step {at}: ' + ', '.join(w for s, w in told if s == at) for at in steps)}."
+
+
+def root_evidence(divergence: Divergence) -> dict[str, Any]:
+    """For a finding: where the run left its course, what that was, and the links."""
+    return {
+        "left_its_course_at": divergence.root,
+        "root": {
+            "kind": divergence.kind,
+            "step": divergence.root,
+            "optimizer": divergence.first.optimizer,
+            "update_to_weight": divergence.ratio,
+            "parameter": divergence.parameter or None,
+        },
+        "chain": [link.as_evidence() for link in divergence.links],
+        "confidence_reason": "rates, updates, norms and losses were recorded on the way",
+    }
+
+
+def root_cure(view: RunView, divergence: Divergence) -> Prescription:
+    """The one change that mends the root; its numbers are from before it."""
+    if divergence.kind == "rewritten":
+        return _unwritten(divergence)
+    if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
+        return _rate_back(divergence, *rates)
+    if divergence.kind == "unzeroed" and (kept := missing_zero_grad.unzeroed(view, 0.0)) is not None:
+        return missing_zero_grad.cure(divergence.steps, kept)
+    if divergence.kind == "unbounded":
+        return _bound(divergence)
+    if divergence.kind == "multiplied":
+        return _decay(divergence)
+    if not _proportional(view, divergence) or _clipped(divergence):
+        return _lower(view, divergence)
+    slower = stable_rate(view, divergence.steps) if divergence.at == 0 else None
+    return slower.prescription if slower is not None else _clip(divergence)
+
+
+def _rate_back(divergence: Divergence, usual: float, present: float) -> Prescription:
+    predicted: dict[str, Any] = {"lr": {"from": present, "to": usual}}
+    if divergence.ratio is not None and divergence.usual_ratio is not None:
+        predicted = {"update_to_weight": {"from": divergence.ratio, "to": divergence.usual_ratio}}
+    return Prescription(
+        title=f"keep the learning rate at {usual:.3g} at step {divergence.root} (it rose to {present:.3g}), or warm "
+        "it up slowly",
+        change={"lr": {"from": present, "to": usual}},
+        predicted=predicted,
+        snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {usual!r}\n",
+    )
+
+
+def _lower(view: RunView, divergence: Divergence) -> Prescription:
+    ratio, rate = divergence.ratio, divergence.first.lr
+    factor = rounded_down(min(0.1, _BRISK / ratio)) if ratio else 0.1
+    one = sum(len(o.get("groups") or ()) for o in view.optimizers) == 1
+    rates = f" ({rate:.3g} -> {rate * factor:.3g})" if rate and one else ""
+    begun = ", or a warm-up that begins there" if divergence.at < 4 else ""
+    predicted: Mapping[str, Any] = {} if ratio is None else {"update_to_weight": {"from": ratio, "to": ratio * factor}}
+    return Prescription(
+        title=f"learning rate x {factor:g}{rates}{begun}",
+        change={"lr_factor": factor},
+        predicted=predicted,
+        snippet=snippets.lower_rate(factor),
+    )
+
+
+def _clip(divergence: Divergence) -> Prescription:
+    before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
+    norms = [s.grad_norm for s in divergence.steps[divergence.at :] if s.grad_norm is not None]
+    level, peak = clip_level(before), norms[0] if norms else None
+    healthy = len(before) >= 4
+    source = (
+        f"twice the usual {median(before[-32:]):.2g} before step {divergence.root}"
+        if healthy
+        else "the usual choice; no healthy norm was recorded"
+    )
+    batch = f", and look at the batch of step {divergence.root}" if divergence.kind == "batch" else ""
+    return Prescription(
+        title=f"clip the gradient norm at {level:.2g} ({source}){batch}",
+        change={"clip_norm": {"from": divergence.first.clip_norm, "to": level}},
+        predicted={"norm_at_the_root": {"from": peak, "to": min(level, peak) if peak is not None else level}},
+        snippet=snippets.clip_norm(level),
+    )
+
+
+def _bound(divergence: Divergence) -> Prescription:
+    first = next((s.loss for s in divergence.steps if s.loss is not None), None)
+    return Prescription(
+        title="give the objective a lower bound: clamp the exponent or the score it rewards, or penalise a critic's "
+        "gradient",
+        change={"objective": {"from": "unbounded", "to": "bounded"}},
+        predicted={"smallest_loss": {"from": divergence.steps[-1].loss, "to": first}},
+        snippet=(
+            "import torch\n\n"
+            "ratio = torch.exp((new_logp - old_logp).clamp(-5.0, 5.0))  # a critic: spectral_norm(layer)\n"
+        ),
+    )
+
+
+def _unwritten(divergence: Divergence) -> Prescription:
+    first = divergence.links[0]
+    name = first.what.split("`")[1]
+    return Prescription(
+        title=f"look for what writes to `{name}` between steps {divergence.root} and {divergence.root + 1}: weights "
+        "that are loaded, averages that are swapped in, a rescaling by hand",
+        change={"weights_written": {"parameter": name, "after_step": divergence.root}},
+        predicted={"weight_per_step": {"from": first.value, "to": 1.0}},
+        snippet=(
+            "for name, p in model.named_parameters():  # before and after the suspect line\n"
+            "    print(name, float(p.detach().float().norm()))\n"
+        ),
+    )
+
+
+def _decay(divergence: Divergence) -> Prescription:
+    factor = divergence.links[0].value
+    return Prescription(
+        title="look for what adds a share of every weight to it, such as weight decay with the wrong sign; leave it "
+        "to the optimizer",
+        change={"weight_decay": {"from": "added", "to": "subtracted"}},
+        predicted={"weights_per_step": {"from": factor, "to": 1.0}},
+        snippet=(
+            "import torch\n\n"
+            "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)  # takes it away\n"
+        ),
+    )
+
+
+def _proportional(view: RunView, divergence: Divergence) -> bool:
+    name = divergence.first.optimizer
+    mine = next((o for o in view.optimizers if text(o.get("name")) == name), {})
+    return text(mine.get("class")) in _PROPORTIONAL
+
+
+def _clipped(divergence: Divergence) -> bool:
+    clip = divergence.first.clip_norm
+    return clip is not None and 0.0 < clip < math.inf
+
+
+def _norm_words(divergence: Divergence) -> str:
+    usual = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
+    norm = divergence.first.grad_norm
+    return f" (norm {median(usual[-8:]):.3g} -> {norm:.3g})" if usual and norm is not None else ""

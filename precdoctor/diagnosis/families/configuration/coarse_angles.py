@@ -1,0 +1,187 @@
+"""Sines and cosines of angles that their format holds too coarsely: seen op by op, in deep scans.
+
+An angle of 980 in BF16 stands for all from 978 to 982. It does not help to widen it before the sine is taken. In FP32
+it takes angles of millions: those of Unix times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source
+from precdoctor.diagnosis.survey.op_facts import real
+from precdoctor.diagnosis.survey.parameters import HALF
+from precdoctor.diagnosis.survey.rows import integer, known_format, text
+from precdoctor.diagnosis.survey.scans import scan_events, short_name
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import FP32, Format
+
+_SINES = ("sin", "cos")
+_WIDE = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Angles:
+    """The operand of a sine or cosine in the forward pass, and the format it is in, or was before it was widened."""
+
+    root: str
+    module: str
+    step: int
+    rank: int
+    op: str
+    source: Source | None
+    dtype: str
+    fmt: Format
+    amax: float
+    #: The sine is taken in a wider format, of what half precision has left.
+    widened: bool
+
+    @property
+    def spacing(self) -> float:
+        """An ulp of the format just below the largest angle, in radians."""
+        return float(2.0 ** (math.ceil(math.log2(self.amax)) - 1 - self.fmt.mantissa_bits))
+
+    @property
+    def error(self) -> float:
+        """Half of it: by so much rounding to the nearest moves that angle at most (IEEE 754-2019, section 4.3)."""
+        return self.spacing / 2.0
+
+
+def angles_of(view: RunView) -> list[Angles]:
+    """All that scans saw, the coarsest first."""
+    found: dict[tuple[str, str], Angles] = {}
+    for event in scan_events(view):
+        ops = event["data"].get("ops")
+        if event["data"].get("kind") != "coverage" or not isinstance(ops, list):
+            continue
+        place = text(event.get("root")), text(event.get("module"))
+        step, rank = integer(event.get("step")) or 0, integer(event.get("rank")) or 0
+        for entry, dtype, amax in _angles([o for o in ops if isinstance(o, Mapping)]):
+            fmt, line = known_format(dtype), integer(entry.get("line"))
+            source = Source(text(entry.get("file")), line, None) if line is not None else None
+            known = found.get(place)
+            if fmt is None:
+                continue
+            widened = text(entry.get("inputs")) != dtype
+            seen = Angles(*place, step, rank, text(entry["op"]), source, dtype, fmt, amax, widened)
+            if known is None or (seen.spacing, amax) > (known.spacing, known.amax):
+                found[place] = seen
+    return sorted(found.values(), key=lambda a: -a.spacing)
+
+
+def _angles(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, float]]:
+    """Each sine or cosine of one module with the dtype and the amax of its operand.
+
+    The operand is the last result before it of the same dtype and number of elements. One in a wide dtype came from
+    half precision if a tensor that was widened before it holds the same largest number: the first frequency is 1.
+    """
+    before: list[Mapping[str, Any]] = []
+    for entry in ops:
+        name, dtype = short_name(text(entry.get("op"))), text(entry.get("inputs"))
+        if text(entry.get("phase")) != "forward" or name not in _SINES:
+            before.append(entry)
+            continue
+        made = [o for o in before if text(o.get("outputs")) == dtype and _elements(o) == _elements(entry)]
+        amax = real(made[-1].get("amax")) if made else None
+        if not amax or not math.isfinite(amax):
+            continue
+        if dtype in HALF:
+            yield entry, dtype, amax
+        elif dtype in _WIDE:
+            widened = [o for o in before[: before.index(made[-1]) + 1] if _widens(o) and real(o.get("amax")) == amax]
+            yield entry, text(widened[-1]["inputs"]) if widened else dtype, amax
+
+
+def _elements(entry: Mapping[str, Any]) -> int:
+    """Of one result."""
+    return (integer(entry.get("numel")) or 0) // max(1, integer(entry.get("calls")) or 1)
+
+
+def _widens(entry: Mapping[str, Any]) -> bool:
+    return (
+        short_name(text(entry.get("op"))) == "to_copy"
+        and text(entry.get("inputs")) in HALF
+        and text(entry.get("outputs")) in _WIDE
+    )
+
+
+def finding(view: RunView, angles: Angles, limit: float) -> Finding:
+    """What they mean."""
+    where = f"`{angles.module or angles.root}`" if angles.root else "the training loop"
+    line = f" at {angles.source.file}:{angles.source.line}" if angles.source is not None else ""
+    effect = f"angles up to {angles.amax:.4g} are {angles.spacing:g} radians apart"
+    what = short_name(angles.op)
+    how = (
+        f"The {what} is taken in a wider format, but of numbers that had been rounded to {angles.dtype}"
+        if angles.widened
+        else f"The {what} is taken of angles in {angles.dtype}"
+    )
+    wide = angles.fmt.mantissa_bits >= FP32.mantissa_bits
+    return Finding(
+        code="PD703",
+        name="half-precision-positions",
+        severity=Severity.WARNING,
+        confidence=0.75 if angles.widened else 0.85,
+        title=f"{what} of {angles.dtype} positions in {where}: {effect}{line}",
+        message=(
+            f"{how}{line} in {where}. It has {angles.fmt.mantissa_bits + 1} significant bits: near {angles.amax:.4g}, "
+            f"the largest at step {angles.step}, numbers are {angles.spacing:g} apart, so that the angle is off by up "
+            f"to {angles.error:.2g} radians (limit {limit:g}). Positions and time steps there are mistaken for their "
+            "neighbours; widening them afterwards brings nothing back."
+        ),
+        location=Location(
+            root=angles.root or None,
+            module=angles.module if angles.root else None,
+            module_class=view.module_classes.get((angles.root, angles.module)),
+            phase=Phase.FORWARD,
+            rank=angles.rank,
+            step=angles.step,
+            op=angles.op,
+            source=angles.source,
+        ),
+        evidence={
+            "effect": "angles",
+            "measured": angles.error,
+            "limit": limit,
+            "amax": angles.amax,
+            "spacing": angles.spacing,
+            "dtype": angles.dtype,
+            "widened": angles.widened,
+            "confidence_reason": "dtype and largest angle are recorded"
+            + ("; that they are those that were widened is told by their size" if angles.widened else ""),
+        },
+        prescriptions=((_reduced if wide else _in_fp32)(angles, line),),
+    )
+
+
+def _in_fp32(angles: Angles, line: str) -> Prescription:
+    fine = angles.error * 2.0 ** (angles.fmt.mantissa_bits - FP32.mantissa_bits)
+    return Prescription(
+        title=f"positions and angles in FP32{line}: off by {angles.error:.2g} -> {fine:.1g} radians",
+        change={"angles": {"from": angles.dtype, "to": "float32"}},
+        predicted={"radians_off": {"from": angles.error, "to": fine}},
+        snippet=(
+            "import torch\n\n"
+            "# pass the positions as they are: no .to(half) before the sines are taken\n"
+            "angles = positions.float()[:, None] * frequencies.float()\n"
+            f"table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(torch.{angles.dtype})\n"
+        ),
+    )
+
+
+def _reduced(angles: Angles, line: str) -> Prescription:
+    """A whole number of turns makes no difference, and takes all the digits."""
+    fine = math.pi * 2.0 ** -(angles.fmt.mantissa_bits + 1)
+    return Prescription(
+        title=f"take whole turns out first{line}, in integers or FP64: off by {angles.error:.2g} -> {fine:.1g} radians",
+        change={"angles": {"from": angles.amax, "to": 2.0 * math.pi}},
+        predicted={"radians_off": {"from": angles.error, "to": fine}},
+        snippet=(
+            "import torch\n\n"
+            "turns = (t % period).double() / period  # t as the integers they are, or in FP64\n"
+            "angles = (2 * torch.pi * turns).float()\n"
+        ),
+    )

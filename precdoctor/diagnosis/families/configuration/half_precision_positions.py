@@ -1,0 +1,261 @@
+"""PD703: positions, and angles made of them, kept in half precision."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.snippets import module_expression
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.configuration.coarse_angles import angles_of
+from precdoctor.diagnosis.families.configuration.coarse_angles import finding as angles_finding
+from precdoctor.diagnosis.families.configuration.coarse_values import rounded_to
+from precdoctor.diagnosis.survey.parameters import HALF
+from precdoctor.diagnosis.survey.rows import TensorRow, known_format, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import FP32, Format
+
+PAGE = RulePage(
+    finds="""
+Buffers in BF16 or FP16 that hold inverse frequencies of a rotary or sinusoidal encoding (`inv_freq`, `freqs`), or
+position numbers (`position_ids`, `positions`), usually because `model.bfloat16()` or `.half()` converted every buffer
+along with the weights. Judged by what the rounding does at the longest sequence recorded: an angle is position times
+frequency, so a frequency that is off by half an ulp (2^-9 of itself in BF16) is off by that many radians times the
+position. A table with two dimensions holds the angles themselves, off by 2^-9 of the largest. Frequencies above 1 are
+features of coordinates and are not judged. Neighbouring position numbers collide from 256 on in BF16 and from 2048 in
+FP16. Frequencies in an FP32 buffer are judged alike where all of them are BF16 or FP16 numbers: a table that is
+computed in half precision, or converted and widened again, is as coarse.
+
+Or, in a deep scan, sines and cosines of angles that are in half precision, or were before they were widened, and so
+large that half an ulp of them is an `angle`: in BF16 above 256, in FP16 above 2048. Time steps of a diffusion model
+that are cast along with the latents are such. In FP32 the limit is `wide_angle`, which takes angles above 2 million:
+those of Unix times.
+""",
+    matters="""
+Positions far from the start get the wrong angle, or the same angle as their neighbours. The model trains all the same,
+is worse on long contexts, and disagrees with any implementation that computes the table in FP32.
+""",
+    example="""
+    model = LanguageModel().to(torch.bfloat16)   # converts rotary.inv_freq as well
+    angles = positions[:, None] * inv_freq       # at position 4096 off by up to 7 radians
+""",
+    remedy="""
+Keep the table in FP32: compute it in `forward` in FP32 and convert only the sines and cosines, or put the buffer back
+after converting the model, as in the snippet. Pass time steps to the model as integers or in FP32.
+""",
+    confidence="""
+0.85: dtype and values are recorded, what the buffer is for is told by its name. 0.7 when no sequence length was seen.
+Of sines 0.85, and 0.75 where what was widened is told by its largest number only.
+""",
+    references=(
+        "Su et al., RoFormer, arXiv:2104.09864 (rotary encoding: position times frequency)",
+        "IEEE 754-2019, section 4.3 (rounding); half an ulp of BF16 is 2^-9 of a number just below a power of two",
+    ),
+)
+_FREQUENCIES = re.compile(r"(?:^|_)(?:inv_?freqs?|freqs?|frequenc(?:y|ies)|thetas?)(?:$|_)")
+_POSITIONS = re.compile(r"(?:^|_)(?:positions?|position_ids|pos_ids)(?:$|_)")
+_COLUMNS = ("root", "module", "name", "dtype", "shape")
+
+
+@dataclass(frozen=True)
+class _Table:
+    row: TensorRow
+    fmt: Format
+    #: ``radians`` off at the longest sequence, or position numbers per distinct value.
+    error: float
+    what: str
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the table that is off most, or else the angles whose sines are."""
+    tables = _check_tables(view, options)
+    return tables if tables.findings else _check_angles(view, options, tables)
+
+
+def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
+    angles = angles_of(view)
+    if not angles:
+        return tables
+    limits = {a: options["wide_angle"] if a.dtype == FP32.dtype else options["angle"] for a in angles}
+    worst = max(angles, key=lambda a: a.error / limits[a])
+    words = f"sines of angles up to {worst.amax:.4g} in {worst.dtype}, off by {worst.error:.2g} radians"
+    if worst.error >= limits[worst]:
+        return Checked([angles_finding(view, worst, limits[worst])], words, Status.FAILED)
+    reason = words if tables.status is Status.NOT_APPLICABLE else f"{tables.reason}; {words}"
+    return Checked((), f"{reason} (limit {limits[worst]:g})")
+
+
+def _check_tables(view: RunView, options: Options) -> Checked:
+    named = _named(view)
+    if not named:
+        return Checked.not_applicable("no table and no sine of positions or frequencies in BF16 or FP16 was seen")
+    length = _longest(view)
+    tables = [t for row in named if (t := _judge(row, length)) is not None]
+    limits = {"radians": options["radians"], "collision": options["collision"]}
+    guilty = [t for t in tables if t.error >= limits[t.what]]
+    seen = plural(len(named), "half-precision position table")
+    if not guilty:
+        return Checked((), f"{seen} at lengths up to {length:,}: harmless there")
+    worst = max(guilty, key=lambda t: t.error / limits[t.what])
+    return Checked([_finding(worst, guilty, length, limits)], f"{len(guilty):,} of {seen} lose positions",
+                   Status.FAILED)  # fmt: skip
+
+
+def _named(view: RunView) -> list[TensorRow]:
+    """The first row of every such buffer."""
+    first: dict[tuple[str, str, str], tuple[int, int, int]] = {}
+    for frame in view.scan(_COLUMNS, ("buffer",), where=[("dtype", "in", (*HALF, FP32.dtype))]):
+        columns = ("root", "module", "name", "step", "rank", "attempt", "dtype")
+        for root, module, name, step, rank, attempt, dtype in zip(*(frame[c] for c in columns), strict=True):
+            leaf = str(name).rsplit(".", maxsplit=1)[-1].lower()
+            if _FREQUENCIES.search(leaf) or (_POSITIONS.search(leaf) and dtype in HALF):
+                first.setdefault((str(root), str(module), str(name)), (int(step), int(rank), int(attempt)))
+    found = []
+    for process in view.processes:
+        for place, (step, rank, attempt) in first.items():
+            if (rank, attempt) == (process.rank, process.attempt):
+                rows = view.rows(process, step)
+                mine = (r for r in rows if r.kind == "buffer" and (r.root, r.module, r.name) == place)
+                found += [r for r in mine if r.dtype in HALF or rounded_to(r) is not None]
+    return found
+
+
+def _longest(view: RunView) -> int:
+    """The longest second dimension of an activation with three: batch, sequence, width; 0 when none was recorded."""
+    longest = 0
+    for frame in view.scan(("kind", "shape"), ("output",), steps=view.sampled_steps[:1]):
+        longest = max([longest, *(int(s[1]) for s in frame["shape"] if s is not None and len(s) == 3)])
+    return longest
+
+
+def _judge(row: TensorRow, length: int) -> _Table | None:
+    fmt = known_format(row.dtype) if row.dtype in HALF else rounded_to(row)
+    if fmt is None or not row.amax:
+        return None
+    leaf = row.name.rsplit(".", maxsplit=1)[-1].lower()
+    if _POSITIONS.search(leaf):
+        step = 2.0 ** (math.ceil(math.log2(row.amax)) - 1 - fmt.mantissa_bits)  # an ulp at the largest number
+        return _Table(row, fmt, step, "collision")
+    half_ulp = 2.0 ** -(fmt.mantissa_bits + 2)
+    if len(row.shape) > 1:
+        return _Table(row, fmt, row.amax * half_ulp, "radians")
+    if row.amax > 1.0:
+        return None
+    # The largest frequency is usually 1 and exact; its neighbours are not.
+    return _Table(row, fmt, length * row.amax * half_ulp, "radians")
+
+
+def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[str, float]) -> Finding:
+    row, limit = table.row, limits[table.what]
+    name = ".".join(p for p in (row.module, row.name) if p)
+    if table.what == "radians":
+        effect = f"an angle at position {length:,} is off by up to {table.error:.2g} radians"
+        predicted = {
+            "radians_off": {
+                "from": table.error,
+                "to": table.error * 2.0 ** (table.fmt.mantissa_bits - FP32.mantissa_bits),
+            }
+        }
+    else:
+        effect = f"up to {table.error:.0f} neighbouring positions near {row.amax:.0f} are the same number"
+        predicted = {"positions_per_number": {"from": table.error, "to": 1.0}}
+    narrow = row.dtype in HALF
+    holds = f"is {row.dtype}" if narrow else f"is {row.dtype} and holds numbers rounded to {table.fmt.dtype}"
+    message = (
+        f"The buffer `{name}` ({plural(row.numel, 'element')}, largest {row.amax:.4g}) {holds}, which keeps "
+        f"{table.fmt.mantissa_bits + 1} significant bits: {effect} (limit {limit:g}). "
+        f"{plural(len(guilty), 'table')} affected."
+    )
+    return Finding(
+        code="PD703",
+        name="half-precision-positions",
+        severity=Severity.WARNING,
+        confidence=0.85 if length else 0.7,
+        title=f"`{name}` {holds}: {effect}",
+        message=message,
+        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.FORWARD, row.rank, row.step),
+        evidence={
+            "effect": table.what,
+            "measured": table.error,
+            "limit": limit,
+            "sequence_length": length,
+            "tables": [f"{t.row.module}.{t.row.name}".strip(".") for t in guilty[:16]],
+            "range": range_evidence(row),
+            "path": path_evidence([row]),
+            "confidence_reason": "dtype and values are recorded; the name says what it is for",
+        },
+        prescriptions=(_keep_fp32(row, table.fmt, name, effect.split(":")[0], predicted),),
+    )
+
+
+def _keep_fp32(row: TensorRow, fmt: Format, name: str, effect: str, predicted: Mapping[str, Any]) -> Prescription:
+    at = f"{module_expression(row.module)}.{row.name}"
+    if row.dtype in HALF:
+        how, snippet = (
+            f"keep `{name}` in FP32 (+{2 * row.numel:,} bytes)",
+            (f"import torch\n\nkept = {at}.clone()  # still FP32\nmodel = model.to(torch.{row.dtype})\n{at} = kept\n"),
+        )
+    else:
+        how, snippet = (
+            f"compute `{name}` in FP32",
+            (
+                "import torch\n\n"
+                f"# no .to(torch.{fmt.dtype}) on the way, and behind a conversion of the model\n"
+                "exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim\n"
+                f"{at} = 1.0 / base**exponents\n"
+            ),
+        )
+    return Prescription(
+        title=f"{how}: {effect} -> none",
+        change={"buffer": name, "dtype": {"from": fmt.dtype, "to": "float32"}},
+        predicted=predicted,
+        snippet=snippet,
+    )
+
+
+RULE = Rule(
+    code="PD703",
+    name="half-precision-positions",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "radians",
+            0.1,
+            "radians",
+            "Largest error of an angle at the longest recorded sequence.",
+            "Precdoctor's own: a tenth of a radian moves a sine by up to 0.1, 25 times what rounding it to BF16 does.",
+        ),
+        RuleOption(
+            "collision",
+            2.0,
+            "positions per number",
+            "Neighbouring positions that may round to one number.",
+            "Two: from there positions are not told apart.",
+            1.0,
+        ),
+        RuleOption(
+            "angle",
+            1.0,
+            "radians",
+            "Half an ulp of the largest angle whose sine or cosine is taken.",
+            "One: neighbouring integers are one angle. Networks of sines in half precision live with a tenth of it.",
+        ),
+        RuleOption(
+            "wide_angle",
+            0.1,
+            "radians",
+            "The same of an angle in FP32.",
+            "A tenth of that of half precision: nothing that is computed in FP32 is meant to be so coarse.",
+        ),
+    ),
+    kinds=("buffer",),
+    columns=("dtype", "amax", "shape"),
+    check=check,
+)

@@ -1,0 +1,201 @@
+"""PD706: a cast that loses most of a tensor."""
+
+from __future__ import annotations
+
+import math
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.survey.rows import known_format, text
+from precdoctor.diagnosis.survey.scans import (
+    EFFECT,
+    Fact,
+    Group,
+    certainty,
+    check_facts,
+    effect_words,
+    elsewhere_words,
+    evidence_of,
+    has_effect,
+    locate,
+    place_words,
+)
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import Format
+
+PAGE = RulePage(
+    finds="""
+Casts in the forward pass, on steps that were looked at op by op (`record --deep-scan`), of two kinds. Range: what the
+cast flushes to zero, clips to the largest number or sends to infinity is most of the tensor, measured by magnitude: sum
+|x - cast(x)| over sum |x|. The loss must matter: the right values are carried along in FP64 to the first result that is
+mostly made of something else, and they must make up `effect` of it. A bias of 1e-8 that is added to activations of 1 is
+no finding, nor is a zero-initialised layer in the first steps of a warm-up, a tail of tiny probabilities, or a mask of
+the most negative number that becomes -Inf. Integers: positions, indices or counts that are cast to BF16 (exact up to
+256) or FP16 (up to 2048), or made in it by `arange`, so that distinct ones become the same number.
+""",
+    matters="""
+A tensor that is zero after the cast takes no part in anything, and its gradient is as small. Positions that collide
+make a model that cannot tell neighbours apart, from token 256 on.
+""",
+    example="""
+    t = torch.arange(1000).to(torch.bfloat16)   # 1000 time steps, 507 different numbers
+    y = x / (norm * 1e-9).half()                # the divisor is zero
+""",
+    remedy="""
+Scale before the cast and back after it, by the power of two in the finding: it lifts 99 % of the magnitude over the
+format's subnormals and no further, at least a binade below its maximum. Where none does both, keep the tensor in a
+format whose range holds it. Keep integers in an integer type or in FP32 until after the sine, the embedding or the
+division.
+""",
+    confidence="""
+0.95: every element was compared before and after, and what was lost was followed to the result it feeds. 0.7 when one
+scanned step alone shows it, or when it could not be followed.
+""",
+    references=(
+        "IEEE 754-2019, section 4.3 (rounding); integers are exact up to 2 to the power of the significand's bits",
+        "OCP 8-bit Floating Point Specification (OFP8), revision 1.0: E4M3 ends at 448",
+    ),
+)
+
+#: Share of the magnitude that may lie below what the log has as a tensor's bulk.
+_TAIL = 0.01
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding per line of code."""
+
+    def guilty(fact: Fact) -> float:
+        if "distinct_before" in fact.data:
+            collided = _collided(fact)
+            return collided if collided >= options["collided"] else 0.0
+        lost = fact.number("lost")
+        return lost if lost >= options["lost"] and has_effect(fact, options["effect"]) else 0.0
+
+    def tell(group: Group) -> Finding:
+        return _finding(view, group, options)
+
+    return check_facts(view, ("cast",), guilty, tell, seen="no cast that loses most of a tensor", flushes=_flushes)
+
+
+def _flushes(fact: Fact) -> bool:
+    return fact.count("flushed") > fact.count("clipped")
+
+
+def _collided(fact: Fact) -> float:
+    return 1.0 - fact.count("distinct_after") / max(fact.count("distinct_before"), 1)
+
+
+def _finding(view: RunView, group: Group, options: Options) -> Finding:
+    fact = group.worst
+    before, after = text(fact.data.get("from")), text(fact.data.get("to"))
+    if "distinct_before" in fact.data:
+        effect = f"{fact.count('distinct_before'):,} integers become {fact.count('distinct_after'):,} different numbers"
+        measured = f"up to {fact.number('largest'):,.0f}, {percent(_collided(fact))} collide"
+        limit, limits = percent(options["collided"]), {"collided": options["collided"]}
+    else:
+        effect = f"{percent(fact.number('lost'))} of its magnitude is lost"
+        measured = (
+            f"{fact.count('flushed'):,} of {fact.count('nonzero'):,} non-zero elements flushed to zero, "
+            f"{fact.count('clipped'):,} clipped or overflowed, largest {fact.number('amax'):.4g}"
+        )
+        limit, limits = percent(options["lost"]), {"lost": options["lost"], "effect": options["effect"]}
+    message = (
+        f"At step {fact.step}, the cast of a tensor of {fact.count('numel'):,} elements from {before} to {after}"
+        f"{fact.line} {place_words(fact)}: {effect} ({measured}; limit {limit})."
+        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
+    )
+    confidence, reason = _certainty(group)
+    return Finding(
+        code="PD706",
+        name="lossy-cast",
+        severity=Severity.WARNING,
+        confidence=confidence,
+        title=f"cast from {before} to {after} {place_words(fact)}: {effect}{fact.line}",
+        message=message,
+        location=locate(view, group),
+        evidence=evidence_of(group, limits, reason),
+        prescriptions=(_prescription(fact, after),),
+    )
+
+
+def _certainty(group: Group) -> tuple[float, str]:
+    why = "every element was compared before and after"
+    # Integers that have become equal stay so whatever they are used for.
+    return (0.95, why) if "distinct_before" in group.worst.data else certainty(group, 0.95, why)
+
+
+def _prescription(fact: Fact, after: str) -> Prescription:
+    if "distinct_before" in fact.data:
+        whole = fact.count("distinct_before")
+        return Prescription(
+            title=f"keep the integers in FP32{fact.line}: different numbers {fact.count('distinct_after'):,} -> "
+            f"{whole:,}",
+            change={"cast": {"from": after, "to": "float32"}},
+            predicted={"different_numbers": {"from": fact.count("distinct_after"), "to": whole}},
+            snippet=f"angles = positions.float()[:, None] * frequencies  # cast sines and cosines to {after} instead\n",
+        )
+    lost, fmt = fact.number("lost"), known_format(after)
+    exponent = _exponent(fact, fmt) if fmt is not None else None
+    if exponent is None:
+        return Prescription(
+            title=f"cast to BF16{fact.line}, or not at all: its range is that of FP32; magnitude lost "
+            f"{percent(lost)} -> 0 %",
+            change={"cast": {"from": after, "to": "bfloat16"}},
+            predicted={"magnitude_lost": {"from": lost, "to": 0.0}},
+            snippet=f"import torch\n\ny = x.to(torch.bfloat16)  # was {after}\n",
+        )
+    amax = fact.number("amax")
+    return Prescription(
+        title=f"scale by 2^{exponent} before the cast{fact.line} and back after it: largest element "
+        f"{amax:.3g} -> {math.ldexp(amax, exponent):.3g}, magnitude lost {percent(lost)} -> at most {percent(_TAIL)}",
+        change={"scale_before_cast": 2.0**exponent, "to": after},
+        predicted={"magnitude_lost": {"from": lost, "to": _TAIL}},
+        snippet=f"import torch\n\ny = (x * 2.0**{exponent}).to(torch.{after})  # times 2.0**{-exponent} after use\n",
+    )
+
+
+def _exponent(fact: Fact, fmt: Format) -> int | None:
+    """Of the power of two to scale by: the least change that takes the bulk over the subnormals and amax in range.
+
+    A binade stays free below the format's maximum. None where no power of two does both, or none is needed.
+    """
+    amax, bulk = fact.number("amax"), fact.number("bulk")
+    bulk = fact.number("amin_nonzero") if math.isnan(bulk) else bulk
+    if not (0.0 < bulk < math.inf and 0.0 < amax < math.inf):
+        return None
+    least, most = math.ceil(math.log2(fmt.min_normal / bulk)), math.floor(math.log2(fmt.max / amax)) - 1
+    exponent = min(max(least, 0), most)
+    return exponent if exponent and exponent >= least else None
+
+
+RULE = Rule(
+    code="PD706",
+    name="lossy-cast",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "lost",
+            0.5,
+            "fraction",
+            "Share of a tensor's sum of magnitudes that a cast may lose.",
+            "Half: most of it.",
+            maximum=1.0,
+        ),
+        EFFECT,
+        RuleOption(
+            "collided",
+            0.25,
+            "fraction",
+            "Share of distinct integers that may become equal to another one.",
+            "Precdoctor's own: random integers below 1000 in batches of 64 stay below it; in BF16 512 positions reach "
+            "it.",
+            maximum=1.0,
+        ),
+    ),
+    kinds=(),
+    columns=(),
+    check=check,
+)

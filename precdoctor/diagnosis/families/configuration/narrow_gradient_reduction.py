@@ -1,0 +1,281 @@
+"""PD708: gradients put together over the ranks in a format that cannot hold them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.gradient_underflow import FLUSH_OPTIONS, MAX_STEPS, examined_steps
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, integer, known_format, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import FP16, Format
+from precdoctor.numerics.tail import magnitude
+
+PAGE = RulePage(
+    finds="""
+Gradients that are sent between ranks in FP16 or BF16 by a communication hook (`fp16_compress_hook`,
+`bf16_compress_hook`), by FSDP's `reduce_dtype`, or because they are 16-bit themselves. What the reduction does to them
+is computed from each rank's own gradients, as recorded before it: DistributedDataParallel and its hooks cast, divide by
+the number of ranks and add up, so whatever is below N times the format's flush limit becomes zero, and what is above
+its largest number becomes an infinity. A warning when more than `flushed_share` of a gradient's non-zero elements, with
+more than `lost_magnitude` of its magnitude, become zero that were not before, or when it overflows. From as many ranks
+on as a running sum stalls at (256 in BF16, 2048 in FP16) it is information: the last ranks' share may be rounded away.
+""",
+    matters="""
+The gradient is right on every rank and wrong after the reduction, where nobody looks. The loss goes on falling, more
+slowly the more ranks there are, because each of them divides the gradient once more before it is sent.
+""",
+    example="""
+    model = DistributedDataParallel(model)
+    model.register_comm_hook(None, fp16_compress_hook)  # FP32 gradients of 1e-7, on 64 ranks: zero
+""",
+    remedy="""
+Reduce in BF16, which has FP32's range, or in FP32, at twice the traffic. With FP16, a loss scale keeps gradients up: it
+must be larger by the number of ranks.
+""",
+    confidence="""
+0.9: each rank's gradients are recorded before the reduction, and the wrapper says what it does to them. 0.75 with fewer
+than four recorded steps or for FSDP, whose division is split before and after.
+""",
+    references=(
+        "PyTorch source: torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py (cast, divide, all_reduce)",
+        "PyTorch documentation: FSDP MixedPrecision.reduce_dtype",
+        "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.2 (flush of small gradients)",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    wrapper: str
+    ranks: int
+    hook: str
+    #: Null: that of the gradients.
+    dtype: str | None
+
+    @property
+    def divides_by(self) -> float:
+        """Before the sum. FSDP's power of two near the root of the number of ranks is torch's own rule."""
+        if self.wrapper == "DistributedDataParallel":
+            return float(self.ranks)
+        factor = 1
+        while self.ranks % factor == 0 and self.ranks / factor > factor:
+            factor *= 2
+        return float(factor)
+
+    def words(self, dtype: str) -> str:
+        return f"{self.hook} ({dtype})" if self.hook else f"{self.wrapper} in {dtype}"
+
+
+@dataclass
+class _Gradient:
+    fmt: Format
+    flushed: list[float] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+    overflows: set[int] = field(default_factory=set)
+    last: tuple[Process, int] = (Process(0, 0), 0)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the gradient that loses most, else the reduction over many ranks."""
+    reductions = _reductions(view)
+    if not reductions:
+        return Checked.not_applicable("no gradient is reduced by DistributedDataParallel or FSDP")
+    gradients = _survey(view, reductions, options)
+    first = next(iter(reductions.values()))
+    seen = f"{plural(len(gradients), '16-bit reduction')} over {plural(first.ranks, 'rank')}"
+    if not gradients:
+        return Checked((), f"gradients are reduced in FP32 over {plural(first.ranks, 'rank')}")
+    guilty = {k: g for k, g in gradients.items() if _loses(g, options) or g.overflows}
+    if guilty:
+        key = max(guilty, key=lambda k: (bool(guilty[k].overflows), median(guilty[k].flushed)))
+        finding = _finding(view, key, guilty, reductions[key[0]], options)
+        return Checked([finding], f"{len(guilty):,} of {seen} lose elements", Status.FAILED)
+    key = next(iter(gradients))
+    fmt, reduction = gradients[key].fmt, reductions[key[0]]
+    if reduction.ranks >= 2 ** (fmt.mantissa_bits + 1):
+        return Checked([_many_ranks(fmt, reduction, key)], f"{seen}: a running sum stalls", Status.FAILED)
+    worst = max(median(g.flushed) for g in gradients.values())
+    return Checked((), f"{seen}: {percent(worst)} flushed in the worst")
+
+
+def _reductions(view: RunView) -> Mapping[str, _Reduction]:
+    found = {}
+    for process in view.processes:
+        for root in view.facts(process).get("roots") or ():
+            r = root.get("reduction")
+            if isinstance(r, Mapping) and (ranks := integer(r.get("ranks"))):
+                dtype = text(r.get("dtype")) or None
+                found[text(root.get("name"))] = _Reduction(text(r.get("wrapper")), ranks, text(r.get("hook")), dtype)
+    return found
+
+
+def _survey(view: RunView, reductions: Mapping[str, _Reduction], options: Options) -> dict[Key, _Gradient]:
+    found: dict[Key, _Gradient] = {}
+    steps = examined_steps(view, int(options["max_steps"]))
+    for process in view.processes:
+        for step in steps:
+            for row in view.rows(process, step):
+                reduction = reductions.get(row.root) if row.kind == "weight_grad" and not row.bad else None
+                fmt = known_format((reduction.dtype or row.dtype) if reduction is not None else "")
+                if reduction is None or fmt is None or fmt.bits != 16 or not row.histogram.total:
+                    continue
+                gradient = found.setdefault(row.key, _Gradient(fmt))
+                gradient.last = (process, step)
+                _add(gradient, row, reduction)
+    return found
+
+
+def _add(gradient: _Gradient, row: TensorRow, reduction: _Reduction) -> None:
+    """What this rank's part of the sum loses as it is cast and divided."""
+    limit = math.floor(math.log2(gradient.fmt.flush_limit * reduction.divides_by))
+    below = row.histogram[:limit]  # magnitudes up to 2^limit
+    already = row.histogram[: math.floor(math.log2(gradient.fmt.flush_limit))] if reduction.dtype is None else None
+    flushed = below.total - (already.total if already is not None else 0)
+    gradient.flushed.append(flushed / row.histogram.total)
+    gradient.lost.append(magnitude(below) / magnitude(row.histogram))
+    if row.amax is not None and row.amax >= gradient.fmt.overflow_limit:
+        gradient.overflows.add(row.step)
+
+
+def _loses(gradient: _Gradient, options: Options) -> bool:
+    return median(gradient.flushed) > options["flushed_share"] and median(gradient.lost) > options["lost_magnitude"]
+
+
+def _finding(
+    view: RunView, key: Key, guilty: Mapping[Key, _Gradient], reduction: _Reduction, options: Options
+) -> Finding:
+    gradient = guilty[key]
+    process, step = gradient.last
+    rows = view.rows(process, step)
+    row = next(r for r in rows if r.key == key)
+    share, steps = median(gradient.flushed), len(gradient.flushed)
+    name = ".".join(p for p in (key[1], key[3]) if p)
+    after = next((r for r in rows if r.kind == "weight_grad_step" and r.key[:2] == key[:2] and r.name == key[3]), None)
+    how = reduction.words(gradient.fmt.dtype or gradient.fmt.name)
+    message = (
+        f"Over {plural(reduction.ranks, 'rank')} gradients are reduced by {how}, after a division by "
+        f"{reduction.divides_by:g}: of `{name}` {percent(share)} of the non-zero elements become zero, in the median "
+        f"of {plural(steps, 'recorded gradient')} (limit {percent(options['flushed_share'])})"
+    )
+    if gradient.overflows:
+        message += f", and on {plural(len(gradient.overflows), 'step')} its largest is beyond {gradient.fmt.max:g}"
+    if after is not None:
+        message += (
+            f". At step {step} {percent(row.zero / row.numel)} of it are zero before the reduction and "
+            f"{percent(after.zero / after.numel)} as the optimizer is given it"
+        )
+    sharded = reduction.wrapper != "DistributedDataParallel"
+    return Finding(
+        code="PD708",
+        name="narrow-gradient-reduction",
+        severity=Severity.WARNING,
+        confidence=0.75 if sharded or steps < 4 else 0.9,
+        title=_title(name, gradient, reduction, share),
+        message=f"{message}. {plural(len(guilty), 'gradient')} affected.",
+        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.BACKWARD, process.rank, step),
+        evidence={
+            "flushed_share": share,
+            "limit": options["flushed_share"],
+            "lost_magnitude": median(gradient.lost),
+            "overflow_steps": len(gradient.overflows),
+            "ranks": reduction.ranks,
+            "reduced_by": how,
+            "zero_before": row.zero / row.numel,
+            "zero_after": after.zero / after.numel if after is not None else None,
+            "tensors": [f"{k[1]}.{k[3]}".strip(".") for k in list(guilty)[:16]],
+            "range": range_evidence(row),
+            "path": path_evidence([row]),
+            "confidence_reason": "FSDP splits the division before and after the sum"
+            if sharded
+            else "each rank's gradient was recorded before the reduction",
+        },
+        prescriptions=(_prescribe(gradient, reduction, share),),
+    )
+
+
+def _title(name: str, gradient: _Gradient, reduction: _Reduction, share: float) -> str:
+    how = reduction.words(gradient.fmt.dtype or gradient.fmt.name)
+    if gradient.overflows:
+        return f"the gradient of `{name}` overflows in its reduction by {how} over {plural(reduction.ranks, 'rank')}"
+    return f"{percent(share)} of the gradient of `{name}` become zero in its reduction by {how}"
+
+
+def _prescribe(gradient: _Gradient, reduction: _Reduction, share: float) -> Prescription:
+    before = gradient.fmt.dtype or gradient.fmt.name
+    to = "bfloat16" if gradient.fmt is FP16 else "float32"
+    return Prescription(
+        title=f"reduce gradients in {to}: flushed {percent(share)} -> 0 %"
+        + (" at the same traffic" if to == "bfloat16" else " at twice the traffic"),
+        change={"reduction_dtype": {"from": before, "to": to}},
+        predicted={"flushed_share": {"from": share, "to": 0.0}, "overflow_steps": 0},
+        snippet=_snippet(reduction, to),
+    )
+
+
+def _snippet(reduction: _Reduction, to: str) -> str:
+    if reduction.wrapper != "DistributedDataParallel":
+        return (
+            "import torch\nfrom torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n\n"
+            f"fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.{to}))\n"
+        )
+    if to == "float32":
+        return "model = DistributedDataParallel(model)  # FP32 weights, no communication hook\n"
+    return (
+        "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n\n"
+        "model.register_comm_hook(None, bf16_compress_hook)  # in place of fp16_compress_hook\n"
+    )
+
+
+def _many_ranks(fmt: Format, reduction: _Reduction, key: Key) -> Finding:
+    limit = 2 ** (fmt.mantissa_bits + 1)
+    how = reduction.words(fmt.dtype or fmt.name)
+    return Finding(
+        code="PD708",
+        name="narrow-gradient-reduction",
+        severity=Severity.INFO,
+        confidence=0.6,
+        title=f"gradients of {reduction.ranks:,} ranks are added up by {how}",
+        message=(
+            f"{reduction.ranks:,} gradients are added up by {how}, with {fmt.mantissa_bits + 1} significant bits. A "
+            f"running sum of like terms stalls at {limit:,} of them (limit {limit:,}): added one rank after the other, "
+            f"the last ranks' gradients are rounded away; added up as a tree, each of them loses up to "
+            f"{math.ceil(math.log2(reduction.ranks))} half ulps."
+        ),
+        location=Location(root=key[0], kind="weight_grad", phase=Phase.BACKWARD),
+        evidence={
+            "ranks": reduction.ranks,
+            "limit": limit,
+            "reduced_by": how,
+            "confidence_reason": "in which order the library adds ranks up is not known",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"reduce gradients in FP32: relative error of the sum up to {reduction.ranks * 0.5 / limit:.2g}"
+                f" -> {reduction.ranks * 2.0**-24:.1g}, at twice the traffic",
+                change={"reduction_dtype": {"from": fmt.dtype, "to": "float32"}},
+                predicted={
+                    "relative_error": {"from": reduction.ranks / (2.0 * limit), "to": reduction.ranks * 2.0**-24}
+                },
+                snippet=_snippet(reduction, "float32"),
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD708",
+    name="narrow-gradient-reduction",
+    severity=Severity.WARNING,
+    triage=Triage.BACKWARD,
+    page=PAGE,
+    options=(*FLUSH_OPTIONS[:2], MAX_STEPS),
+    kinds=("weight_grad",),
+    columns=("exp_lo", "exp_hist", "amax", "dtype"),
+    check=check,
+)

@@ -1,0 +1,206 @@
+"""PD405: an FP8 scale out of an amax that was zero or not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Cast, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed, location, seen_words
+from precdoctor.diagnosis.families.fp8.fp8_scale_history import snippet
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.fp8_scaling import DelayedScaling
+
+PAGE = RulePage(
+    finds="""
+Scales in front of a cast to a float8 dtype that are no scales: infinite (448 / 0), zero (448 / inf), NaN, or negative;
+and scales out of an epsilon (448 / 1e-12), which are finite but put the next tensor that is not all zero `absurd`
+binades above the format's maximum. A tensor of zeros under a huge finite scale stays zero and is no fault: frozen
+layers and unused branches have zero gradients. Steps at which the tensor itself was already non-finite do not count.
+""",
+    matters="""
+0 times an infinite scale is NaN, and NaN in a float8 operand is NaN in everything behind it. A scale out of an epsilon
+turns the whole next tensor into +-448; a scale of zero turns it into zeros for as long as the infinite amax stays in
+the history. An output layer that starts at zero is enough: the gradients above it are zero at step 0.
+""",
+    example="""
+    scale = 448.0 / history.amax()                       # history: [0.0], the gradient was zero
+    scale = 448.0 / history.amax().clamp_min(1e-12)      # 4.5e14: finite, and as wrong
+    amax = history[history.isfinite() & (history > 0)]
+    scale = 448.0 / amax.max() if amax.numel() else scale    # the scale before, 1 at the start
+""",
+    remedy="""
+Leave zero and non-finite amax out of the history; with nothing left keep the scale there was, 1 at the start.
+""",
+    confidence="""
+0.95 when the zero or non-finite amax stands in the log at or before the step; 0.8 when only the scale does.
+""",
+    references=(
+        "pytorch/ao issue 3356: zero amax gives an infinite scale, fixed by an epsilon",
+        "Transformer Engine: the scale is kept where amax is 0 or not finite",
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bad:
+    operand: Operand
+    casts: tuple[Cast, ...]
+
+    @property
+    def harm(self) -> tuple[int, float]:
+        return sum(c.non_finite > 0 for c in self.casts), len(self.casts) / len(self.operand.casts)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the operand whose scale did most harm."""
+    found = operands(view)
+    if not found:
+        return Checked.not_applicable("no tensor is cast to a float8 dtype")
+    guilty = [b for o in found.values() if (b := _bad(view, o, options)).casts]
+    if not guilty:
+        known = sum(c.scale is not None for o in found.values() for c in o.casts)
+        return Checked((), f"{seen_words(found)}: {plural(known, 'scale')}, all finite, positive and of their size")
+    guilty.sort(key=lambda b: (-b.harm[0], -b.harm[1], b.operand.key))
+    return Checked([_finding(view, guilty, options)], f"{plural(len(guilty), 'operand')} of {seen_words(found)}",
+                   Status.FAILED)  # fmt: skip
+
+
+def _bad(view: RunView, operand: Operand, options: Options) -> _Bad:
+    scales = [c.scale for c in operand.casts if c.scale is not None and c.scale_is_sound and c.alive]
+    usual = median(scales) if scales else None
+    bad = []
+    for before, cast in zip((None, *operand.casts), operand.casts, strict=False):
+        if not _suspicious(cast, before, operand, usual, options["absurd"]) or _came_in(view, operand, cast):
+            continue
+        bad.append(cast)
+    return _Bad(operand, tuple(bad))
+
+
+def _suspicious(cast: Cast, before: Cast | None, operand: Operand, usual: float | None, absurd: float) -> bool:
+    if not cast.scale_is_sound:
+        return True
+    if cast.scale is None:  # unknown, or NaN, which the log cannot tell from it
+        return usual is not None and cast.non_finite == cast.numel > 0
+    if cast.peak < 2.0**absurd * operand.fmt.max:
+        return False
+    empty = before is None or not before.alive or before.non_finite > 0
+    return empty or (usual is not None and cast.scale >= 2.0**absurd * usual)
+
+
+def _came_in(view: RunView, operand: Operand, cast: Cast) -> bool:
+    """Whether a tensor before this one at the same step was non-finite already, so that no scale is to blame."""
+    if not cast.non_finite:
+        return False
+    rows = view.rows(cast.process, cast.step)
+    mine = next((r.order for r in rows if r.key == operand.key and r.order is not None), None)
+    if mine is None:
+        return False
+    return any(
+        r.bad and not r.mask_like and r.kind != KIND and r.position < mine
+        for r in rows
+        if r.kind not in ("weight", "update")
+    )
+
+
+def _reason(operand: Operand, cast: Cast) -> tuple[str, bool]:
+    """Where the scale comes from, in words, and whether the log shows it."""
+    earlier = [c for c in operand.casts if c.step < cast.step]
+    if cast.scale is not None and math.isinf(cast.scale) and cast.non_finite == cast.numel:
+        return f"amax was 0 at step {cast.step} itself, or at the step before", True
+    if earlier and earlier[-1].non_finite and earlier[-1].scale_is_sound:
+        return f"amax was not finite at step {earlier[-1].step}", True
+    if earlier and not earlier[-1].alive and earlier[-1].scale_is_sound:
+        return f"amax was 0 at step {earlier[-1].step}", True
+    if not earlier:
+        return "the history was empty", False
+    kind = "zero" if cast.scale is None or cast.scale > 1.0 else "infinite"
+    return f"an amax before it must have been {kind}", False
+
+
+def _finding(view: RunView, guilty: Sequence[_Bad], options: Options) -> Finding:
+    worst = guilty[0]
+    operand, cast = worst.operand, worst.casts[0]
+    reason, shown = _reason(operand, cast)
+    lasting = len(worst.casts) > options["recovers_in"] or any(c.non_finite for c in worst.casts)
+    limits = f"limit: finite, above 0, and less than {options['absurd']:g} binades over the maximum"
+    scale = "NaN" if cast.scale is None else f"{cast.scale:.3g}"
+    return Finding(
+        code="PD405",
+        name="bad-fp8-scale",
+        severity=Severity.ERROR if lasting else Severity.WARNING,
+        confidence=0.95 if shown else 0.8,
+        title=f"the FP8 scale of the {operand.label} is {scale} at step {cast.step}: {reason}",
+        message=f"In front of the cast of the {operand.label} to {operand.fmt.dtype} stood the scale {scale} at step "
+        f"{cast.step} ({limits}): {reason}. {_effect(cast)} {plural(len(worst.casts), 'step')} of "
+        f"{len(operand.casts)} with such a scale, {plural(len(guilty), 'operand')} in all.",
+        location=location(operand, cast),
+        evidence={
+            "scale": cast.scale if cast.scale is not None else math.nan,
+            "limit": options["absurd"],
+            "bad_steps": [c.step for c in worst.casts][:64],
+            "last_bad_step": worst.casts[-1].step,
+            "non_finite": cast.non_finite,
+            "numel": cast.numel,
+            "reason": reason,
+            "steps_examined": len(operand.casts),
+            "tensors": listed((b.operand for b in guilty), lambda o: {"saturated_share": o.saturated_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": "the amax behind the scale is recorded" if shown else "the scale is recorded",
+        },
+        prescriptions=(_prescribe(worst, cast),),
+    )
+
+
+def _effect(cast: Cast) -> str:
+    if cast.non_finite:
+        return f"{cast.non_finite:,} of {cast.numel:,} elements became NaN or infinite."
+    if not cast.alive:
+        return f"All {cast.numel:,} elements became zero."
+    return f"{percent(cast.saturated_share)} of the elements were clipped to the maximum."
+
+
+def _prescribe(worst: _Bad, cast: Cast) -> Prescription:
+    """The scale that keeping the one before would have left, and what it would have clipped, from the log."""
+    operand = worst.operand
+    sized = [c for c in operand.casts if c.amax and not any(c is b for b in worst.casts)]
+    before = next((c.scale for c in reversed(sized) if c.step < cast.step), None)
+    kept = before if before is not None else 1.0
+    clipped = [c.saturated_share for c in sized]
+    return Prescription(
+        title=f"leave zero and non-finite amax out and keep the scale there was, {kept:.3g}: steps with a bad scale "
+        f"{len(worst.casts)} -> 0",
+        change={"operand": operand.label, "scale": {"from": cast.scale, "to": kept}},
+        predicted={
+            "bad_scale_steps": {"from": len(worst.casts), "to": 0},
+            "saturated_share": {"from": cast.saturated_share, "to": median(clipped) if clipped else 0.0},
+        },
+        snippet=snippet(DelayedScaling(16), operand.fmt.max, operand.fmt.dtype),
+    )
+
+
+RULE = Rule(
+    code="PD405",
+    name="bad-fp8-scale",
+    severity=Severity.ERROR,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "absurd", 16.0, "binades", "From so far above the format's maximum on a finite scale is no scale.",
+            "Precdoctor's own: no amax of data jumps by 65,536 from one step to the next.", 1.0,
+        ),
+        RuleOption(
+            "recovers_in", 2.0, "steps", "With so few such steps, all finite, the finding is a warning, else an error.",
+            "Precdoctor's own: at the first step of a training there is nothing yet to lose.",
+        ),
+    ),
+    kinds=(KIND,),
+    columns=COLUMNS,
+    check=check,
+)  # fmt: skip

@@ -1,0 +1,244 @@
+"""PD406: the amax of an FP8 operand runs away from its bulk, with a forecast of when the bulk is flushed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Cast, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_outliers import cut, hot_blocks
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
+    FLUSHED_SHARE,
+    MIN_ELEMENTS,
+    Cure,
+    histograms,
+    in_blocks,
+    in_e5m2,
+    kept_wide,
+    listed,
+    location,
+    seen_words,
+)
+from precdoctor.diagnosis.families.fp8.fp8_scale_history import scaled
+from precdoctor.diagnosis.survey.trends import Trend, fit
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import E4M3FN, E5M2, Format
+
+PAGE = RulePage(
+    finds="""
+Operands of FP8 casts whose unscaled amax grows exponentially: `min_growth` binades over the newer half of the recorded
+steps, by a line through log2(amax) whose slope is above zero with 95 % certainty and has not slackened to half that of
+the whole run; *and* whose bulk does not grow with it, for a scale that follows amax takes the format along. The
+distance between amax and the magnitude below which the allowed share of the elements lies must grow as well, and its
+line reach the range of the format (18.8 binades in E4M3, 32.8 in E5M2, from the largest number down to what is flushed)
+within `horizon` times what was recorded. What is above the limit already is PD402's, PD403's or PD408's; growth towards
+the limit of a 16-bit format is PD602's, that of gradients with the loss PD603's.
+""",
+    matters="""
+Outliers that amplify themselves (gated products, attention logits, an output layer without weight decay) have ended
+FP8 trainings after weeks that went well: per-tensor scales follow the outliers, and everything else sinks.
+""",
+    example="""
+A gated MLP: one channel of `up(x) * gate(x)` doubles every 50 steps, the rest stays. 14 binades at step 0 of 18.8; at
+step 240 the rest is below what E4M3 holds.
+""",
+    remedy="""
+Stop the growth at its source: weight decay or a norm on the named layer, a lower learning rate. Meanwhile scale per
+block, so that only the outlier's own block sinks, or keep the operand wide.
+""",
+    confidence="""
+0.8; 0.65 with fewer than 24 fitted steps or a forecast whose interval spans more than a factor of four.
+""",
+    references=(
+        "Fishman et al., Scaling FP8 training to trillion-token LLMs, arXiv:2409.12517 (outliers of gated products)",
+        "Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433",
+    ),
+)
+
+
+#: Share of the blocks that may hold an outlier for blocks to help.
+_MOST = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class _Growing:
+    operand: Operand
+    amax: Trend
+    #: Of the distance between amax and the bulk's lower end.
+    spread: Trend
+    #: Steps until that distance is the format's range: low, estimate, high.
+    left: tuple[float, float, float]
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the operand that gets there first."""
+    found = operands(view)
+    if not found:
+        return Checked.not_applicable("no tensor is cast to a float8 dtype")
+    judged = [o for o in found.values() if o.settled and o.settled[0].numel >= options["min_elements"]]
+    longest = max((len(scaled(o)) for o in judged), default=0)
+    if longest < 2 * options["min_points"]:
+        return Checked((), f"{seen_words(found)}: too few steps of known scale for a trend")
+    trends = [(o, trend) for o in judged if (trend := _trend(o, options)) is not None]
+    growing = [g for o, trend in trends if (g := _running_away(o, trend, options)) is not None]
+    if not trends:
+        return Checked((), f"{seen_words(found)}: amax of none grows by {options['min_growth']:g} binades")
+    if not growing:
+        return Checked((), f"{seen_words(found)}: amax of {len(trends):,} grows, and the bulk with it")
+    growing.sort(key=lambda g: (g.left[1], -g.amax.climbed, g.operand.key))
+    return Checked([_finding(view, growing, options)], f"{len(growing)} of {seen_words(found)} grow", Status.FAILED)
+
+
+def reach(fmt: Format) -> float:
+    """Binades from the largest number of a format down to the largest magnitude it flushes."""
+    return math.log2(fmt.max) - math.log2(fmt.flush_limit)
+
+
+def _floor(cast: Cast, share: float) -> float:
+    """log2 of the magnitude below which ``share`` of the non-zero elements lie, in the unit of the cast."""
+    trimmed = cast.statistics.histogram.trimmed()
+    running = np.cumsum(trimmed.counts)
+    wanted = share * float(running[-1])
+    at = int(np.searchsorted(running, wanted))
+    before = float(running[at - 1]) if at else 0.0
+    return trimmed.lo + at + (wanted - before) / float(trimmed.counts[at])
+
+
+def _trend(operand: Operand, options: Options) -> Trend | None:
+    """Of amax, where it grows."""
+    casts = [c for c in scaled(operand) if c.amax]
+    if len(casts) < 2 * options["min_points"] or operand.flushed_share >= options["flushed_share"]:
+        return None
+    amax = fit([(c.step, c.amax or 1.0) for c in casts])
+    if amax is None or amax.low <= 0.0 or amax.climbed < options["min_growth"] or amax.slope < 0.5 * amax.overall:
+        return None
+    return amax
+
+
+def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
+    """With the forecast, where the bulk stays behind."""
+    casts = [c for c in scaled(operand) if c.amax]
+    spreads = [(c.step, 2.0 ** (math.log2(c.peak) - _floor(c, options["flushed_share"]))) for c in casts]
+    spread = fit(spreads)
+    if spread is None or spread.low <= 0.0 or spread.slope < 0.5 * spread.overall:
+        return None
+    left = spread.steps_to(2.0 ** reach(operand.fmt))
+    recorded = casts[-1].step - casts[0].step
+    return _Growing(operand, amax, spread, left) if left[1] <= options["horizon"] * recorded else None
+
+
+def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Finding:
+    worst = growing[0]
+    operand, trend = worst.operand, worst.amax
+    casts = [c for c in scaled(operand) if c.amax]
+    cast, first = casts[-1], casts[0]
+    steps = plural(trend.last - trend.first, "step")
+    message = (
+        f"Amax of the {operand.label} ({operand.fmt.dtype}) grows by a factor of {2.0 ** (100.0 * trend.slope):.3g} "
+        f"per 100 steps: {first.amax or 0.0:.3g} at step {first.step}, {cast.amax or 0.0:.3g} at step {cast.step}, "
+        f"{trend.climbed:.1f} binades over the newest {steps} (limit {options['min_growth']:g}). "
+        f"{_forecast(worst, options)} {plural(len(growing), 'operand')} growing."
+    )
+    wide = worst.left[2] > 4.0 * max(worst.left[0], 1.0)
+    return Finding(
+        code="PD406",
+        name="fp8-amax-explosion",
+        severity=Severity.WARNING,
+        confidence=0.65 if wide or trend.points < 24 else 0.8,
+        title=f"amax of the {operand.label} grows {100.0 * trend.slope:.2g} binades per 100 steps: its bulk is flushed "
+        f"in about {worst.left[1]:,.0f} steps",
+        message=message,
+        location=location(operand, cast),
+        evidence={
+            "binades_per_100_steps": 100.0 * trend.slope,
+            "slope_interval": [100.0 * trend.low, 100.0 * trend.high],
+            "climbed_binades": trend.climbed,
+            "limit": options["min_growth"],
+            "steps_to_flush": worst.left[1],
+            "steps_to_flush_interval": [worst.left[0], worst.left[2]],
+            "range_binades": reach(operand.fmt),
+            "points_fitted": trend.points,
+            "history": [
+                {"step": c.step, "amax": c.amax, "headroom_binades": operand.fmt.headroom(c.peak)}
+                for c in casts[:: -max(1, -(-len(casts) // 64))][::-1]
+            ],
+            "tensors": listed((g.operand for g in growing), lambda o: {"amax": scaled(o)[-1].amax}),
+            **operand.evidence(view, cast),
+            "confidence_reason": "a straight line in log2 over the newer half of the steps"
+            + (", with a wide interval" if wide else ""),
+        },
+        prescriptions=(_prescribe(view, worst),),
+    )
+
+
+def _forecast(growing: _Growing, options: Options) -> str:
+    soonest, expected, latest = growing.left
+    until = f"{soonest:,.0f} to {latest:,.0f}" if math.isfinite(latest) else f"{soonest:,.0f} or more"
+    return (
+        f"Its bulk stays behind: the distance from amax down to the smallest {percent(options['flushed_share'])} is "
+        f"{growing.spread.level:.1f} of the format's {reach(growing.operand.fmt):.1f} binades and full in "
+        f"{expected:,.0f} steps (95 %: {until})."
+    )
+
+
+def _prescribe(view: RunView, growing: _Growing) -> Prescription:
+    """E5M2 for a gradient, else blocks, else the tensor's own dtype: how long it lasts, or how much of it is spared."""
+    operand, soon = growing.operand, growing.left[1]
+    predicted: dict[str, dict[str, float]]
+    if operand.gradient and operand.fmt.mantissa_bits == E4M3FN.mantissa_bits:
+        cure, later = in_e5m2(operand), growing.spread.steps_to(2.0 ** reach(E5M2))[1]
+        words, predicted = (
+            f"steps until the bulk is flushed {soon:,.0f} -> {later:,.0f}",
+            {"steps_to_flush": {"from": round(soon), "to": round(later)}},
+        )
+    else:
+        found = next(((c, hot) for c, hot in _blocked(view, operand) if hot <= _MOST), None)
+        cure, hot = found if found is not None else (kept_wide(operand), 0.0)
+        words, predicted = (
+            f"share of its blocks that sinks with the amax {percent(1.0)} -> {percent(hot)}",
+            {"sinking_share": {"from": 1.0, "to": hot}},
+        )
+    return Prescription(f"{cure.words}: {words}", cure.change, predicted, cure.snippet)
+
+
+def _blocked(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:
+    """Block formats, each with the share of the blocks that hold an outlier."""
+    for cure in in_blocks(view, operand):
+        size = int(str(cure.change["block"]))
+        last = round(median(cut(c.statistics.histogram) for c in operand.spots))
+        yield cure, median(hot_blocks(h, last) for h, _ in histograms(view, operand, size))
+
+
+RULE = Rule(
+    code="PD406",
+    name="fp8-amax-explosion",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "min_growth", 3.0, "binades", "Climbed by the line over the newer half of the steps.",
+            "Precdoctor's own: amax of healthy tensors stays within a factor of eight after the first steps.",
+        ),
+        RuleOption(
+            "min_points", 8.0, "steps", "Recorded steps in the newer half, at least.",
+            "A line and its error need a few points.", 4.0,
+        ),
+        RuleOption(
+            "horizon", 4.0, "times the run", "Forecasts that look further ahead than this are not made.",
+            "As in PD602: growth early in training levels off.",
+        ),
+        FLUSHED_SHARE,
+        MIN_ELEMENTS,
+    ),
+    kinds=(KIND,),
+    columns=COLUMNS,
+    check=check,
+)  # fmt: skip

@@ -1,0 +1,218 @@
+"""PD408: a few outliers set the FP8 scale of a tensor and cost all the rest of it precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Damage, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_outliers import (
+    LOST_CHANNELS,
+    Bulk,
+    bulk_of,
+    cut,
+    hot_blocks,
+    lost_channels,
+    matters,
+)
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
+    LOST_DB,
+    MIN_ELEMENTS,
+    Cure,
+    block_damage,
+    histograms,
+    in_blocks,
+    kept_wide,
+    listed,
+    location,
+    prescription,
+    seen_words,
+    smoothed,
+)
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.blocks import MXFP8_E4M3, TILE_1X128, BlockFormat
+
+PAGE = RulePage(
+    finds="""
+Tensors cast to a float8 dtype with one scale, of which at most `outlier_share` of the elements lie more than 4 binades
+above the median magnitude, where the rest, the bulk, loses `lost_db` of signal to noise at the scale of the tensor's
+amax against a scale of its own. A large ratio of amax to RMS alone is no fault: a floating-point format has binades to
+spare (18.8 in E4M3), and an outlier a thousand times the rest costs it nothing. Nor is it one where the bulk holds less
+of the sum of magnitudes than rounding the outliers takes, as the small probabilities of a softmax do, unless the
+gradient of the layer's weight is zero in whole channels because of it. And it must be that blocks would help: at least
+half of the recorded 1x128 or 1x32 blocks hold no outlier. The log tells blocks with outliers from those without; that
+the outliers are a channel shows in the zeros of the weight gradient. With half of the bulk flushed the finding
+is an error.
+""",
+    matters="""
+A handful of channels of transformer activations are thousands of times larger than the rest. Under one scale per
+tensor the rest falls into the subnormals of the format, or is flushed, while the error of the whole, which the outliers
+dominate, looks fine.
+""",
+    example="""
+One channel of 1024 that is 2^14 times the others, in E4M3: the others lose 8 dB, and 9 % of them become zero. In tiles
+of 128 seven of eight tiles lose nothing.
+""",
+    remedy="""
+Scale per 1x128 tile or MX block, smooth the channel into the weight (divide the activation's channel, multiply the
+weight's row), or keep this one operand wide.
+""",
+    confidence="""
+0.85 with block histograms on three steps, 0.7 with fewer. The precision of the bulk is predicted from the
+exponents, to within a few tenths of a dB.
+""",
+    references=(
+        "Dettmers et al., LLM.int8(), arXiv:2208.07339 (outlier features)",
+        "Xiao et al., SmoothQuant, arXiv:2211.10438",
+        "DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3 (1x128 tiles)",
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Outlying:
+    operand: Operand
+    bulk: Bulk
+    fmt: BlockFormat
+    #: Share of the blocks with an outlier in them.
+    hot: float
+    blocks: int
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the operand whose bulk loses most."""
+    found = operands(view)
+    if not found:
+        return Checked.not_applicable("no tensor is cast to a float8 dtype")
+    judged = [o for o in found.values() if o.per_tensor and o.settled[0].numel >= options["min_elements"]]
+    if not judged:
+        return Checked((), f"{seen_words(found)}: none with one scale per tensor")
+    bulks = [(o, b) for o in judged if (b := bulk_of(o)) is not None]
+    hurt = [(o, b) for o, b in bulks if _hurt(view, o, b, options)]
+    guilty = [g for o, b in hurt if (g := _outlying(view, o, b, options)) is not None]
+    if not guilty:
+        worst = max((b.lost_db for o, b in bulks if matters(view, o, b)), default=0.0)
+        unknown = "; their blocks were not recorded" if hurt and not _recorded(view, hurt) else ""
+        return Checked((), f"{seen_words(found)}: outliers cost the rest {worst:.1f} dB at most{unknown}")
+    guilty.sort(key=lambda g: (-g.bulk.lost_db, g.operand.key))
+    return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {seen_words(found)}", Status.FAILED)
+
+
+def _hurt(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> bool:
+    few = bulk.outliers <= options["outlier_share"] and bulk.lost_db >= options["lost_db"]
+    return few and matters(view, operand, bulk)
+
+
+def _recorded(view: RunView, hurt: Sequence[tuple[Operand, Bulk]]) -> bool:
+    return any(histograms(view, o, size) for o, _ in hurt for size in (128, 32))
+
+
+def _outlying(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> _Outlying | None:
+    """With the blocks that help most; None where none do."""
+    last = round(median(cut(c.statistics.histogram) for c in operand.spots))
+    tried = []
+    for fmt in (TILE_1X128, MXFP8_E4M3):
+        blocks = histograms(view, operand, fmt.block[1])
+        if blocks:
+            tried.append((median(hot_blocks(h, last) for h, _ in blocks), fmt, len(blocks)))
+    if not tried:
+        return None
+    hot, fmt, count = next((t for t in tried if t[0] <= options["hot_blocks"]), tried[-1])
+    return _Outlying(operand, bulk, fmt, hot, count) if hot <= options["hot_blocks"] else None
+
+
+def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Finding:
+    worst = guilty[0]
+    operand, bulk = worst.operand, worst.bulk
+    cast, size = operand.typical, worst.fmt.block[1]
+    blocked = block_damage(view, operand, worst.fmt)
+    cure = next((c for c in in_blocks(view, operand) if worst.fmt.name in c.words), kept_wide(operand))
+    return Finding(
+        code="PD408",
+        name="fp8-outlier-channels",
+        severity=Severity.ERROR if bulk.flushed >= 0.5 else Severity.WARNING,
+        confidence=0.85 if worst.blocks >= 3 else 0.7,
+        title=f"outliers in the {operand.label} cost the rest of it {bulk.lost_db:.1f} dB in {operand.fmt.name}",
+        message=f"{percent(bulk.outliers)} of the elements of the {operand.label} reach {bulk.distance:.1f} binades "
+        f"beyond the rest and set its scale. At the scale of the tensor's amax the rest is left {bulk.sqnr_db:.1f} dB "
+        f"of signal to noise, {bulk.lost_db:.1f} dB less than at a scale of its own (limit {options['lost_db']:g}), "
+        f"and {percent(bulk.flushed)} of it becomes zero; it holds {percent(bulk.magnitude)} of the sum of magnitudes. "
+        f"The outliers sit in {percent(worst.hot)} of the blocks of {size}: with a scale per block the other "
+        f"{percent(1.0 - worst.hot)} lose nothing by them. {plural(len(guilty), 'operand')} in all.",
+        location=location(operand, cast),
+        evidence={
+            "lost_db": bulk.lost_db,
+            "limit": options["lost_db"],
+            "bulk_sqnr_db": bulk.sqnr_db,
+            "bulk_flushed_share": bulk.flushed,
+            "bulk_magnitude_share": bulk.magnitude,
+            "outlier_share": bulk.outliers,
+            "lost_channel_share": lost_channels(view, operand),
+            "distance_binades": bulk.distance,
+            "hot_blocks": worst.hot,
+            "block": size,
+            "flushed_in_blocks": blocked.flushed if blocked is not None else None,
+            "steps_examined": len(operand.settled),
+            "tensors": listed((g.operand for g in guilty), lambda o: {"flushed_share": o.flushed_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": f"exponents of elements and of blocks of {size} on {plural(worst.blocks, 'step')}",
+        },
+        prescriptions=_prescriptions(view, worst, cure),
+    )
+
+
+def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescription, ...]:
+    """The one that leaves least flushed first, of blocks, smoothing and no cast at all, in that order."""
+    cost = worst.operand.cost
+    offered = [(cure.damage.flushed, _prescribe(worst, cure, worst.operand.fitted))]
+    offered += [(c.damage.flushed, prescription(c, cost)) for c in smoothed(view, worst.operand)]
+    wide = prescription(kept_wide(worst.operand), cost)
+    best = [p for _, p in sorted(offered, key=lambda o: o[0] >= LOST_CHANNELS)]
+    return (*best, wide)
+
+
+def _prescribe(worst: _Outlying, cure: Cure, whole: Damage) -> Prescription:
+    """What the bulk gains: the figures of the whole tensor are those of its outliers."""
+    bulk, cold = worst.bulk, 1.0 - worst.hot
+    return Prescription(
+        title=f"{cure.words}: flushed {percent(whole.flushed)} -> {percent(cure.damage.flushed)}, SQNR of the rest "
+        f"{bulk.sqnr_db:.1f} -> {bulk.sqnr_db + bulk.lost_db:.1f} dB in {percent(cold)} of the blocks",
+        change=cure.change,
+        predicted={
+            "flushed_share": {"from": whole.flushed, "to": cure.damage.flushed},
+            "bulk_sqnr_db": {"from": bulk.sqnr_db, "to": bulk.sqnr_db + bulk.lost_db},
+            "share_of_blocks": cold,
+        },
+        snippet=cure.snippet,
+    )
+
+
+RULE = Rule(
+    code="PD408",
+    name="fp8-outlier-channels",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "lost_db", LOST_DB.default, LOST_DB.unit,
+            "Signal to noise the bulk loses at the scale of the tensor's amax, against one of its own.", LOST_DB.source,
+        ),
+        RuleOption(
+            "outlier_share", 0.05, "fraction", "With more elements than this above the bulk they are no outliers.",
+            "One channel of twenty; LLM.int8() finds 0.1 % of the features.", maximum=1.0,
+        ),
+        RuleOption(
+            "hot_blocks", 0.5, "fraction", "Blocks that may hold an outlier; with more of them blocks do not help.",
+            "Precdoctor's own: half of the tensor must gain.", maximum=1.0,
+        ),
+        MIN_ELEMENTS,
+    ),
+    kinds=(KIND,),
+    columns=(*COLUMNS, "block128_hist", "block32_hist"),
+    check=check,
+)  # fmt: skip

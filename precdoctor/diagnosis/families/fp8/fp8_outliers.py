@@ -1,0 +1,144 @@
+"""The bulk of a tensor apart from its outliers: what one scale for both costs the many that are small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, damage, rounding_magnitude
+from precdoctor.diagnosis.survey.harm import Module, channel_zeros, input_zeros, lost_to
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.blocks import BlockHistogram
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.prediction import TensorStatistics
+
+#: Binades above the median magnitude from which an element is an outlier: ten standard deviations of a Gaussian.
+REACH = 4
+#: Share of a weight gradient that is zero because of a cast, from which on the bulk matters whatever its magnitude: the
+#: published band for flushed elements (NVIDIA BioNeMo, 4 %).
+LOST_CHANNELS = 0.04
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """Elements within :data:`REACH` binades of the median magnitude, and below.
+
+    Attributes:
+        outliers: share of the non-zero elements that are not among them.
+        magnitude: share of the sum of magnitudes they have.
+        distance: binades between the amax of the tensor and the upper end of the bulk.
+        flushed: share of the bulk that becomes zero at the scale of the tensor's amax.
+        sqnr_db: signal to quantisation noise of the bulk alone at that scale.
+        lost_db: by how much it is less than at a scale of its own.
+        flushed_alone: share of the bulk that becomes zero at a scale of its own.
+        weighs: the bulk is more of the tensor than rounding takes from the outliers.
+    """
+
+    outliers: float
+    magnitude: float
+    distance: float
+    flushed: float
+    sqnr_db: float
+    lost_db: float
+    flushed_alone: float
+    weighs: bool
+
+
+def cut(histogram: ExponentHistogram) -> int:
+    """The last bin of the bulk."""
+    trimmed = histogram.trimmed()
+    middle = int(np.searchsorted(np.cumsum(trimmed.counts), (trimmed.total + 1) // 2))
+    return trimmed.lo + middle + REACH
+
+
+def spread(operand: Operand) -> float:
+    """Binades between the amax and the upper end of the median's bin, on a typical step."""
+    cast = operand.typical
+    return float(np.log2(cast.peak)) - (cut(cast.statistics.histogram) - REACH + 1)
+
+
+def bulk_of(operand: Operand) -> Bulk | None:
+    """In the median over a few steps, field by field; None when there are no outliers on half of them."""
+    each = [b for c in operand.spots if (b := _bulk(c, operand.fmt)) is not None]
+    if 2 * len(each) <= len(operand.spots):
+        return None
+    names = ("outliers", "magnitude", "distance", "flushed", "sqnr_db", "lost_db", "flushed_alone")
+    middle = {n: median(getattr(b, n) for b in each) for n in names}
+    return Bulk(**middle, weighs=middle["magnitude"] >= rounding_magnitude(operand.fmt))
+
+
+def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
+    histogram = cast.statistics.histogram.trimmed()
+    kept = cut(histogram) - histogram.lo + 1
+    if kept >= histogram.counts.size or not cast.peak:
+        return None
+    bulk = ExponentHistogram(histogram.lo, histogram.counts[:kept]).trimmed()
+    middle = 1.5 * np.exp2(np.arange(histogram.counts.size) - float(histogram.counts.size))
+    mass = histogram.counts * middle
+    statistics = TensorStatistics(bulk)
+    top = 2.0 ** (bulk.lo + bulk.counts.size)
+    shared = damage(statistics, fmt, fmt.max / cast.peak)
+    alone = damage(statistics, fmt, fmt.max / top)
+    return Bulk(
+        outliers=1.0 - bulk.total / histogram.total,
+        magnitude=float(mass[:kept].sum() / mass.sum()),
+        distance=float(np.log2(cast.peak / top)),
+        flushed=shared.flushed,
+        sqnr_db=shared.sqnr_db,
+        lost_db=max(0.0, alone.sqnr_db - shared.sqnr_db),
+        flushed_alone=alone.flushed,
+        weighs=True,
+    )
+
+
+def lost_channels(view: RunView, operand: Operand) -> float:
+    """Share of a layer's weight gradient that is zero because channels of this operand were flushed, at least.
+
+    The layer is the operand's own where it is an input or an output gradient of one, else those that read it.
+    """
+    role, flushed = operand.key[3], operand.flushed_share
+    if not flushed or role.startswith("weight"):
+        return 0.0
+    if role.startswith(("input", "grad_output")) and (own := lost_to(view, operand.key[:2], flushed)):
+        return own
+    if operand.gradient:
+        return 0.0
+    before = median((c.numel - c.alive) / c.numel for c in operand.settled)
+    zeros = channel_zeros(view)
+    return max((lost_to(view, p, flushed, max(before, zeros[p].came)) for p in readers(view, operand)), default=0.0)
+
+
+def readers(view: RunView, operand: Operand) -> list[Module]:
+    """Modules with a weight that were given what the cast left: as many elements, and the same zeros on every step.
+
+    Casts are often written in front of a layer, in the module around it or in one of their own.
+    """
+    left = {c.step: (c.numel, c.numel - c.alive - c.non_finite + c.flushed) for c in operand.settled if c.flushed}
+    found = []
+    for place, seen in input_zeros(view).items():
+        common = left.keys() & seen.keys()
+        if place[0] == operand.key[0] and common and all(left[step] == seen[step] for step in common):
+            found.append(place)
+    return found
+
+
+def matters(view: RunView, operand: Operand, bulk: Bulk) -> bool:
+    """Whether the bulk is more than a tail: it holds some of the magnitude, or channels of it are gone."""
+    return bulk.weighs or lost_channels(view, operand) >= LOST_CHANNELS
+
+
+def hot_blocks(histogram: BlockHistogram, last_bin: int) -> float:
+    """Share of the blocks that hold an outlier: their amax lies above ``last_bin``."""
+    trimmed = histogram.amax.trimmed()
+    bins = trimmed.lo + np.arange(trimmed.counts.size)
+    return float(trimmed.counts[bins > last_bin].sum() / max(trimmed.total, 1))
+
+
+def dead_blocks(histogram: BlockHistogram, fmt: Format) -> float:
+    """Share of the blocks with a non-zero element that lose every one of them: their amax, as cast, is flushed."""
+    trimmed = histogram.amax.trimmed()
+    upper = np.exp2(trimmed.lo + 1.0 + np.arange(trimmed.counts.size))
+    return float(trimmed.counts[upper <= fmt.flush_limit].sum() / max(trimmed.total, 1))

@@ -1,0 +1,295 @@
+"""What would make a bad cast to FP8 a good one: changes from the smallest on, each with its effect on this tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from precdoctor.diagnosis.claims.finding import Location, Phase, Prescription
+from precdoctor.diagnosis.claims.rule import RuleOption
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Damage, Operand, rounding_db, rounding_magnitude
+from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
+from precdoctor.diagnosis.survey.rows import Key, number
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.block_prediction import predict_blocks
+from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, BlockFormat, BlockHistogram
+from precdoctor.numerics.formats import E4M3FN, E5M2, Format
+
+#: Steps whose block histograms are read.
+_BLOCK_STEPS = 3
+_SIZES = (128, 32)
+
+FLUSHED_SHARE = RuleOption(
+    "flushed_share",
+    0.04,
+    "fraction",
+    "Finite non-zero elements that the cast rounds to zero, median over steps.",
+    "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo; a starting point, not truth.",
+    maximum=1.0,
+)
+LOST_DB = RuleOption(
+    "lost_db",
+    3.0,
+    "dB",
+    "Signal to quantisation noise below that of rounding to the format's mantissa (32.2 dB in E4M3, 26.2 dB in E5M2).",
+    "At 3 dB the scale costs as much as all rounding does.",
+)
+MIN_ELEMENTS = RuleOption(
+    "min_elements",
+    512.0,
+    "elements",
+    "Smaller tensors are not judged.",
+    "Four tiles of 128.",
+    1.0,
+)
+
+
+@dataclass(frozen=True)
+class Cure:
+    """A change to one operand.
+
+    Attributes:
+        words: what to do, an imperative.
+        change: the same for machines.
+        damage: what the cast would cost then.
+    """
+
+    words: str
+    change: Mapping[str, Any]
+    damage: Damage
+    snippet: str
+
+
+def works(damage: Damage, flushed_share: float, lost_db: float) -> bool:
+    """Whether a cast is within the limits: little flushed or nothing of weight, and the noise that of rounding."""
+    return damage.flushed < flushed_share and damage.lost_db < lost_db
+
+
+def harmful(damage: Damage, fmt: Format, lost_db: float) -> bool:
+    """Whether the flushed elements are more of the tensor than rounding takes anyway, or the noise above it."""
+    return damage.lost_magnitude >= rounding_magnitude(fmt) or damage.lost_db >= lost_db
+
+
+def cures(view: RunView, operand: Operand) -> Iterator[Cure]:
+    """Changes from the smallest on; the last one, the tensor's own dtype, always works."""
+    fmt = operand.fmt
+    if padding(operand) > 1.0:
+        yield rescaled(operand)
+    if operand.gradient and fmt.mantissa_bits == E4M3FN.mantissa_bits:
+        yield in_e5m2(operand)
+    yield from in_blocks(view, operand)
+    yield from smoothed(view, operand)
+    yield kept_wide(operand)
+
+
+def smallest(
+    view: RunView, operand: Operand, flushed_share: float, lost_db: float, among: Iterable[Cure] | None = None
+) -> Cure:
+    """The first change that brings the operand within the limits."""
+    tried = list(cures(view, operand) if among is None else among)
+    return next((c for c in tried if works(c.damage, flushed_share, lost_db)), tried[-1])
+
+
+def padding(operand: Operand) -> float:
+    """Binades between amax times scale and the format's maximum, median over steps; negative where it clips."""
+    return median(operand.fmt.headroom(c.peak) for c in operand.settled)
+
+
+def rescaled(operand: Operand) -> Cure:
+    """The scale of the tensor's own amax."""
+    fmt, factor = operand.fmt, median(operand.fmt.max / c.peak for c in operand.settled)
+    scale = next((c.scale for c in reversed(operand.settled) if c.scale is not None), None)
+    return Cure(
+        f"scale by the tensor's own amax, some {factor:.3g} times the scale in force",
+        {"scaling": {"from": scale, "to": "current"}, "scale_multiplier": factor},
+        operand.fitted,
+        current_snippet(fmt),
+    )
+
+
+def in_e5m2(operand: Operand) -> Cure:
+    """E5M2 at the scale of the tensor's own amax."""
+    return Cure(
+        "cast this gradient to E5M2 at the scale of its amax",
+        {"operand": operand.label, "format": {"from": operand.fmt.dtype, "to": E5M2.dtype}},
+        operand.damage(E5M2, rescaled=True),
+        current_snippet(E5M2),
+    )
+
+
+def in_blocks(view: RunView, operand: Operand) -> Iterator[Cure]:
+    """A scale per 1x128 tile, or MX blocks of 32: what was recorded."""
+    for fmt in (TILE_1X128, MXFP8_E5M2 if operand.fmt.mantissa_bits == E5M2.mantissa_bits else MXFP8_E4M3):
+        found = block_damage(view, operand, fmt)
+        if found is not None:
+            size = fmt.block[1]
+            yield Cure(
+                f"scale it per 1x{size} block along its last dimension ({fmt.name})",
+                {"operand": operand.label, "block": size, "scaling": {"from": "tensor", "to": fmt.name}},
+                found,
+                block_snippet(fmt),
+            )
+
+
+def smoothed(view: RunView, operand: Operand) -> Iterator[Cure]:
+    """Loud channels of an input moved into the weight, where zeros of the weight gradient show that it is channels.
+
+    Predicted from the exponents of the bulk at a scale of its own. Source: SmoothQuant, arXiv:2211.10438.
+    """
+    bulk = bulk_of(operand) if operand.key[3].startswith("input") else None
+    if bulk is None or not lost_channels(view, operand):
+        return
+    sqnr = bulk.sqnr_db + bulk.lost_db
+    yield Cure(
+        f"divide the loud channels by their amax before the cast, and multiply these columns of the weight by it "
+        f"(2^{bulk.distance:.0f} down), which leaves the rest {sqnr:.1f} dB in place of {bulk.sqnr_db:.1f}",
+        {"operand": operand.label, "smoothing": {"from": None, "to": "channel amax"}},
+        Damage(bulk.flushed_alone, 0.0, 0.0, math.inf, max(0.0, rounding_db(operand.fmt) - sqnr)),
+        "amax = x.abs().amax(0, keepdim=True).clamp_min(1e-12)  # per channel, over a few batches, then constant\n"
+        "x, weight = x / amax, weight * amax  # before both are cast; the product is the same\n",
+    )
+
+
+def kept_wide(operand: Operand, module: str | None = None) -> Cure:
+    """No cast in the operand's module, or in one around it."""
+    name = operand.key[1] if module is None else module
+    return Cure(
+        f"keep `{name or operand.place}` in {operand.dtype}",
+        {"module": name, "cast_to": {"from": operand.fmt.dtype, "to": operand.dtype}},
+        Damage(0.0, 0.0, 0.0, math.inf, 0.0),
+        f"# where the FP8 layers are made, leave this one out\nkeep_wide = [{name!r}]\n",
+    )
+
+
+def prescription(cure: Cure, before: Damage) -> Prescription:
+    """A cure as a prescription: flushed share and SQNR, from and to."""
+    after, sqnr = cure.damage, {}
+    if after.sqnr_db < math.inf:
+        sqnr = {"sqnr_db": {"from": before.sqnr_db, "to": after.sqnr_db}}
+    return Prescription(
+        title=f"{cure.words}: flushed {percent(before.flushed)} -> {percent(after.flushed)}"
+        + (f", SQNR {before.sqnr_db:.1f} -> {after.sqnr_db:.1f} dB" if sqnr else ""),
+        change=cure.change,
+        predicted={
+            "flushed_share": {"from": before.flushed, "to": after.flushed},
+            "saturated_share": {"from": before.saturated, "to": after.saturated},
+            **sqnr,
+        },
+        snippet=cure.snippet,
+    )
+
+
+# -- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def blocks_of(view: RunView) -> Mapping[Key, list[Mapping[str, Any]]]:
+    """Per operand a few rows with their block histograms, of the newest steps and some before."""
+    return view.remember("fp8-blocks", lambda: _blocks(view))
+
+
+def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
+    chosen = _block_steps(view)
+    columns = [f"block{size}{part}" for size in _SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
+    found: dict[Key, list[Mapping[str, Any]]] = {}
+    for r in view.scan_records(
+        ["root", "module", "kind", "name", "call", "phase", "amax", *columns], (KIND,), steps=chosen
+    ):
+        if r["phase"] != "recompute" and number(r["amax"]):
+            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+            found.setdefault(key, []).append(r)
+    return found
+
+
+def _block_steps(view: RunView) -> list[int]:
+    """The steps to read: blocks are recorded less often than the rest. The first one counts if there are no others."""
+    low = [f"block{size}_amax_lo" for size in _SIZES]
+    recorded: set[int] = set()
+    for frame in view.scan(low, (KIND,)):
+        recorded |= {int(s) for s in frame.loc[frame[low].notna().any(axis=1), "step"]}
+    steps = sorted(recorded)[1:] or sorted(recorded)
+    return steps[:: -max(1, -(-len(steps) // _BLOCK_STEPS))]
+
+
+def histograms(view: RunView, operand: Operand, size: int) -> list[tuple[BlockHistogram, float]]:
+    """Block histograms of an operand with the tensor's amax; empty where they were not recorded."""
+    rows = blocks_of(view).get(operand.key, ())
+    read = ((BlockHistogram.of_row(r, size), float(r["amax"])) for r in rows)
+    return [(h, amax) for h, amax in read if h is not None and h.amax.total]
+
+
+def block_damage(view: RunView, operand: Operand, fmt: BlockFormat) -> Damage | None:
+    """What a block format would cost, in the median over a few steps; None where its blocks were not recorded."""
+    each = [_block_damage(h, fmt, amax) for h, amax in histograms(view, operand, fmt.block[1])]
+    if not each:
+        return None
+    names = ("flushed", "saturated", "lost_magnitude", "sqnr_db", "lost_db")
+    return Damage(**{n: median(getattr(d, n) for d in each) for n in names})
+
+
+def _block_damage(histogram: BlockHistogram, fmt: BlockFormat, amax: float) -> Damage:
+    found = predict_blocks(histogram, fmt, amax=amax)
+    sqnr, flushed = found.sqnr_db.estimate, found.flushed.estimate
+    lost = max(0.0, rounding_db(fmt.element) - sqnr)
+    # What is flushed lies as far below its block's amax as the format reaches: it weighs nothing.
+    return Damage(flushed, found.saturated.estimate, 0.0, sqnr, lost)
+
+
+# -- how findings say it ----------------------------------------------------------------------------------------------
+
+
+def location(operand: Operand, cast: Cast) -> Location:
+    """Where a cast happened."""
+    phase = Phase.BACKWARD if operand.gradient else Phase.FORWARD
+    root, module, kind, _, _ = operand.key
+    return Location(root, module, operand.module_class or None, kind, phase, cast.process.rank, cast.step)
+
+
+def listed(guilty: Iterable[Operand], figures: Callable[[Operand], Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The ``tensors`` entry of a finding's evidence: all of them, so that what explains a finding can be told."""
+    names = ("root", "module", "kind", "name", "call")
+    return [{**dict(zip(names, o.key, strict=True)), **figures(o)} for o in guilty]
+
+
+def seen_words(found: Mapping[Key, Operand]) -> str:
+    """``12 FP8 operands on 40 steps``."""
+    steps = {c.step for o in found.values() for c in o.casts}
+    return f"{plural(len(found), 'FP8 operand')} on {plural(len(steps), 'step')}"
+
+
+def scale_words(cast: Cast) -> str:
+    """What the tensor was before and after scaling."""
+    if cast.scale is None:
+        return f"it reaches {cast.peak:.3g} before the cast, scale not known"
+    return f"it reaches {cast.amax or 0.0:.3g}, times the scale {cast.scale:.3g} that is {cast.peak:.3g}"
+
+
+def confidence(operand: Operand) -> tuple[float, str]:
+    """How sure a finding about exact counts over steps is, and why."""
+    if len(operand.settled) < 4:
+        return 0.7, "counted exactly, on fewer than four steps"
+    return 0.9, "flushed and clipped elements were counted at the cast"
+
+
+def current_snippet(fmt: Format) -> str:
+    """Current scaling, by hand."""
+    return (
+        f"import torch\n\n"
+        f"amax = x.abs().amax()\n"
+        f"scale = torch.where(amax > 0, {fmt.max!r} / amax, torch.ones_like(amax))\n"
+        f"y = (x * scale).clamp(-{fmt.max!r}, {fmt.max!r}).to(torch.{fmt.dtype})\n"
+    )
+
+
+def block_snippet(fmt: BlockFormat) -> str:
+    """A scale per block along the last dimension, by hand."""
+    largest, size = fmt.element.max, fmt.block[1]
+    return (
+        f"import torch\n\n"
+        f"blocks = x.unflatten(-1, (-1, {size}))\n"
+        f"scale = {largest!r} / blocks.abs().amax(-1, keepdim=True).clamp_min(1e-12)\n"
+        f"y = (blocks * scale).to(torch.{fmt.element.dtype}).flatten(-2)  # keep `scale`, one per block\n"
+    )

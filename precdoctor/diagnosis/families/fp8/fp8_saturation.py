@@ -1,0 +1,323 @@
+"""PD401: FP8 tensors with too many elements at the format's maximum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
+    LOST_DB,
+    confidence,
+    listed,
+    location,
+    rescaled,
+    scale_words,
+    seen_words,
+)
+from precdoctor.diagnosis.survey.rows import (
+    Key,
+    TensorRow,
+    integer,
+    known_format,
+    path_evidence,
+    path_to,
+    range_evidence,
+)
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import FORMATS
+from precdoctor.numerics.histogram import ExponentHistogram
+
+PAGE = RulePage(
+    finds="""
+Tensors in a float8 dtype of which a large share sits exactly at the format's maximum (448 in E4M3FN, 57344 in E5M2).
+Where the log holds the exact count of clipped elements (`saturated`, from a cast that was observed), that count is
+judged instead, against its own, stricter limit; so it is for every cast to float8 that was seen (`fp8_operand`), where
+clipping must also cost `lost_db` of signal to noise on the step of median clipping: weights that grow a few percent a
+step are always clipped by as much under delayed scaling, and lose nothing. One element at the maximum per scaled block
+is healthy, amax scaling puts it there, which is why the default limit is above 1/128.
+""",
+    matters="""
+E4M3FN has no infinity: a cast of too large a value saturates silently, the largest activations all become equal, and
+nothing is ever NaN. The scale is too large for the data, usually because it is missing, or stale under delayed scaling.
+""",
+    example="""
+    x.to(torch.float8_e4m3fn)                 # no scale: everything above 464 becomes 448
+    scale = 448.0 / x.abs().amax()
+    (x * scale).to(torch.float8_e4m3fn)       # fits
+""",
+    remedy="""
+Compute the scale from the current amax (current scaling), or shorten the amax history and add a margin (delayed
+scaling). The finding says by how many binades the scale must come down.
+""",
+    confidence="""
+0.95 from exact counts of clipped elements, 0.8 from elements at the maximum with a limit above one per 128-element
+block, 0.6 below 4,096 elements.
+""",
+    references=(
+        "OCP 8-bit Floating Point Specification (OFP8) revision 1.0",
+        "Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433",
+        "Transformer Engine documentation: delayed scaling, amax history, margin",
+    ),
+)
+
+_KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer", KIND)
+_FLOAT8 = tuple(f.dtype for f in FORMATS.values() if f.dtype.startswith("float8"))
+_COLUMNS = (
+    *("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "at_max", "saturated"),
+    *("nan", "pos_inf", "neg_inf", "exp_lo", "exp_hist"),
+)
+
+
+@dataclass
+class _Tensor:
+    dtype: str
+    exact: bool
+    numel: int
+    shares: list[float] = field(default_factory=list)
+    worst: tuple[Process, int] = (Process(0, 0), 0)
+    worst_share: float = -1.0
+    #: Binades the scale must come down in the worst step, as far as the histogram tells.
+    binades: int = 1
+
+    @property
+    def share(self) -> float:
+        return median(self.shares)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the worst tensor, with the others above the limit as evidence."""
+    tensors, steps = _survey(view, options)
+    casts = {k: o for k, o in operands(view).items() if o.settled and o.settled[0].numel >= options["min_elements"]}
+    if not tensors and not operands(view):
+        return Checked.not_applicable("no tensor is in a float8 dtype")
+    beyond = [o for o in casts.values() if o.saturated_share > options["saturated_share"]]
+    clipped = [o for o in beyond if o.clipping.lost_db >= options["lost_db"]]
+    if clipped:
+        clipped.sort(key=lambda o: (-o.saturated_share, o.key))
+        reason = f"{plural(len(clipped), 'operand')} of {seen_words(casts)} above the limit"
+        return Checked([_clipped(view, clipped, options)], reason, Status.FAILED)
+    if not tensors:
+        worst = max((o.saturated_share for o in casts.values()), default=0.0)
+        return Checked((), f"{seen_words(casts)}: {percent(worst)} clipped in the worst")
+    seen = f"{plural(len(tensors), 'FP8 tensor')} on {plural(len(steps), 'step')}"
+    limits = {True: options["saturated_share"], False: options["at_max_share"]}
+    guilty = {k: t for k, t in tensors.items() if t.share > limits[t.exact]}
+    if not guilty:
+        worst = max(t.share for t in tensors.values())
+        return Checked((), f"{seen}: {percent(worst)} at the maximum in the worst")
+    key, tensor = max(guilty.items(), key=lambda item: item[1].share)
+    finding = _finding(view, key, tensor, limits[tensor.exact], options, len(guilty))
+    return Checked([finding], f"{plural(len(guilty), 'tensor')} of {seen} above the limit", Status.FAILED)
+
+
+def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[int]]:
+    tensors: dict[Key, _Tensor] = {}
+    steps: set[int] = set()
+    for r in view.scan_records(_COLUMNS, _KINDS[:-1], where=[("dtype", "in", _FLOAT8)]):
+        numel = int(r["numel"])
+        if numel < options["min_elements"]:
+            continue
+        clipped = integer(r.get("saturated"))
+        share = (int(r["at_max"]) if clipped is None else clipped) / numel
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        tensor = tensors.setdefault(key, _Tensor(str(r["dtype"]), clipped is not None, numel))
+        tensor.shares.append(share)
+        steps.add(int(r["step"]))
+        if share > tensor.worst_share:
+            tensor.worst = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+            tensor.worst_share = share
+            histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
+            tensor.binades = _binades_down(histogram, int(r["at_max"]), options["at_max_share"] * numel)
+    return tensors, steps
+
+
+def _binades_down(histogram: ExponentHistogram, at_max: int, allowed: float) -> int:
+    """By how many binades the scale must fall until fewer than ``allowed`` elements clip.
+
+    What was clipped is gone; the ratio of the two full binades below the top one says how fast the tail falls, and it
+    is continued geometrically. A tail that does not fall is taken to lose half per binade.
+    """
+    counts = histogram.trimmed().counts
+    ratio = 0.5
+    if counts.size >= 3 and counts[-2] > 0 and counts[-3] > 0:
+        ratio = min(0.5, float(counts[-2]) / float(counts[-3]))
+    if at_max <= allowed:
+        return 1
+    return max(1, math.ceil(math.log(allowed / at_max) / math.log(ratio)))
+
+
+def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Options, guilty: int) -> Finding:
+    process, step = tensor.worst
+    rows = view.rows(process, step)
+    row = next(r for r in rows if r.key == key)
+    fmt = known_format(tensor.dtype)
+    largest = fmt.max if fmt is not None else math.nan
+    what = "clipped at" if tensor.exact else "exactly at"
+    source = _wide_source(row, rows)
+    binades = tensor.binades
+    if source is not None and source.amax:
+        binades = max(1, math.ceil(math.log2(source.amax * (row.scale or 1.0) / largest)))
+    confidence = 0.95 if tensor.exact else 0.8 if tensor.numel >= 4096 else 0.6
+    return Finding(
+        code="PD401",
+        name="fp8-saturation",
+        severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
+        confidence=confidence,
+        title=f"{percent(tensor.share)} of {row.label} is {what} the maximum of {tensor.dtype}, {largest:g}",
+        message=f"{percent(tensor.share)} of the elements of {row.label} ({row.dtype}) are {what} {largest:g} in the "
+        f"median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
+        f"{percent(tensor.worst_share)} at step {step}. "
+        f"Larger values all became equal, silently. {plural(guilty, 'tensor')} above the limit.",
+        location=Location(
+            row.root,
+            row.module,
+            row.module_class or None,
+            row.kind,
+            Phase.BACKWARD if row.kind.startswith(("grad", "weight_grad")) else Phase.FORWARD,
+            process.rank,
+            step,
+        ),
+        evidence={
+            "at_max_share": tensor.share,
+            "limit": limit,
+            "exact": tensor.exact,
+            "steps_examined": len(tensor.shares),
+            "range": range_evidence(row),
+            "path": path_evidence(path_to(rows, row)),
+            "confidence_reason": "clipped elements were counted at the cast"
+            if tensor.exact
+            else "elements at the maximum, above what amax scaling puts there",
+        },
+        prescriptions=(_prescribe(row, tensor, binades, source, largest),),
+    )
+
+
+def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Finding:
+    """From the casts themselves: what was clipped is still there to be counted."""
+    operand = clipped[0]
+    share, largest = operand.saturated_share, operand.fmt.max
+    cast = max(operand.settled, key=lambda c: (c.saturated_share, -c.step))
+    sure, why = confidence(operand)
+    return Finding(
+        code="PD401",
+        name="fp8-saturation",
+        severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
+        confidence=0.95 if sure > 0.7 else sure,
+        title=f"{percent(share)} of the {operand.label} is clipped at the maximum of {operand.fmt.dtype}, {largest:g}",
+        message=f"{percent(share)} of the elements of the {operand.label} are beyond {largest:g} when they are cast to "
+        f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
+        f"{percent(options['saturated_share'])}); {percent(cast.saturated_share)} at step {cast.step}, where "
+        f"{scale_words(cast)}. Larger values all became equal, silently. {plural(len(clipped), 'operand')} above the "
+        f"limit.",
+        location=location(operand, cast),
+        evidence={
+            "saturated_share": share,
+            "limit": options["saturated_share"],
+            "exact": True,
+            "steps_examined": len(operand.settled),
+            "scale": cast.scale,
+            "tensors": listed(clipped, lambda o: {"saturated_share": o.saturated_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": why,
+        },
+        prescriptions=(_lower(operand, share),),
+    )
+
+
+def _lower(operand: Operand, share: float) -> Prescription:
+    """The scale of the tensor's own amax, with what it clips and flushes."""
+    cure = rescaled(operand)
+    return Prescription(
+        title=f"{cure.words}: clipped {percent(share)} -> {percent(cure.damage.saturated)}, flushed "
+        f"{percent(operand.flushed_share)} -> {percent(cure.damage.flushed)}",
+        change=cure.change,
+        predicted={
+            "saturated_share": {"from": share, "to": cure.damage.saturated},
+            "flushed_share": {"from": operand.flushed_share, "to": cure.damage.flushed},
+        },
+        snippet=cure.snippet,
+    )
+
+
+def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | None:
+    """The tensor this one was cast from: the last wider one of as many elements before it."""
+    if row.order is None:
+        return None
+    earlier = [
+        r
+        for r in rows
+        if r.numel == row.numel and not r.dtype.startswith("float8") and r.order is not None and r.order < row.order
+    ]
+    return max(earlier, key=lambda r: r.order or 0, default=None)
+
+
+def _prescribe(row: TensorRow, tensor: _Tensor, binades: int, source: TensorRow | None, largest: float) -> Prescription:
+    factor = 2.0**-binades
+    if source is not None and source.amax:
+        scale = largest / source.amax
+        return Prescription(
+            title=f"scale by {scale:.4g} before the cast: its source {source.label} reaches {source.amax:.4g}",
+            change={"scale": {"from": row.scale or 1.0, "to": scale}},
+            predicted={"saturated_share": {"from": tensor.share, "to": 0.0}},
+            snippet=_snippet(row.dtype, largest),
+        )
+    return Prescription(
+        title=f"lower the scale of this tensor by 2^{binades} (to {factor:g} of what it is)",
+        change={"scale_multiplier": factor},
+        predicted={"at_max_share": {"from": tensor.share, "to": tensor.share * 0.5**binades}},
+        snippet=_snippet(row.dtype, largest),
+    )
+
+
+def _snippet(dtype: str, largest: float) -> str:
+    return (
+        f"import torch\n\n"
+        f"scale = {largest!r} / x.abs().amax().clamp_min(1e-12)  # from this tensor, not from a history\n"
+        f"y = (x * scale).clamp(-{largest!r}, {largest!r}).to(torch.{dtype})\n"
+    )
+
+
+RULE = Rule(
+    code="PD401",
+    name="fp8-saturation",
+    severity=Severity.ERROR,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "at_max_share",
+            0.02,
+            "fraction",
+            "Elements exactly at the maximum, median over steps.",
+            "2.5 times the one element per 1x128 tile that amax scaling puts there (0.78 %).",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "saturated_share",
+            0.005,
+            "fraction",
+            "Elements clipped by a cast that was observed, median over steps.",
+            "Above the 0.3 % of Gaussian elements that floor-rounded E8M0 scales clip (OCP MX).",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "error_share",
+            0.1,
+            "fraction",
+            "From this share on the finding is an error, below a warning.",
+            "Precdoctor's own.",
+            maximum=1.0,
+        ),
+        LOST_DB,
+        RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.", 1.0),
+    ),
+    kinds=_KINDS,
+    columns=("dtype", "at_max", "numel"),
+    check=check,
+)

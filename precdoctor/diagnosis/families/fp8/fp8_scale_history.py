@@ -1,0 +1,219 @@
+"""Scales that follow from the amax of earlier steps: by which recipe, where they lag, what another would have done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, Replayed, damage
+from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
+
+#: Lengths that are recognised and proposed; Transformer Engine's default is the last one, its tests use 16.
+LENGTHS = tuple(1 << k for k in range(11))
+_MARGINS = (0, 1, 2, 3)
+#: A scale is that of a recipe within so many binades; rounded down to a power of two, within one more.
+_SAME = 0.02
+#: Share of the steps on which it must be.
+_AGREES = 0.8
+#: Casts per recipe whose noise is predicted.
+_PREDICTED = 24
+#: Peaks over the maximum below this cost nothing that a limit would notice.
+_SLIGHT = 1.1
+#: An amax that belongs to a scale is not above the maximum by more than a rounded scale makes it.
+_FITTED = 1.05
+
+
+def scaled(operand: Operand) -> list[Cast]:
+    """The settled casts of known scale."""
+    return [c for c in operand.settled if c.amax is not None]
+
+
+def moves(operand: Operand) -> bool:
+    """Whether the scale changes over the steps: a constant one is no history."""
+    scales = [c.scale or 1.0 for c in scaled(operand)]
+    return bool(scales) and max(scales) > 1.01 * min(scales)
+
+
+def lags(operand: Operand) -> bool:
+    """Whether the scale moves, but not with the tensor's own amax: their product would be the same on every step."""
+    peaks = [c.peak for c in scaled(operand)]
+    return moves(operand) and max(peaks) > 1.1 * min(peaks)
+
+
+def every_step(operand: Operand) -> bool:
+    """Whether no step lies between the recorded ones, so that histories hold what the log holds."""
+    gaps = np.diff([c.step for c in operand.casts])
+    return bool(gaps.size) and float(np.median(gaps)) <= 1.0
+
+
+def recipe_of(operand: Operand) -> DelayedScaling | None:
+    """The delayed recipe whose scales are those in the log; None when none is, or the log has gaps.
+
+    Of several that agree as well, the shortest history.
+    """
+    casts = [c for c in operand.casts if c.amax is not None]
+    if len(casts) < 4 or not every_step(operand):
+        return None
+    series = AmaxSeries.of([c.amax for c in operand.casts], [c.step for c in operand.casts])
+    known = np.array([c.amax is not None for c in operand.casts], dtype=np.bool_)
+    own = np.log2([c.scale or 1.0 for c in casts])
+    best: tuple[float, DelayedScaling | None] = (0.0, None)
+    for recipe in _recipes():
+        off = np.log2(scale_series(series, operand.fmt, recipe).scale[known]) - own
+        for low, high in ((-_SAME, _SAME), (-_SAME, 1.0 + _SAME)):
+            agrees = float(np.mean((off[1:] >= low) & (off[1:] <= high))) - (0.05 if high > 0.5 else 0.0)
+            best = max(best, (agrees, recipe), key=lambda item: item[0])
+    return best[1] if best[0] >= _AGREES else None
+
+
+def _recipes() -> Iterator[DelayedScaling]:
+    for margin in _MARGINS:
+        for length in LENGTHS:
+            yield DelayedScaling(length, Amax.MAX, margin)
+
+
+@dataclass(frozen=True)
+class Course:
+    """An operand under a recipe.
+
+    Attributes:
+        recipe: None: as it was recorded.
+        stale: settled steps on which clipping costs more than the limit.
+        clipped: largest share of elements clipped on a step.
+        flushed: median share of the non-zero elements flushed.
+        flushing: settled steps that flush more than the limit.
+        steps: settled ones.
+    """
+
+    recipe: Recipe | None
+    stale: tuple[int, ...]
+    clipped: float
+    flushed: float
+    flushing: tuple[int, ...]
+    steps: int
+
+
+def recorded(operand: Operand, lost_db: float, flushed_share: float) -> Course:
+    """As it was; what clips at a scale that was too large for the steps before as well has not jumped past it."""
+    casts = scaled(operand)
+    peaks = [c.peak / operand.fmt.max if _jumped(operand, c) else 0.0 for c in casts]
+    return _course(
+        operand, None, casts, peaks, [1.0] * len(casts), [c.flushed_share for c in casts],
+        [c.saturated_share for c in casts], (lost_db, flushed_share),
+    )  # fmt: skip
+
+
+def _jumped(operand: Operand, cast: Cast) -> bool:
+    """Whether the scale was right for one of the two recorded steps before."""
+    earlier = [c.amax for c in operand.casts if c.step < cast.step and c.amax][-2:]
+    return any(amax * (cast.scale or 1.0) <= _FITTED * operand.fmt.max for amax in earlier)
+
+
+def under(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> Course:
+    """As it would have been; the first recorded step, where a history is empty, is left out on both sides."""
+    every = [c for c in operand.casts if c.amax is not None]
+    replayed: Replayed = operand.replay(recipe)
+    mine = [i for i, c in enumerate(every) if any(c is s for s in operand.settled)]
+    casts = [every[i] for i in mine]
+    factors = [float(replayed.scale[i]) / (c.scale or 1.0) for i, c in zip(mine, casts, strict=True)]
+    return _course(
+        operand, recipe, casts, [float(replayed.peak[i]) for i in mine], factors,
+        [float(replayed.flushed[i]) for i in mine], [float(replayed.saturated[i]) for i in mine],
+        (lost_db, flushed_share),
+    )  # fmt: skip
+
+
+def _course(
+    operand: Operand,
+    recipe: Recipe | None,
+    casts: Sequence[Cast],
+    peaks: Sequence[float],
+    factors: Sequence[float],
+    flushed: Sequence[float],
+    clipped: Sequence[float],
+    limits: tuple[float, float],
+) -> Course:
+    lost_db, flushed_share = limits
+    over = [i for i, peak in enumerate(peaks) if peak > _SLIGHT and clipped[i] > 0.0]
+    chosen = over[:: max(1, math.ceil(len(over) / _PREDICTED))]
+    bad = {i for i in chosen if damage(casts[i].statistics, operand.fmt, factors[i]).lost_db >= lost_db}
+    # what was not predicted goes as the predicted ones before it in order of their peaks
+    least = min((peaks[i] for i in bad), default=math.inf)
+    stale = [casts[i].step for i in over if i in bad or (i not in chosen and peaks[i] >= least)]
+    flushing = [c.step for c, share in zip(casts, flushed, strict=True) if share >= flushed_share]
+    return Course(
+        recipe,
+        tuple(stale),
+        max(clipped, default=0.0),
+        median(flushed) if flushed else 0.0,
+        tuple(flushing),
+        len(casts),
+    )
+
+
+def longer(present: DelayedScaling | None, span: int) -> Iterator[Recipe]:
+    """Recipes that lag less often, the smallest change first: longer histories, then margins, then both.
+
+    Args:
+        present: the recipe there is.
+        span: steps in the log; a history that is longer tells no more than this.
+    """
+    start = present or DelayedScaling(1, Amax.MAX)
+    lengths = [k for k in LENGTHS if k > start.history and k <= 2 * span]
+    yield from (replace(start, history=k) for k in lengths)
+    margins = [start.margin + extra for extra in (1, 2, 3)]
+    if present is not None:
+        yield from (replace(start, margin=m) for m in margins)
+    yield from (replace(start, history=k, margin=m) for m in margins for k in lengths)
+    yield CurrentScaling()
+
+
+def shorter(held: int) -> Iterator[Recipe]:
+    """Recipes that forget a spike sooner than after ``held`` steps, the smallest change first."""
+    yield from (DelayedScaling(k, Amax.MAX) for k in reversed(LENGTHS) if k < held)
+    yield CurrentScaling()
+
+
+def first_that(
+    operand: Operand, recipes: Iterable[Recipe], accept: Any, lost_db: float, flushed_share: float
+) -> Course:
+    """The course under the first recipe that is accepted; else under the last one."""
+    course = None
+    for recipe in recipes:
+        course = under(operand, recipe, lost_db, flushed_share)
+        if accept(course):
+            return course
+    assert course is not None
+    return course
+
+
+def words(recipe: Recipe | None) -> str:
+    """``a history of 16 steps, margin 1``."""
+    if isinstance(recipe, DelayedScaling):
+        return f"a history of {plural(recipe.history, 'step')}" + (f", margin {recipe.margin}" if recipe.margin else "")
+    return "the amax of the step itself" if recipe is not None else "the scale in force"
+
+
+def snippet(recipe: Recipe | None, largest: float, dtype: str) -> str:
+    """Delayed or current scaling by hand, right at a zero and a non-finite amax."""
+    history = recipe.history if isinstance(recipe, DelayedScaling) else 1
+    margin = f" / 2**{recipe.margin}" if recipe is not None and recipe.margin else ""
+    before = "" if isinstance(recipe, DelayedScaling) else "amaxes.append(x.abs().amax())  # of this very tensor\n"
+    after = "amaxes.append(x.abs().amax())\n" if isinstance(recipe, DelayedScaling) else ""
+    return (
+        f"import collections\nimport torch\n\n"
+        f"amaxes = collections.deque(maxlen={history})  # kept with the layer\n"
+        f"scale = torch.ones(())\n\n"
+        f"{before}"
+        f"usable = [a for a in amaxes if a > 0 and a.isfinite()]\n"
+        f"if usable:  # else the scale stays what it was\n"
+        f"    scale = {largest!r} / max(usable){margin}\n"
+        f"y = (x * scale).clamp(-{largest!r}, {largest!r}).to(torch.{dtype})\n"
+        f"{after}"
+    )

@@ -1,0 +1,179 @@
+"""PD402: FP8 casts that round elements of weight to zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import (
+    COLUMNS,
+    KIND,
+    Damage,
+    Operand,
+    operands,
+    rounding_db,
+    rounding_magnitude,
+)
+from precdoctor.diagnosis.families.fp8.fp8_outliers import lost_channels, readers
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
+    FLUSHED_SHARE,
+    LOST_DB,
+    MIN_ELEMENTS,
+    confidence,
+    harmful,
+    listed,
+    location,
+    padding,
+    prescription,
+    scale_words,
+    seen_words,
+    smallest,
+)
+from precdoctor.diagnosis.survey.harm import bulk_loss, channel_zeros
+from precdoctor.diagnosis.survey.view import RunView
+
+PAGE = RulePage(
+    finds="""
+Tensors that a cast to a float8 dtype rounds to zero in part: the share of their finite non-zero elements that is zero
+afterwards, counted at the cast, in the median over the recorded steps. Softmax probabilities, GELU outputs and
+gradients have many elements that are too small to matter, so two limits must be passed: the share itself, and what it
+costs. That is either the sum of the magnitudes that went (against the 2.3 % that rounding to E4M3's mantissa takes on
+average), or the signal to quantisation noise, predicted from the exponents given to the cast, which is `lost_db` below
+what rounding alone would leave. Both are small where one loud channel holds all the magnitude and the others are gone.
+So the gradient of the layer's weight must agree before a loss is called harmless: rows and columns of flushed channels
+are exactly zero there, on every step, while scattered small elements leave no zeros. `flushed_share` of it lost that
+way is a finding, if neither the input nor the output gradient had those zeros before the cast. The first recorded step,
+at which a history may still be empty, does not count.
+""",
+    matters="""
+A scale that is too small pushes the tensor into the subnormals of the format, where numbers have two, one and no
+significant bits, and then out of it. Nothing overflows, nothing is NaN; the layer simply learns less.
+""",
+    example="""
+A gradient of 1e-5 cast without a scale; E4M3 flushes all up to 2^-10:
+
+    grad.to(torch.float8_e4m3fn)                    # nearly all zero
+    scale = 448.0 / grad.abs().amax()
+    (grad * scale).to(torch.float8_e4m3fn)          # none of it
+""",
+    remedy="""
+Scale by the tensor's own amax. Where the amax scale flushes as much (one outlier sets it, or the tensor is wide), a
+gradient belongs into E5M2, anything else into a block format or left wide; the finding says which is the smallest
+change that is enough.
+""",
+    confidence="""
+0.9: flushed elements are counted at the cast. 0.7 with fewer than four steps. The cost is predicted from the exponent
+histogram, in dB to within a few tenths.
+""",
+    references=(
+        "Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433",
+        "OCP 8-bit Floating Point Specification (OFP8) revision 1.0",
+        "NVIDIA BioNeMo framework, published gradient-underflow bands 0.5 / 2 / 4 %",
+    ),
+)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the operand that loses most, the others above the limits as evidence."""
+    found = operands(view)
+    if not found:
+        return Checked.not_applicable("no tensor is cast to a float8 dtype")
+    judged = [o for o in found.values() if o.settled and o.settled[0].numel >= options["min_elements"]]
+    flushing = [o for o in judged if o.flushed_share >= options["flushed_share"]]
+    guilty = [o for o in flushing if harmful(o.cost, o.fmt, options["lost_db"]) or _loses_channels(view, o, options)]
+    if not guilty:
+        worst = max((o.flushed_share for o in judged), default=0.0)
+        weightless = ", less than rounding takes, and no recorded weight gradient misses a channel" if flushing else ""
+        return Checked((), f"{seen_words(found)}: {percent(worst)} flushed in the worst{weightless}")
+    guilty.sort(key=lambda o: (-o.flushed_share, o.key))
+    finding = _finding(view, guilty, options)
+    return Checked([finding], f"{plural(len(guilty), 'operand')} of {seen_words(found)} above the limits",
+                   Status.FAILED)  # fmt: skip
+
+
+def _loses_channels(view: RunView, operand: Operand, options: Options) -> bool:
+    return lost_channels(view, operand) >= options["flushed_share"]
+
+
+def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
+    operand = guilty[0]
+    cast, cost = operand.typical, operand.cost
+    lost, bulk = lost_channels(view, operand), bulk_loss(cast.statistics.histogram, operand.fmt)
+    read_by = next(iter(readers(view, operand)), operand.key[:2]) if lost else operand.key[:2]
+    zeros = channel_zeros(view).get(read_by)
+    starving = zeros.steps if zeros is not None and lost else 0
+    proof = (
+        f"{percent(lost)} of the gradient of the weight of `{read_by[1] or read_by[0]}` is exactly zero because of it"
+        + (f", on all {plural(starving, 'recorded step')}" if starving == len(operand.casts) else "")
+        + ": whole channels are gone. "
+        if lost
+        else ""
+    )
+    sure, why = confidence(operand)
+    share = operand.flushed_share
+    return Finding(
+        code="PD402",
+        name="fp8-underflow",
+        severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
+        confidence=sure,
+        title=f"{percent(share)} of the {operand.label} is flushed to zero in {operand.fmt.name}",
+        message=f"{percent(share)} of the non-zero elements of the {operand.label} become zero in the cast to "
+        f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
+        f"{percent(options['flushed_share'])}). Its non-zero elements keep {bulk.bits:.1f} of "
+        f"{bulk.of_bits} significant bits on average. {proof}{_cost_words(cost, operand, options)} At step {cast.step} "
+        f"{scale_words(cast)}, {padding(operand):.1f} binades below {operand.fmt.max:g} in the median. "
+        f"{plural(len(guilty), 'operand')} above the limits.",
+        location=location(operand, cast),
+        evidence={
+            "flushed_share": share,
+            "limit": options["flushed_share"],
+            "lost_magnitude_share": cost.lost_magnitude,
+            "sqnr_db": cost.sqnr_db,
+            "lost_db": cost.lost_db,
+            "lost_channel_share": lost,
+            "mean_significant_bits": bulk.bits,
+            "steps_without_weight_gradient": starving,
+            "padding_binades": padding(operand),
+            "steps_examined": len(operand.settled),
+            "tensors": listed(guilty, lambda o: {"flushed_share": o.flushed_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": why,
+        },
+        prescriptions=(prescription(smallest(view, operand, options["flushed_share"], options["lost_db"]), cost),),
+    )
+
+
+def _cost_words(cost: Damage, operand: Operand, options: Options) -> str:
+    fmt = operand.fmt
+    return (
+        f"With them go {percent(cost.lost_magnitude)} of its magnitude (rounding takes "
+        f"{percent(rounding_magnitude(fmt))}); the signal to noise is {cost.sqnr_db:.1f} dB, {cost.lost_db:.1f} dB "
+        f"below the {rounding_db(fmt):.1f} dB of {fmt.name} at a fitting scale (limit {options['lost_db']:g})."
+    )
+
+
+RULE = Rule(
+    code="PD402",
+    name="fp8-underflow",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        FLUSHED_SHARE,
+        LOST_DB,
+        RuleOption(
+            "error_share",
+            0.5,
+            "fraction",
+            "From this flushed share on the finding is an error, below a warning.",
+            "Precdoctor's own: half of a tensor is no tail.",
+            maximum=1.0,
+        ),
+        MIN_ELEMENTS,
+    ),
+    kinds=(KIND,),
+    columns=COLUMNS,
+    check=check,
+)

@@ -1,0 +1,231 @@
+"""PD411: delayed scaling whose history is too long: one old spike keeps the scale small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Cast, Operand, damage, operands
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
+    FLUSHED_SHARE,
+    LOST_DB,
+    MIN_ELEMENTS,
+    harmful,
+    listed,
+    location,
+    seen_words,
+)
+from precdoctor.diagnosis.families.fp8.fp8_scale_history import (
+    Course,
+    every_step,
+    first_that,
+    moves,
+    recorded,
+    scaled,
+    shorter,
+    snippet,
+    words,
+)
+from precdoctor.diagnosis.survey.view import RunView
+
+PAGE = RulePage(
+    finds="""
+Casts to a float8 dtype whose scale is still that of an earlier spike: the log holds a step whose amax, at least
+`spike` binades larger than now, is what the scale in force brings to the format's maximum. Meanwhile the cast flushes
+more than the limit, elements of weight among them (as PD402 measures it), on `held_share` of the recorded steps, and
+the scale of the tensor's own amax would not. A spike that the format has room for is no fault: Gaussian data lose
+nothing until amax is some ten binades below the maximum.
+""",
+    matters="""
+The largest amax of the last 1024 steps is right until one bad batch: for a thousand steps the tensor then lives in the
+format's subnormals.
+""",
+    example="""
+A loss spike makes one gradient 2^12 times as large; with `amax_history_len=1024` its scale is 2^12 times too small for
+the next 1024 steps, and E5M2 or E4M3 flush what was normal before.
+""",
+    remedy="""
+A shorter history. The log is replayed with 512, 256 ... steps, and the longest that is enough is prescribed, so that
+the scale does not go stale instead (PD404).
+""",
+    confidence="""
+0.9: the spike, the scale and the flushed elements are all in the log. 0.7 when steps lie between the recorded ones.
+""",
+    references=(
+        "Transformer Engine documentation: DelayedScaling, amax_history_len, amax_compute_algo",
+        "Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433",
+    ),
+)
+#: How the amax of the spike times the scale in force lies to the maximum: margins of up to two binades, rounded scales.
+_EXPLAINED = (2.0**-3.1, 1.05)
+#: Steps in a row behind a spike after which the replay of long histories is not told apart.
+_FEWEST = 4
+#: Casts whose cost is predicted; it must be above the limits on most of them.
+_PREDICTED = 8
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    operand: Operand
+    #: Casts below the limit of an old spike, and that spike's for each.
+    casts: tuple[tuple[Cast, Cast], ...]
+
+    @property
+    def share(self) -> float:
+        return len(self.casts) / len(self.operand.settled)
+
+    @property
+    def longest(self) -> int:
+        return max(c.step - spike.step for c, spike in self.casts)
+
+    @property
+    def flushed(self) -> float:
+        return median(c.flushed_share for c, _ in self.casts)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the operand that is held down most often."""
+    found = operands(view)
+    if not found:
+        return Checked.not_applicable("no tensor is cast to a float8 dtype")
+    moving = [o for o in found.values() if moves(o) and o.settled[0].numel >= options["min_elements"]]
+    if not moving:
+        return Checked((), f"{seen_words(found)}: no scale that follows from amax")
+    held = [_held(o, options) for o in moving]
+    guilty = [h for h in held if h.share >= options["held_share"] and len(h.casts) >= _FEWEST]
+    if not guilty:
+        return Checked((), f"{len(moving)} of {seen_words(found)}: no scale held down by a spike to any harm")
+    guilty.sort(key=lambda h: (-h.share, h.operand.key))
+    return Checked([_finding(view, guilty, options)], f"{plural(len(guilty), 'operand')} of {seen_words(found)}",
+                   Status.FAILED)  # fmt: skip
+
+
+def _held(operand: Operand, options: Options) -> _Held:
+    casts = scaled(operand)
+    sized = [c for c in operand.casts if c.amax]
+    pairs = []
+    for cast in casts:
+        if cast.flushed_share < options["flushed_share"]:
+            continue
+        spike = _spike(cast, sized, operand, options["spike"])
+        if spike is not None:
+            pairs.append((cast, spike))
+    tried = [_costs(cast, operand, options) for cast, _ in pairs[:: max(1, len(pairs) // _PREDICTED)]]
+    return _Held(operand, tuple(pairs) if 2 * sum(tried) > len(tried) else ())
+
+
+def _spike(cast: Cast, sized: Sequence[Cast], operand: Operand, binades: float) -> Cast | None:
+    """The newest earlier cast whose amax the scale in force belongs to."""
+    low, high = _EXPLAINED
+    for other in reversed(sized):
+        product = (other.amax or 0.0) * (cast.scale or 0.0) / operand.fmt.max
+        if other.step < cast.step and low <= product <= high:
+            return other if (other.amax or 0.0) >= 2.0**binades * (cast.amax or 0.0) else None
+    return None
+
+
+def _costs(cast: Cast, operand: Operand, options: Options) -> bool:
+    """Harm at the scale in force, none at the tensor's own."""
+    fmt = operand.fmt
+    if not harmful(damage(cast.statistics, fmt), fmt, options["lost_db"]):
+        return False
+    own = damage(cast.statistics, fmt, fmt.max / cast.peak)
+    return own.flushed < options["flushed_share"] or not harmful(own, fmt, options["lost_db"])
+
+
+def _finding(view: RunView, guilty: Sequence[_Held], options: Options) -> Finding:
+    worst = guilty[0]
+    operand = worst.operand
+    cast, spike = max(worst.casts, key=lambda pair: (pair[0].flushed_share, -pair[0].step))
+    wasted = operand.fmt.headroom(cast.peak)
+    better = _better(worst, options)
+    whole = every_step(operand)
+    return Finding(
+        code="PD411",
+        name="held-down-fp8-scale",
+        severity=Severity.WARNING,
+        confidence=0.9 if whole else 0.7,
+        title=f"a spike of step {spike.step} holds the FP8 scale of the {operand.label} down: "
+        f"{percent(worst.flushed)} flushed",
+        message=f"At step {spike.step} amax of the {operand.label} was {spike.amax or 0.0:.3g}; up to "
+        f"{plural(worst.longest, 'step')} later the scale was still that of the spike, {cast.scale or 0.0:.3g} at step "
+        f"{cast.step}, where amax was {cast.amax or 0.0:.3g}: {wasted:.1f} binades of {operand.fmt.dtype} unused. On "
+        f"{len(worst.casts)} of {plural(len(operand.settled), 'step')} ({percent(worst.share)}, limit "
+        f"{percent(options['held_share'])}) more than {percent(options['flushed_share'])} was flushed, "
+        f"{percent(worst.flushed)} in their median. {plural(len(guilty), 'operand')} in all.",
+        location=location(operand, cast),
+        evidence={
+            "held_share": worst.share,
+            "limit": options["held_share"],
+            "held_steps": [c.step for c, _ in worst.casts][:64],
+            "spike_step": spike.step,
+            "spike_amax": spike.amax,
+            "wasted_binades": wasted,
+            "flushed_share": worst.flushed,
+            "steps_examined": len(operand.settled),
+            "tensors": listed((h.operand for h in guilty), lambda o: {"flushed_share": o.flushed_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": "spike, scale and flushed elements are recorded"
+            + ("" if whole else ", but not every step"),
+        },
+        prescriptions=(_prescribe(worst, better),),
+    )
+
+
+def _better(held: _Held, options: Options) -> Course:
+    """The longest history that flushes on less than half of the limit's share of the steps, stale no more than now."""
+    now = recorded(held.operand, options["stale_db"], options["flushed_share"])
+
+    def accept(course: Course) -> bool:
+        quiet = len(course.flushing) < 0.5 * options["held_share"] * course.steps
+        return quiet and len(course.stale) <= len(now.stale)
+
+    return first_that(held.operand, shorter(held.longest), accept, options["stale_db"], options["flushed_share"])
+
+
+def _prescribe(held: _Held, better: Course) -> Prescription:
+    operand = held.operand
+    return Prescription(
+        title=f"scale by {words(better.recipe)}: steps above the limit {len(held.casts)} -> {len(better.flushing)}, "
+        f"stale steps {len(better.stale)}",
+        change={"operand": operand.label, "fp8_recipe": {"from": None, "to": str(better.recipe)}},
+        predicted={
+            "flushing_steps": {"from": len(held.casts), "to": len(better.flushing)},
+            "flushed_share": {"from": held.flushed, "to": better.flushed},
+            "stale_steps": {"to": len(better.stale)},
+        },
+        snippet=snippet(better.recipe, operand.fmt.max, operand.fmt.dtype),
+    )
+
+
+RULE = Rule(
+    code="PD411",
+    name="held-down-fp8-scale",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        FLUSHED_SHARE,
+        LOST_DB,
+        RuleOption(
+            "held_share", 0.25, "fraction", "Recorded steps on which the scale is held down and the cast flushes.",
+            "Precdoctor's own: a quarter of the training.", maximum=1.0,
+        ),
+        RuleOption(
+            "spike", 3.0, "binades", "By how much the spike must be larger than amax is now.",
+            "Amax of training data commonly varies by a factor of 2 to 4 between steps.",
+        ),
+        RuleOption(
+            "stale_db", 10.0, "dB", "What clipping may cost on a step under the proposed recipe.",
+            "The limit of PD404.",
+        ),
+        MIN_ELEMENTS,
+    ),
+    kinds=(KIND,),
+    columns=COLUMNS,
+    check=check,
+)  # fmt: skip

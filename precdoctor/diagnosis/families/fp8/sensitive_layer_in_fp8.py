@@ -1,0 +1,295 @@
+"""PD407: layers that recipes keep out of FP8, in FP8: how much it costs in this run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Operand, damage, operands
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
+    FLUSHED_SHARE,
+    LOST_DB,
+    confidence,
+    harmful,
+    kept_wide,
+    listed,
+    location,
+    prescription,
+    seen_words,
+)
+from precdoctor.diagnosis.survey.view import RunView
+
+PAGE = RulePage(
+    finds="""
+Casts to a float8 dtype in an embedding, a norm, a router or the layer of the final logits, told by the class of the
+module (or of one around it) and by its name. The role alone is information. It is a warning where this run shows
+damage: more than the limit flushed at a cost or clipped, or signal to noise below what rounding leaves (as in PD402
+and PD401); and for logits, where the noise of both operands times the spread of the recorded logits is predicted to
+raise the loss by `logit_nats`. Noise of standard deviation s on the logits raises a cross-entropy by at most s^2 / 2.
+Results of a whole model that are rounded to float8 are judged whatever the layer is called, by what the noise is beside
+their variance (`noise_share`): a mean that all samples share is no information, and the signal to noise counts it.
+""",
+    matters="""
+These layers are a small part of the work and carry more than others: embedding rows are read one by one and average
+nothing out, a norm divides by what was rounded, a router picks another expert when two scores change places, and the
+logits go straight into the loss.
+""",
+    example="""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            replace(model, name, FP8Linear)               # lm_head as well: 0.04 nats of noise
+        if isinstance(module, nn.Linear) and name not in ("lm_head", "router"):
+            replace(model, name, FP8Linear)
+""",
+    remedy="""
+Leave the named module in its own dtype: recipes do (filters such as torchao's `module_filter_fn`, Transformer Engine's
+`fp8_autocast` around the blocks only), and it costs little, the layer being a small part of the whole.
+""",
+    confidence="""
+0.9 for damage that was counted or predicted from exponents on four steps and more, 0.7 with fewer; the role is told
+from a name, so 0.6 where nothing but the role speaks. The loss of the logits is an upper bound and assumes a softmax.
+""",
+    references=(
+        "DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3.1 (embedding, head, gating and norms stay wide)",
+        "Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433",
+    ),
+)
+
+_CLASSES = (
+    ("embedding", re.compile(r"^(?!.*(Patch|Position)).*Embedding(Bag)?$")),
+    ("norm", re.compile(r"Norm(\d[dD])?$")),
+    ("router", re.compile(r"(Router|Gating)$")),
+)
+_NAMES = (
+    ("router", re.compile(r"^router$")),
+    ("logits", re.compile(r"^(lm_?head|head|logits|classifier|unembed(ding)?|output_projection)$")),
+)
+#: A router where experts stand beside it; else half of a gated product.
+_GATE = re.compile(r"^(gate|gating)$")
+
+
+@dataclass(frozen=True, eq=False)
+class _Sensitive:
+    operand: Operand
+    role: str
+    #: The module that has the role: the operand's own or one around it.
+    module: str
+    #: Upper bound of what the noise adds to the loss; None but for logits.
+    nats: float | None
+    #: Variance of the noise over that of the model's results; None for what is no result.
+    noise: float | None
+    damaged: bool
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the worst of the sensitive layers, the others as evidence."""
+    found = operands(view)
+    if not found:
+        return Checked.not_applicable("no tensor is cast to a float8 dtype")
+    placed = [(o, *where) for o in found.values() if o.settled and (where := _role(view, o)) is not None]
+    judged = [_judged(view, placed, o, role, module, options) for o, role, module in placed]
+    named = {o.key for o, _, _ in placed}
+    judged += [s for o in found.values() if o.settled and o.key not in named and (s := _result(view, o, options))]
+    if not judged:
+        return Checked((), f"{seen_words(found)}: none in an embedding, norm, router or the final logits")
+    judged.sort(
+        key=lambda s: (not s.damaged, -(s.nats or 0.0), -(s.noise or 0.0), -s.operand.cost.lost_db, s.operand.key)
+    )
+    damaged = sum(s.damaged for s in judged)
+    reason = f"{plural(len(judged), 'operand')} of layers kept wide elsewhere, {damaged:,} with damage"
+    return Checked([_finding(view, judged, options)], reason, Status.FAILED)
+
+
+def _ancestors(module: str) -> Iterator[str]:
+    parts = module.split(".") if module else []
+    yield from (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+
+
+def _role(view: RunView, operand: Operand) -> tuple[str, str] | None:
+    """Role and module: by class first, then by name, from the module outwards."""
+    root = operand.key[0]
+    for module in _ancestors(operand.key[1]):
+        kind = view.module_classes.get((root, module), "")
+        for role, pattern in _CLASSES:
+            if pattern.search(kind):
+                return role, module
+        for role, pattern in _NAMES:
+            if pattern.search(module.rpartition(".")[2]):
+                return role, module
+        if _GATE.search(module.rpartition(".")[2]) and _beside_experts(view, root, module):
+            return "router", module
+    return None
+
+
+def _beside_experts(view: RunView, root: str, module: str) -> bool:
+    parent = module.rpartition(".")[0]
+    siblings = (m for r, m in view.module_classes if r == root and m.rpartition(".")[0] == parent)
+    return any("expert" in m.rpartition(".")[2].lower() for m in siblings)
+
+
+def _judged(
+    view: RunView,
+    placed: Sequence[tuple[Operand, str, str]],
+    operand: Operand,
+    role: str,
+    module: str,
+    options: Options,
+) -> _Sensitive:
+    cost = operand.cost
+    flushes = operand.flushed_share >= options["flushed_share"] and harmful(cost, operand.fmt, options["lost_db"])
+    damaged = flushes or operand.saturated_share >= options["saturated_share"] or cost.lost_db >= options["lost_db"]
+    nats = None
+    if role == "logits" and not operand.gradient:
+        mine = [o for o, _, m in placed if m == module and o.key[0] == operand.key[0] and not o.gradient]
+        nats = _nats(view, operand, module, mine)
+        damaged = damaged or (nats is not None and nats >= options["logit_nats"])
+    noise = _noise(view, operand)
+    damaged = damaged or (noise is not None and noise >= options["noise_share"])
+    return _Sensitive(operand, role, module, nats, noise, damaged)
+
+
+def _result(view: RunView, operand: Operand, options: Options) -> _Sensitive | None:
+    """An operand that is what the model returns, if rounding it does damage; the name of the layer does not matter."""
+    noise = _noise(view, operand)
+    if noise is None or noise < options["noise_share"]:
+        return None
+    return _Sensitive(operand, "result", operand.key[1], None, noise, damaged=True)
+
+
+def _noise(view: RunView, operand: Operand) -> float | None:
+    """Variance of the cast's noise over that of the model's results; None where they are not what was cast.
+
+    They are where the root's output has as many elements and the same largest magnitude, but for the rounding. The
+    mean is that over all channels, so that results with several are taken to vary more than they do.
+    """
+    if operand.key[3].startswith("weight") or operand.gradient:
+        return None
+    shares = []
+    for cast in operand.spots:
+        rows = view.rows(cast.process, cast.step)
+        out = next((r for r in rows if r.kind == "output" and r.key[:2] == (operand.key[0], "")), None)
+        if out is None or out.sum_sq is None or out.sum is None or out.bad or not out.amax or cast.amax is None:
+            return None
+        if out.numel != cast.numel or abs(cast.amax - out.amax) > 2.0 ** -(operand.fmt.mantissa_bits + 1) * out.amax:
+            return None
+        square = out.sum_sq / out.numel
+        variance = square - (out.sum / out.numel) ** 2
+        noise = square * 10.0 ** (-damage(cast.statistics, operand.fmt).sqnr_db / 10.0)
+        shares.append(noise / variance if variance > 0.0 else 0.0)
+    return median(shares) if shares else None
+
+
+def _nats(view: RunView, operand: Operand, module: str, operands_: Sequence[Operand]) -> float | None:
+    """Half the variance of the noise on the logits; None where they were not recorded."""
+    cast = operand.typical
+    rows = view.rows(cast.process, cast.step)
+    out = next((r for r in rows if r.kind == "output" and r.key[:2] == (operand.key[0], module)), None)
+    if out is None or out.sum_sq is None or out.sum is None or out.bad or not out.shape or out.shape[-1] < 2:
+        return None
+    variance = max(0.0, out.sum_sq / out.numel - (out.sum / out.numel) ** 2)
+    noise: float = sum(10.0 ** (-o.cost.sqnr_db / 10.0) for o in {o.key[3]: o for o in operands_}.values())
+    return 0.5 * noise * variance
+
+
+def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> Finding:
+    worst = judged[0]
+    operand, cost = worst.operand, worst.operand.cost
+    cast = operand.typical
+    sure, why = confidence(operand) if worst.damaged else (0.6, "told by class and name; no damage in this run")
+    what = {"logits": "the final logits", "norm": "a norm", "router": "a router", "result": "the model's results"}.get(
+        worst.role, "an embedding"
+    )
+    told = [s for s in judged if s.damaged] or judged
+    harm = (
+        f"{percent(operand.flushed_share)} flushed, {percent(operand.saturated_share)} clipped, signal to noise "
+        f"{cost.sqnr_db:.1f} dB, {cost.lost_db:.1f} dB below rounding (limit {options['lost_db']:g})"
+    )
+    if worst.nats is not None:
+        harm += f"; noise on the logits may cost {worst.nats:.2g} nats (limit {options['logit_nats']:g})"
+    if worst.noise is not None:
+        harm += f"; noise on the results is {percent(worst.noise)} of their variance "
+        harm += f"(limit {percent(options['noise_share'])})"
+    verdict = "" if worst.damaged else ", harmless so far"
+    names = sorted({f"`{s.module}` ({s.role})" for s in judged})
+    return Finding(
+        code="PD407",
+        name="sensitive-layer-in-fp8",
+        severity=Severity.WARNING if worst.damaged else Severity.INFO,
+        confidence=sure,
+        title=f"FP8 in {what}: the {operand.label} is cast to {operand.fmt.name}{verdict}",
+        message=f"The {operand.label} is cast to {operand.fmt.dtype} in {what}, which recipes keep wide. In this run: "
+        f"{harm}. {plural(len(names), 'layer')} of this kind: {', '.join(names[:8])}.",
+        location=location(operand, cast),
+        evidence={
+            "role": worst.role,
+            "flushed_share": operand.flushed_share,
+            "saturated_share": operand.saturated_share,
+            "sqnr_db": cost.sqnr_db,
+            "lost_db": cost.lost_db,
+            "limit": options["lost_db"],
+            "logit_nats": worst.nats if worst.nats is None or math.isfinite(worst.nats) else None,
+            "noise_share": worst.noise,
+            "damaged": sum(s.damaged for s in judged),
+            "steps_examined": len(operand.settled),
+            "tensors": listed((s.operand for s in told), lambda o: {"flushed_share": o.flushed_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": why,
+        },
+        prescriptions=(_prescribe(worst),),
+    )
+
+
+def _prescribe(worst: _Sensitive) -> Prescription:
+    operand, cost = worst.operand, worst.operand.cost
+    cure = kept_wide(operand, worst.module)
+    if worst.noise is not None and worst.nats is None:
+        return Prescription(
+            title=f"{cure.words}: noise on the results {percent(worst.noise)} -> 0 % of their variance",
+            change=cure.change,
+            predicted={"noise_share": {"from": worst.noise, "to": 0.0}},
+            snippet=cure.snippet,
+        )
+    if worst.nats is None:
+        return prescription(cure, cost)
+    return Prescription(
+        title=f"{cure.words}: noise on the logits {worst.nats:.2g} -> 0 nats",
+        change=cure.change,
+        predicted={"logit_nats": {"from": worst.nats, "to": 0.0}},
+        snippet=cure.snippet,
+    )
+
+
+RULE = Rule(
+    code="PD407",
+    name="sensitive-layer-in-fp8",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        FLUSHED_SHARE,
+        LOST_DB,
+        RuleOption(
+            "saturated_share", 0.005, "fraction", "Elements clipped by the cast, median over steps.",
+            "The limit of PD401.", maximum=1.0,
+        ),
+        RuleOption(
+            "logit_nats", 0.01, "nats", "What the noise on the final logits may add to the loss.",
+            "The difference in loss that PD804 and PD821 take as the least that matters.",
+        ),
+        RuleOption(
+            "noise_share", 0.02, "fraction",
+            "Variance of the noise over that of the model's results, median over steps.",
+            "Precdoctor's own: no fit then explains more than 98 % of them; rounding to E4M3 alone leaves 0.06 %.",
+            maximum=1.0,
+        ),
+    ),
+    kinds=(KIND,),
+    columns=COLUMNS,
+    check=check,
+)  # fmt: skip

@@ -1,0 +1,207 @@
+"""PD604: activations that grow from layer to layer."""
+
+from __future__ import annotations
+
+import math
+
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.snippets import module_expression
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, Link, call_chains, chains, consistent_share, slope
+from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.rows import known_format, location, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.view import RunView
+
+PAGE = RulePage(
+    finds="""
+Chains of like layers (`blocks.0`, `blocks.1`, ...) whose outputs grow steadily from the first to the last, in RMS and
+in the median over the recorded steps: by `growth` binades in all, or by half of that where the last one is within
+`headroom` binades of the largest number of its format; and in at least three quarters of the steps between layers.
+A residual stream adds up: the RMS of L layers grows by about sqrt(L), and trained transformers' by a factor of 100 and
+more. That is no finding; a factor that repeats from layer to layer is. The calls of one module that a step calls
+`min_calls` times and more, a recurrent cell's, are such a chain, too.
+""",
+    matters="""
+What grows by a factor per layer doubles its logarithm with every doubling of the depth: a few more layers, a slightly
+larger learning rate, and the last ones overflow, in FP16 first. The layers in front are rounded away in any sum, and
+the gradient grows by the same factor backwards.
+""",
+    example="""
+Weights drawn with three times the standard deviation that keeps the size of activations: 2^1 per ReLU layer, 2^16 over
+16 layers.
+""",
+    remedy="""
+Normalise between the layers, or draw the weights with a gain that fits the activation (`kaiming_normal_` for ReLU);
+scale the branches of a residual stack by 1/sqrt(2L) at the start. The finding states the gain that each layer has too
+much.
+""",
+    confidence="""
+0.85; 0.7 when fewer than four steps were recorded or the chain has fewer than six layers.
+""",
+    references=(
+        "He et al., Delving Deep into Rectifiers, arXiv:1502.01852 (initialisation that keeps the variance)",
+        "Radford et al., Language Models are Unsupervised Multitask Learners, section 2.3 (1/sqrt(N) on branches)",
+    ),
+)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the chain that grows most."""
+    known = [
+        *chains(view, "output", int(options["min_layers"])),
+        *call_chains(view, "output", int(options["min_calls"])),
+    ]
+    alive = [c for c in known if sum(k.rms > 0.0 for k in c.links) >= options["min_layers"]]
+    if not alive:
+        return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers")
+    seen = f"the outputs along {plural(len(alive), 'chain')} of layers"
+    guilty = [c for c in alive if _grows(c, options)]
+    if not guilty:
+        most = max(map(_growth, alive))
+        return Checked((), f"{seen}: {max(0.0, most):.1f} binades of growth in the worst (limit {options['growth']:g})")
+    worst = max(guilty, key=_growth)
+    return Checked([_finding(view, worst, options)], f"{_growth(worst):.0f} binades of growth in {seen}", Status.FAILED)
+
+
+def _of_calls(chain: Chain) -> bool:
+    return chain.links[0].module == chain.links[-1].module
+
+
+def _named(chain: Chain, link: Link) -> str:
+    if not _of_calls(chain):
+        return f"`{link.module}`"
+    return f"call {link.index}{' and later' * (link.index == LAST_CALL)} of `{link.module}`"
+
+
+def _gain(chain: Chain) -> float:
+    """The factor per link; the last one may stand for many calls."""
+    whole = not _of_calls(chain) or chain.links[-1].index < LAST_CALL
+    return float(2.0 ** slope(_sizes(chain) if whole else _sizes(chain)[:-1]))
+
+
+def _sizes(chain: Chain) -> list[float]:
+    return [k.rms for k in chain.links if k.rms > 0.0]
+
+
+def _growth(chain: Chain) -> float:
+    """Binades between the first layer's output and the last's."""
+    sizes = _sizes(chain)
+    return math.log2(sizes[-1] / sizes[0])
+
+
+def _headroom(chain: Chain) -> float:
+    """Binades between the last layer's RMS and the largest number of its format."""
+    last = [k for k in chain.links if k.rms > 0.0][-1]
+    fmt = known_format(last.dtype)
+    return fmt.headroom(last.rms) if fmt is not None else math.inf
+
+
+def _grows(chain: Chain, options: Options) -> bool:
+    if consistent_share(_sizes(chain), 1.0) < options["consistent_share"]:
+        return False
+    near = _headroom(chain) <= options["headroom"]
+    return _growth(chain) >= (0.5 if near else 1.0) * options["growth"]
+
+
+def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
+    alive = [k for k in chain.links if k.rms > 0.0]
+    first, last, grown, room = alive[0], alive[-1], _growth(chain), _headroom(chain)
+    gain = _gain(chain)
+    step = watched_steps(view)[-1]
+    rows = next((r for p in view.processes if (r := view.rows(p, step))), ())
+    mine = [r for r in rows if r.kind == "output" and r.module in {k.module for k in alive}]
+    row = next((r for r in mine if r.module == last.module and (r.call == last.index or not _of_calls(chain))), None)
+    along = f"{len(alive)} {'calls' if _of_calls(chain) else 'layers'} of {chain.module_class} (`{chain.pattern}`)"
+    each = "call" if _of_calls(chain) else "layer"
+    message = (
+        f"Along {along} outputs grow from {first.rms:.3g} at {_named(chain, first)} to {last.rms:.3g} at "
+        f"{_named(chain, last)} (RMS, median of {plural(chain.steps, 'step')}): by 2^{grown:.1f} "
+        f"(limit 2^{options['growth']:g}), a factor of {gain:.3g} per {each}. The last one's RMS is "
+        f"{room:.1f} binades below {last.dtype}'s largest number."
+    )
+    evidence = {
+        "growth_binades": grown,
+        "limit": options["growth"],
+        "factor_per_layer": gain,
+        "headroom_binades": room,
+        "layers": chain.as_evidence()[:64],
+        "steps_examined": chain.steps,
+        "confidence_reason": f"it grows in {consistent_share(_sizes(chain), 1.0):.0%} of the steps along them",
+    }
+    if row is not None:
+        evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
+    return Finding(
+        code="PD604",
+        name="growth-with-depth",
+        severity=Severity.WARNING,
+        confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
+        title=f"activations grow {gain:.3g} times per {each}: {first.rms:.2g} at {_named(chain, first)}, "
+        f"{last.rms:.2g} at {_named(chain, last)}",
+        message=message,
+        location=location(row, Phase.FORWARD, 0, step),
+        evidence=evidence,
+        prescriptions=(_prescribe(chain, first, last, gain, grown),),
+    )
+
+
+def _prescribe(chain: Chain, first: Link, last: Link, gain: float, grown: float) -> Prescription:
+    ends = [module_expression(first.module)]
+    ends += [] if _of_calls(chain) else ["...", module_expression(last.module)]
+    return Prescription(
+        title=f"divide the layers' initial weights by {gain:.3g}: last / first {2.0**grown:.2g} -> about 1",
+        change={"modules": chain.pattern, "initial_gain": {"from": gain, "to": 1.0}},
+        predicted={"last_to_first_rms": {"from": 2.0**grown, "to": 1.0}},
+        snippet=(
+            "import torch\n\n"
+            f"layers = [{', '.join(ends)}]\n"
+            "with torch.no_grad():\n"
+            "    for layer in layers:\n"
+            f"        layer.weight.div_({gain:.3g})  # at initialisation\n"
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD604",
+    name="growth-with-depth",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "growth",
+            13.0,
+            "binades",
+            "Growth of the RMS from the first layer to the last that is too much.",
+            "From 1 to FP16's largest number are 16; amax is commonly 2 to 3 binades above the RMS.",
+        ),
+        RuleOption(
+            "headroom",
+            4.0,
+            "binades",
+            "So near its format's limit half of that growth is enough.",
+            "Precdoctor's own: amax is commonly 4 to 8 times the RMS, and two binades vary between batches.",
+        ),
+        RuleOption("min_layers", 4.0, "layers", "Shorter chains are not judged.", "A trend needs a few points.", 3.0),
+        RuleOption(
+            "min_calls",
+            8.0,
+            "calls",
+            "Modules called less often are not judged by their calls.",
+            "A module that two or three inputs share is no recurrence.",
+            3.0,
+        ),
+        RuleOption(
+            "consistent_share",
+            0.75,
+            "fraction",
+            "Steps from layer to layer that must go up.",
+            "Precdoctor's own: one large layer is not growth with depth.",
+            maximum=1.0,
+        ),
+    ),
+    kinds=("output",),
+    columns=("sum_sq", "numel"),
+    check=check,
+)

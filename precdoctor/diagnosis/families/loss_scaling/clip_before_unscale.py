@@ -1,0 +1,157 @@
+"""PD306: gradients are clipped while they still carry the loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+PAGE = RulePage(
+    finds="""
+`clip_grad_norm_` or `clip_grad_value_` called between `scaler.scale(loss).backward()` and `scaler.step(optimizer)`
+without `scaler.unscale_(optimizer)` before it, for every optimizer whose parameters are clipped. The recorder notes on
+every step whether any of the gradients still carried the scale when they were clipped.
+""",
+    matters="""
+The limit is meant for true gradients. Compared with gradients 65,536 times as large it always bites: a limit of 1.0
+becomes 1.5e-5, every step is cut down to that length whatever its gradient, and each time the scaler halves or doubles
+its scale the effective limit doubles or halves. SGD all but stops; Adam, which divides constant factors out again,
+hides the fault and loses the clipping. Where a model has two optimizers and one of them is unscaled, the common norm is
+that of the scaled gradients, and those of the other optimizer are divided by the loss scale.
+""",
+    example="""
+    scaler.scale(loss).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # clips to 1.0 / 65536
+    scaler.step(optimizer)
+""",
+    remedy="""
+Call `scaler.unscale_(optimizer)` before clipping; `scaler.step` then does not unscale a second time. With
+several optimizers unscale each of them before a common norm is taken.
+""",
+    confidence="""
+0.98: the order of the two calls was observed. 0.9 when no step recorded a gradient norm to show the effect with.
+""",
+    references=("PyTorch documentation: Automatic Mixed Precision examples, gradient clipping",),
+)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding for the process with most such steps."""
+    clipped = {
+        p: [s for s in steps if s.clip_norm is not None and s.clipped_before_unscale is not None]
+        for p, steps in view.timeline.items()
+    }
+    total = sum(map(len, clipped.values()))
+    if not total:
+        return Checked.not_applicable("gradients were never clipped under a loss scaler")
+    guilty = {p: [s for s in steps if s.clipped_before_unscale and s.loss_scale] for p, steps in clipped.items()}
+    process, steps = max(guilty.items(), key=lambda item: (len(item[1]), -item[0].rank))
+    share = len(steps) / len(clipped[process]) if steps else 0.0
+    if share <= options["wrong_share"]:
+        return Checked((), f"{plural(total, 'clipped step')}, gradients unscaled before each")
+    finding = _finding(process, steps, share, options, len(view.optimizers))
+    return Checked([finding], f"{plural(len(steps), 'step')} of {total:,} clipped before unscaling", Status.FAILED)
+
+
+def _shrink(facts: StepFacts, scale: float) -> float | None:
+    """By how much a gradient multiplied by ``scale`` is cut down to the limit; 1 when it fits."""
+    if facts.grad_norm is None or not facts.clip_norm:
+        return None
+    return max(1.0, facts.grad_norm * scale / facts.clip_norm)
+
+
+def _finding(process: Process, steps: Sequence[StepFacts], share: float, options: Options, optimizers: int) -> Finding:
+    first = steps[0]
+    scale, limit = first.loss_scale or 1.0, first.clip_norm or 0.0
+    taken = [s for s in steps if not s.skipped]
+    done = [f for s in taken if (f := _shrink(s, s.loss_scale or 1.0)) is not None]
+    meant = [f for s in taken if (f := _shrink(s, 1.0)) is not None]
+    message = (
+        f"On {plural(len(steps), 'step')} ({percent(share)} of those that clip, limit "
+        f"{percent(options['wrong_share'])}) gradients were clipped to {limit:g} while they still carried the loss "
+        f"scale, {scale:g} at step {first.step}: the limit was in truth {limit / scale:.3g}. "
+    )
+    if done:
+        norm = median(s.grad_norm for s in taken if s.grad_norm is not None)
+        message += (
+            f"Gradients of norm {norm:.3g} (median) were divided by {median(done):.3g}; "
+            f"unscaled first, they would have been divided by {median(meant):.3g}."
+        )
+    if optimizers > 1:
+        message += (
+            f" There are {optimizers} optimizers: each one whose parameters are clipped has to be unscaled first."
+        )
+    bites = bool(done) and median(done) > median(meant)
+    return Finding(
+        code="PD306",
+        name="clip-before-unscale",
+        severity=Severity.ERROR if bites else Severity.WARNING,
+        confidence=0.98 if done else 0.9,
+        title=f"gradients are clipped before unscaling: to {limit / scale:.3g}, not {limit:g}",
+        message=message,
+        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=first.step),
+        evidence={
+            "clipped_scaled_share": share,
+            "limit": options["wrong_share"],
+            "clip_norm": limit,
+            "effective_clip_norm": limit / scale,
+            "loss_scale": scale,
+            "median_shrink_factor": median(done) if done else None,
+            "median_intended_shrink_factor": median(meant) if meant else None,
+            "steps": len(steps),
+            "last_bad_step": steps[-1].step,
+            "confidence_reason": "the order of the calls was observed",
+        },
+        prescriptions=(_prescribe((limit, scale), done, meant, optimizers),),
+    )
+
+
+def _prescribe(
+    clip: tuple[float, float], done: Sequence[float], meant: Sequence[float], optimizers: int
+) -> Prescription:
+    limit, scale = clip
+    each = "scaler.{}(optimizer)\n" if optimizers < 2 else "for optimizer in optimizers:\n    scaler.{}(optimizer)\n"
+    predicted: dict[str, object] = {"effective_clip_norm": {"from": limit / scale, "to": limit}}
+    if done:
+        predicted["gradient_divided_by"] = {"from": median(done), "to": median(meant)}
+    return Prescription(
+        title=f"unscale before clipping: effective limit {limit / scale:.3g} -> {limit:g}",
+        change={"unscale_before_clip": {"from": False, "to": True}},
+        predicted=predicted,
+        snippet=(
+            "import torch\n\n"
+            "scaler.scale(loss).backward()\n"
+            f"{each.format('unscale_')}"
+            f"torch.nn.utils.clip_grad_norm_(model.parameters(), {limit!r})\n"
+            f"{each.format('step')}"
+            "scaler.update()\n"
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD306",
+    name="clip-before-unscale",
+    severity=Severity.ERROR,
+    triage=Triage.LOSS_SCALE,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "wrong_share",
+            0.0,
+            "fraction",
+            "Clipped steps that may be clipped too early.",
+            "None: the two orders never mean the same.",
+            maximum=1.0,
+        ),
+    ),
+    kinds=(),
+    columns=(),
+    check=check,
+    step_columns=("clip_norm", "clipped_before_unscale", "loss_scale"),
+)

@@ -1,0 +1,199 @@
+"""PD307: a dynamic loss scaler that never updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.loss_scales import growth_interval, is_dynamic, scaled_steps
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+PAGE = RulePage(
+    finds="""
+A `GradScaler` whose count of clean steps stays at 0 and whose scale never changes, although steps go through: its
+`update()` is never called, the scaler is made anew on every step or epoch, or `update(new_scale)` pins it. Also a
+constant written by hand, if the script skips every single step because its gradients overflow.
+""",
+    matters="""
+A dynamic scaler that does not move is a constant. It does not back off after an overflow, so every later step
+overflows and is skipped as well, and it never grows when gradients shrink. Made anew each step, it also repeats the
+overflows of a fresh scaler for ever.
+""",
+    example="""
+    for batch in batches:
+        scaler = torch.amp.GradScaler("cuda")  # belongs before the loop
+        ...
+        scaler.step(optimizer)
+        scaler.update()
+""",
+    remedy="""
+Make one scaler before the loop, keep it in checkpoints (`scaler.state_dict()`), and call `scaler.update()` once after
+every `scaler.step`. If a constant scale is what you want, make that plain with a `growth_interval` longer than the run.
+""",
+    confidence="""
+0.95 when an overflow left the scale where it was, 0.9 otherwise: the counter is read from the scaler on every step. 0.9
+for a constant written by hand, which is inferred from the loss and the gradients.
+""",
+    references=("PyTorch documentation: torch.amp.GradScaler.update",),
+)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding for the first process whose scaler stands still."""
+    scaled = scaled_steps(view)
+    for process, steps in scaled:
+        if not is_dynamic(steps) and _always_overflows(steps, options):
+            finding = _finding_by_hand(view, process, steps, options)
+            return Checked([finding], f"all of {plural(len(steps), 'step')} overflowed", Status.FAILED)
+    courses = [(p, steps) for p, steps in scaled if is_dynamic(steps)]
+    if not courses:
+        return Checked.not_applicable("no dynamic loss scaler was seen")
+    for process, steps in courses:
+        if _stands_still(view, process, steps, options):
+            finding = _finding(view, process, steps, options)
+            return Checked([finding], f"the scaler stood still for {plural(len(steps), 'step')}", Status.FAILED)
+    longest = max(s.growth_tracker or 0 for _, steps in courses for s in steps)
+    count = sum(len(steps) for _, steps in courses)
+    if count < options["min_steps"] and not longest:
+        return Checked((), f"{plural(count, 'scaled step')}, too few to tell (fewer than {options['min_steps']:g})")
+    return Checked((), f"{plural(count, 'scaled step')}: the scaler counted up to {plural(longest, 'clean step')}")
+
+
+def _stands_still(view: RunView, process: Process, steps: Sequence[StepFacts], options: Options) -> bool:
+    if (growth_interval(view, process) or 0.0) <= options["shortest_interval"]:
+        return False  # it grows on every clean step, which sets its count to 0
+    moved = len({s.loss_scale for s in steps}) > 1 or any(s.growth_tracker for s in steps)
+    return not moved and len(steps) >= options["min_steps"]
+
+
+def _always_overflows(steps: Sequence[StepFacts], options: Options) -> bool:
+    constant = len({s.loss_scale for s in steps}) == 1
+    return constant and len(steps) >= options["min_steps"] and all(s.skipped for s in steps)
+
+
+def _finding_by_hand(view: RunView, process: Process, steps: Sequence[StepFacts], options: Options) -> Finding:
+    scale, count = steps[0].loss_scale or 0.0, plural(len(steps), "step")
+    return Finding(
+        code="PD307",
+        name="frozen-loss-scale",
+        severity=Severity.ERROR,
+        confidence=0.9,
+        title=f"the loss scale stands still at {scale:g}, and every step overflows and is skipped",
+        message=(
+            f"Over {count} (limit {options['min_steps']:g}) the loss was multiplied by {scale:g}, the gradients held "
+            "an Inf or a NaN, and the script threw them away: the weights have not moved, nor has the scale."
+        ),
+        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=steps[0].step),
+        evidence={
+            "steps": len(steps),
+            "limit": options["min_steps"],
+            "loss_scale": scale,
+            "clean_steps": 0,
+            "overflows": len(steps),
+            "last_bad_step": steps[-1].step,
+            "confidence_reason": "the scale was inferred from the loss and the gradients",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"a scaler that backs off by itself: loss scale after an overflow {scale:g} -> {scale / 2.0:g}",
+                change={"scaler_update": {"from": "never", "to": "after every step"}},
+                predicted={"loss_scale_after_overflow": {"from": scale, "to": scale / 2.0}},
+                snippet=_snippet(view),
+            ),
+        ),
+    )
+
+
+def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], options: Options) -> Finding:
+    scale = steps[0].loss_scale or 0.0
+    skipped = [s for s in steps if s.skipped]
+    clean = len(steps) - len(skipped)
+    made = len(view.facts(process).get("scalers") or ())
+    message = (
+        f"Over {plural(len(steps), 'step')} (limit {options['min_steps']:g}) the scale stayed at {scale:g} and the "
+        f"scaler's count of clean steps at 0, after {plural(clean, 'clean step')} and "
+        f"{plural(len(skipped), 'overflow')}. "
+    )
+    message += (
+        f"{plural(made, 'scaler')} were made, so each starts over: one before the loop is enough."
+        if made > 1
+        else "Either `scaler.update()` is not called, or a new scaler is made each time, or its scale is pinned."
+    )
+    if skipped:
+        message += f" Overflows at steps {', '.join(str(s.step) for s in skipped[:5])} did not lower it."
+    return Finding(
+        code="PD307",
+        name="frozen-loss-scale",
+        severity=Severity.ERROR if skipped else Severity.WARNING,
+        confidence=0.95 if skipped else 0.9,
+        title=f"the loss scale stands still at {scale:g}: the scaler is never updated",
+        message=message,
+        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=steps[0].step),
+        evidence={
+            "steps": len(steps),
+            "limit": options["min_steps"],
+            "loss_scale": scale,
+            "clean_steps_counted": 0,
+            "clean_steps": clean,
+            "overflows": len(skipped),
+            "scalers_made": made,
+            "last_bad_step": steps[-1].step,
+            "confidence_reason": "the scaler's own counter was read on every step",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"one scaler, updated after every step: clean steps counted 0 -> {clean}",
+                change={"scaler_update": {"from": "never", "to": "after every step"}},
+                predicted={
+                    "clean_steps_counted": {"from": 0, "to": clean},
+                    "loss_scale_after_overflow": {"from": scale, "to": scale / 2.0},
+                },
+                snippet=_snippet(view),
+            ),
+        ),
+    )
+
+
+def _snippet(view: RunView) -> str:
+    return (
+        "import torch\n\n"
+        f"scaler = torch.amp.GradScaler({view.device!r})  # once, before the loop\n\n"
+        "for batch in batches:\n"
+        "    scaler.scale(compute_loss(model, batch)).backward()\n"
+        "    scaler.step(optimizer)\n"
+        "    scaler.update()\n"
+    )
+
+
+RULE = Rule(
+    code="PD307",
+    name="frozen-loss-scale",
+    severity=Severity.ERROR,
+    triage=Triage.LOSS_SCALE,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "min_steps",
+            8.0,
+            "steps",
+            "Steps without any movement before it is said.",
+            "Precdoctor's own: the count of a working scaler moves after the first clean step.",
+            2.0,
+        ),
+        RuleOption(
+            "shortest_interval",
+            1.0,
+            "steps",
+            "Growth intervals up to this one are not judged.",
+            "At an interval of 1 the count is reset on every clean step.",
+            1.0,
+        ),
+    ),
+    kinds=(),
+    columns=(),
+    check=check,
+    step_columns=("loss_scale", "growth_tracker", "skipped"),
+)

@@ -1,0 +1,232 @@
+"""PD303: a loss scale stuck below where the gradients need it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
+from precdoctor.diagnosis.families.loss_scaling.scale_level import LostGradient, kept_up, largest_gradient
+from precdoctor.diagnosis.survey.gradient_underflow import (
+    ENOUGH_BITS,
+    FINE_BITS,
+    MAX_STEPS,
+    GradientSeries,
+    is_faint,
+    out_of_subnormals,
+    subnormal_share,
+    survey,
+)
+from precdoctor.diagnosis.survey.loss_scales import growth_interval, is_dynamic, scaled_steps
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import FP16
+
+PAGE = RulePage(
+    finds="""
+A loss scale in force, by a `GradScaler` or by hand, at which FP16 gradients still lie among the subnormals (below
+2^-14, where each binade down costs one of the 11 significant bits), although it could be at least `room` binades larger
+without an overflow on any recorded step, or one layer alone keeps it from being larger while a gradient has fewer than
+`enough_bits` left. It got there by a small start value, by one bad batch that halved it several
+times, or is a constant; a stock scaler needs 2000 clean steps for each doubling. Counted are gradients of which a
+share of the magnitude is subnormal, not those that a few elements carry, and only with fewer than `fine_bits`
+significant bits on average: BF16 has no more. A warning below `enough_bits`, information before. When elements are lost
+altogether, PD201 or PD202 says so and this finding is told inside it.
+""",
+    matters="""
+The scaler is at work and gradients lose bits all the same, and then elements. Nothing tells: the loss is finite, no
+step is skipped, and by the growth interval it takes as long as the run to mend itself.
+""",
+    example="""
+    scaler = torch.amp.GradScaler("cuda", init_scale=1.0)   # 16 doublings to the stock start: 32,000 steps
+    scaler = torch.amp.GradScaler("cuda")                   # starts at 65536 and comes down within a few steps
+""",
+    remedy="""
+Start at the scale in the finding (or the stock 65536: coming down takes a step per halving, going up two thousand).
+After a bad batch, set it back with `scaler.update(new_scale)`. A constant by hand is better replaced by `GradScaler`.
+""",
+    confidence="""
+0.9: subnormal elements are counted, and so is the room above. 0.7 when fewer than four steps were sampled.
+""",
+    references=(
+        "PyTorch documentation: torch.amp.GradScaler (growth_interval 2000)",
+        "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.2",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Course:
+    process: Process
+    steps: Sequence[StepFacts]
+    interval: float | None
+
+    @property
+    def scale(self) -> float:
+        return self.steps[-1].loss_scale or 1.0
+
+    def words(self) -> str:
+        """How it came to be this low."""
+        highest = max(s.loss_scale or 0.0 for s in self.steps)
+        fell = f" It was at {highest:g} before." if highest > self.scale else ""
+        if not is_dynamic(self.steps):
+            return f"The loss scale, {self.scale:g}, is a constant.{fell}"
+        every = f"every {self.interval:,.0f} clean steps" if self.interval else "every so many clean steps"
+        return f"The loss scale is {self.scale:g} after {plural(len(self.steps), 'step')} and doubles {every}.{fell}"
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the gradient with most subnormal elements."""
+    courses = [_Course(p, steps, growth_interval(view, p)) for p, steps in scaled_steps(view)]
+    if not courses:
+        return Checked.not_applicable("no loss scale is in force")
+    found = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
+    half = {k: t for k, t in found.tensors.items() if t.fmt is FP16 and not t.dead}
+    if not half:
+        return Checked.not_applicable("no output gradient is in FP16")
+    weights = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"], kind="weight_grad")
+    room = min(found.headroom, weights.headroom) - options["margin_binades"]
+    seen = f"{plural(len(half), 'FP16 gradient')} at loss scale {courses[0].scale:g}"
+    guilty = {
+        k: t
+        for k, t in half.items()
+        if t.subnormal_share >= options["subnormal_share"]
+        and t.mean_bits < options["fine_bits"]
+        and is_faint(view, k, t, options["faint_share"], options["enough_bits"])
+    }
+    if not guilty:
+        worst = max(t.subnormal_share for t in half.values())
+        return Checked((), f"{seen}: {percent(worst)} subnormal in the worst")
+    if room < options["room"]:
+        poor = {k: t for k, t in guilty.items() if t.mean_bits < options["enough_bits"]}
+        if not poor:
+            return Checked((), f"{seen}: subnormal ones, but only {room:.1f} binades of room for a larger scale")
+        guilty = poor
+    return Checked([_finding(view, courses[0], guilty, room, options)], f"{plural(len(guilty), 'gradient')} of {seen} "
+                   "among the subnormals", Status.FAILED)  # fmt: skip
+
+
+def _finding(
+    view: RunView, course: _Course, guilty: Mapping[Key, GradientSeries], room: float, options: Options
+) -> Finding:
+    key, tensor = min(guilty.items(), key=lambda item: item[1].mean_bits)
+    process, step = tensor.worst
+    rows = view.rows(process, step)
+    row = next(r for r in rows if r.key == key)
+    bits = tensor.mean_bits
+    binades, after = out_of_subnormals(row, room, target=options["subnormal_share"] / 10.0)
+    limiting = largest_gradient(rows) if room < options["room"] else None
+    message = (
+        f"{percent(tensor.subnormal_share)} of the gradient of the output of `{row.place}` (float16) is subnormal in "
+        f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['subnormal_share'])}): its "
+        f"elements keep {bits:.1f} of 11 significant bits on average (limit {options['fine_bits']:g}). "
+        f"{course.words()} {_room_words(limiting, room)} "
+        f"{plural(len(guilty), 'gradient')} above the limit."
+    )
+    few = len(tensor.shares) < 4
+    advice = kept_up(view, LostGradient(key, tensor), limiting, course.scale) if limiting is not None else ()
+    return Finding(
+        code="PD303",
+        name="low-loss-scale",
+        severity=Severity.WARNING if bits < options["enough_bits"] else Severity.INFO,
+        confidence=0.7 if few else 0.9,
+        title=f"the loss scale is stuck at {course.scale:g}: {percent(tensor.subnormal_share)} of the gradient of "
+        f"`{row.place}` is subnormal",
+        message=message,
+        location=location(row, Phase.BACKWARD, process.rank, step),
+        evidence={
+            "subnormal_share": tensor.subnormal_share,
+            "limit": options["subnormal_share"],
+            "mean_significant_bits": bits,
+            "loss_scale": course.scale,
+            "room_binades": room,
+            "growth_interval": course.interval,
+            "tensors": [
+                {"root": k[0], "module": k[1], "subnormal_share": t.subnormal_share}
+                for k, t in sorted(guilty.items(), key=lambda item: -item[1].subnormal_share)[:16]
+            ],
+            "range": range_evidence(row),
+            "path": path_evidence(path_to([r for r in rows if r.kind in ("loss", "grad_output")], row)),
+            "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
+        },
+        prescriptions=advice or (_prescribe(view, course, row, binades, after, room),),
+    )
+
+
+def _room_words(limiting: Overflow | None, room: float) -> str:
+    if limiting is None:
+        return f"It could be 2^{int(room)} times larger without an overflow on any recorded step."
+    return (
+        f"`{limiting.module or limiting.root}` keeps it so low: its gradient reaches {limiting.row.amax or 0.0:.3g}, "
+        f"and FP16 ends at {FP16.max:g}."
+    )
+
+
+def _prescribe(view: RunView, course: _Course, row: TensorRow, binades: int, after: float, room: float) -> Prescription:
+    scale, before = course.scale * 2.0**binades, subnormal_share(row, 0)
+    return Prescription(
+        title=f"start at loss scale {scale:g}: subnormal {percent(before)} -> {percent(after)}",
+        change={"init_scale": {"from": course.steps[0].loss_scale, "to": scale}},
+        predicted={
+            "subnormal_share": {"from": before, "to": after},
+            "room_binades": {"from": round(room, 1), "to": round(room - binades, 1)},
+        },
+        snippet=snippets.grad_scaler(view.device, scale),
+    )
+
+
+RULE = Rule(
+    code="PD303",
+    name="low-loss-scale",
+    severity=Severity.WARNING,
+    triage=Triage.LOSS_SCALE,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "subnormal_share",
+            0.25,
+            "fraction",
+            "Subnormals among the non-zero elements of a gradient, median over steps.",
+            "As for PD305.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "faint_share",
+            0.05,
+            "fraction",
+            "Subnormal share of the sum of magnitudes; with less, the weight gradient must have lost bits as well.",
+            "As for PD305.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "room",
+            3.0,
+            "binades",
+            "By so much the scale could be larger, the margin left free.",
+            "Precdoctor's own: a dynamic scale is commonly one doubling below its ceiling, and two are no fault.",
+        ),
+        FINE_BITS,
+        ENOUGH_BITS,
+        RuleOption(
+            "dying_share", 0.04, "fraction", "Flushed share from which zeros are taken for flushed ones.", "As PD201.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "margin_binades",
+            2.0,
+            "binades",
+            "Kept free below overflow.",
+            "Gradient amax varies by a factor of 2 to 4 between steps.",
+        ),
+        MAX_STEPS,
+    ),
+    kinds=("grad_output",),
+    columns=("zero", "amin_nonzero", "exp_lo", "exp_hist", "dtype"),
+    check=check,
+    step_columns=("loss_scale", "growth_tracker"),
+)  # fmt: skip

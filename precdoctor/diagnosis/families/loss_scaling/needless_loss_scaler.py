@@ -1,0 +1,127 @@
+"""PD304: a loss scaler in a run that has nothing in FP16."""
+
+from __future__ import annotations
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.loss_scales import is_dynamic, scaled_steps
+from precdoctor.diagnosis.survey.rows import text
+from precdoctor.diagnosis.survey.view import RunView
+
+PAGE = RulePage(
+    finds="""
+A `GradScaler` at work in a run in which no tensor, weight or autocast region is FP16. BF16 has the exponents of FP32:
+gradients do not underflow in it, and there is nothing to scale. On its own that is information; once the scaler has
+skipped steps it is a warning, because without FP16 those overflows were real.
+""",
+    matters="""
+The scaler costs a pass over all gradients and a wait for the device on every step. Worse, it skips any step whose
+gradients are non-finite without a word: in FP16 that is its purpose, in BF16 it hides a fault of the model or the data.
+""",
+    example="""
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = criterion(model(x), y)
+    scaler.scale(loss).backward()  # scaler from the days of FP16
+    scaler.step(optimizer)
+""",
+    remedy="""
+Remove the scaler, or make it with `enabled=False`. If it has skipped steps, look for what made them non-finite first:
+after the change they will reach the weights.
+""",
+    confidence="""
+0.95; 0.8 when modules were left out of the recording. Not judged when rows were dropped.
+""",
+    references=("PyTorch documentation: Automatic Mixed Precision, BF16 and gradient scaling",),
+)
+_FP16 = "float16"
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding for the run."""
+    courses = [(p, steps) for p, steps in scaled_steps(view) if is_dynamic(steps)]
+    if not courses:
+        return Checked.not_applicable("no GradScaler was seen")
+    count = max(len(steps) for _, steps in courses)
+    half = _half_precision(view)
+    if half is not None:
+        return Checked((), f"the scaler scales {half} over {plural(count, 'step')}")
+    if view.missing is not None:
+        return Checked.indeterminate(f"no FP16 tensor is on record, but {view.missing}")
+    if count < options["min_steps"]:
+        return Checked((), f"{plural(count, 'scaled step')}, too few to tell")
+    process, steps = max(courses, key=lambda item: (sum(s.skipped for s in item[1]), -item[0].rank))
+    skipped = [s for s in steps if s.skipped]
+    tensors, _ = view.tensor_count(("output", "grad_output", "weight_grad"))
+    dtype = next((s.autocast_dtype for s in steps if s.autocast_dtype), None) or "float32"
+    last = steps[-1].loss_scale or 0.0
+    message = (
+        f"Loss scale {last:g} is in force after {plural(len(steps), 'step')}, but of {plural(tensors, 'tensor')} "
+        f"recorded in the forward and backward pass none is FP16 (limit 0); the run computes in {dtype}, whose "
+        f"smallest normal number is 1.2e-38."
+    )
+    if skipped:
+        message += (
+            f" It skipped {plural(len(skipped), 'step')} (first: {skipped[0].step}): those gradients were non-finite "
+            f"at a scale {dtype} can hold, and nobody was told."
+        )
+    finding = Finding(
+        code="PD304",
+        name="needless-loss-scaler",
+        severity=Severity.WARNING if skipped else Severity.INFO,
+        confidence=0.8 if view.partial_modules else 0.95,
+        title=f"a GradScaler (scale {last:g}) in a {dtype} run: nothing there to scale",
+        message=message,
+        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=skipped[0].step if skipped else steps[0].step),
+        evidence={
+            "loss_scale": last,
+            "fp16_tensors": 0,
+            "limit": 0,
+            "tensors": tensors,
+            "computed_in": dtype,
+            "skipped_steps": len(skipped),
+            "last_bad_step": steps[-1].step,
+            "confidence_reason": "dtypes of all tensors, weights and autocast regions are on record",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"drop the scaler: scaled steps {len(steps)} -> 0",
+                change={"scaler_enabled": {"from": True, "to": False}},
+                predicted={"scaled_steps": {"from": len(steps), "to": 0}, "flushed_share": 0.0},
+                snippet="loss.backward()\noptimizer.step()  # no scaler.scale, scaler.step, scaler.update\n",
+            ),
+        ),
+    )
+    return Checked([finding], f"a scaler over {plural(count, 'step')} without FP16", Status.FAILED)
+
+
+def _half_precision(view: RunView) -> str | None:
+    """What is FP16 in this run, in words; None when nothing is."""
+    for process in view.processes:
+        facts = view.facts(process)
+        if any(text(a).endswith(f":{_FP16}") for a in facts.get("autocast") or ()):
+            return "FP16 autocast"
+        for root in facts.get("roots") or ():
+            if any(text(p.get("dtype")) == _FP16 for p in root.get("parameters") or ()):
+                return "FP16 weights"
+    if any(s.autocast_dtype == _FP16 for steps in view.timeline.values() for s in steps):
+        return "FP16 autocast"
+    kinds = ("input", "output", "grad_output", "weight_grad", "weight")
+    for frame in view.scan(("dtype",), kinds, where=[("dtype", "in", (_FP16,))]):
+        if len(frame):
+            return "FP16 tensors"
+    return None
+
+
+RULE = Rule(
+    code="PD304",
+    name="needless-loss-scaler",
+    severity=Severity.INFO,
+    triage=Triage.LOSS_SCALE,
+    page=PAGE,
+    options=(RuleOption("min_steps", 3.0, "steps", "Scaled steps before it is said.", "Precdoctor's own.", 1.0),),
+    kinds=(),
+    columns=("dtype",),
+    check=check,
+    step_columns=("loss_scale", "growth_tracker", "autocast_dtype"),
+)

@@ -1,0 +1,126 @@
+"""Which layer made a loss scaler skip its steps: the first non-finite tensor of the skipped steps on record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims.finding import Phase
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.healthy_steps import reference_of
+from precdoctor.diagnosis.survey.origin import locate_forward, suspicious
+from precdoctor.diagnosis.survey.rows import (
+    BACKWARD_KINDS,
+    FORWARD_KINDS,
+    TensorRow,
+    path_evidence,
+    path_to,
+    range_evidence,
+)
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+#: Skipped steps whose tensors are looked at, evenly spread.
+_EXAMINED = 16
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """Where one skipped step first became non-finite."""
+
+    row: TensorRow
+    root: str
+    module: str
+    module_class: str
+    phase: Phase
+    path: tuple[TensorRow, ...]
+    #: What it was computed in: under autocast the gradient of an FP32 weight is made in FP16 and widened.
+    dtype: str
+
+    def as_evidence(self) -> dict[str, object]:
+        """The fixed-shape ``range`` and ``path`` entries of a finding's evidence."""
+        return {"range": range_evidence(self.row) | {"dtype": self.dtype}, "path": path_evidence(self.path)}
+
+
+@dataclass(frozen=True)
+class Culprits:
+    """What the examined steps agree on."""
+
+    overflows: Sequence[Overflow]
+
+    @property
+    def places(self) -> Counter[tuple[str, str]]:
+        """``(root, module)`` and on how many steps it was the first."""
+        return Counter((o.root, o.module) for o in self.overflows)
+
+    @property
+    def shown(self) -> Overflow | None:
+        """An overflow at the most frequent place; None when no skipped step was recorded."""
+        places = self.places.most_common(1)
+        return next((o for o in self.overflows if (o.root, o.module) == places[0][0]), None) if places else None
+
+    @property
+    def hits(self) -> int:
+        """Steps on which it was that place."""
+        places = self.places.most_common(1)
+        return places[0][1] if places else 0
+
+    def name(self, view: RunView) -> str:
+        """The most frequent place, with its root where there are several."""
+        shown = self.shown
+        if shown is None:
+            return "an unknown layer"
+        several = shown.module and len(view.models) > 1
+        return f"`{shown.module or shown.root}`" + (f" of {shown.root}" if several else "")
+
+    def words(self, view: RunView) -> str:
+        """A sentence for the message."""
+        shown = self.shown
+        if shown is None:
+            return "No skipped step was recorded with its tensors, so the overflowing layer is not known."
+        when = f"in {self.hits} of {plural(len(self.overflows), 'examined step')}"
+        if shown.phase is Phase.FORWARD:
+            return (
+                f"The forward pass itself overflows in {self.name(view)} "
+                f"({shown.row.label}, {shown.dtype}) {when}: no loss scale mends that."
+            )
+        return f"First to overflow {when}: {shown.row.label} ({shown.dtype}), in {shown.root}."
+
+    def as_evidence(self) -> list[dict[str, object]]:
+        """The five most frequent places."""
+        return [{"root": k[0], "module": k[1], "steps": n} for k, n in self.places.most_common(5)]
+
+
+def _computed(view: RunView, row: TensorRow) -> str:
+    facts = view.step_facts(Process(row.rank, row.attempt), row.step)
+    autocast = facts.autocast_dtype if facts is not None else None
+    return autocast if autocast == "float16" and row.kind == "weight_grad" else row.dtype
+
+
+def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> Culprits:
+    """Per examined step the first non-finite tensor: in the forward pass if there is one, else backward."""
+    sampled = [s.step for s in skipped if s.sampled]
+    chosen = sampled[:: max(1, len(sampled) // _EXAMINED)][:_EXAMINED]
+    found: list[Overflow] = []
+    if not chosen:
+        return Culprits(found)
+    reference = reference_of(view, process, chosen[0], frozenset(sampled))
+    for step in chosen:
+        rows = view.rows(process, step)
+        forward = [r for r in rows if r.kind in FORWARD_KINDS and r.phase != "recompute"]
+        row, masks = suspicious(forward, reference, loss_is_finite=True)
+        if row is not None:
+            origin = locate_forward(row, rows, masks, view.module_classes)
+            path = tuple(path_to(forward, row))
+            found.append(Overflow(row, origin.root, origin.module, origin.module_class, Phase.FORWARD, path, row.dtype))
+            continue
+        gradients = [r for r in rows if r.kind in BACKWARD_KINDS]
+        bad = [r for r in gradients if r.bad]
+        if bad:
+            row = min(bad, key=lambda r: r.position)
+            path = tuple(path_to(gradients, row))
+            found.append(
+                Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, path, _computed(view, row))
+            )
+    return Culprits(found)

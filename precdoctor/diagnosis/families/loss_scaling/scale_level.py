@@ -1,0 +1,129 @@
+"""Whether the level that a loss scaler found is one at which gradients live, and which layer kept it so low."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Phase, Prescription
+from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
+from precdoctor.diagnosis.survey.gradient_underflow import (
+    ENOUGH_BITS,
+    FLUSH_OPTIONS,
+    MARGIN_BINADES,
+    MAX_STEPS,
+    GradientSeries,
+    is_faint,
+    is_harmed,
+    plan,
+    survey,
+)
+from precdoctor.diagnosis.survey.origin import is_below
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import FP16
+
+_FLUSHED, _MAGNITUDE = (o.default for o in FLUSH_OPTIONS[:2])
+#: As PD303's options of that name.
+_SUBNORMAL, _FAINT = 0.25, 0.05
+
+
+@dataclass(frozen=True)
+class LostGradient:
+    """The FP16 gradient that suffers most, over the steps that were taken."""
+
+    key: Key
+    series: GradientSeries
+
+    @property
+    def words(self) -> str:
+        """``22 % of the gradient of `inp` is flushed``."""
+        place = self.key[1] or self.key[0]
+        if self.series.share >= _FLUSHED:
+            return f"{percent(self.series.share)} of the gradient of `{place}` is flushed"
+        return f"the gradient of `{place}` keeps {self.series.mean_bits:.1f} of 11 significant bits"
+
+
+def lost_gradient(view: RunView) -> LostGradient | None:
+    """None where every FP16 output gradient keeps its bulk: PD201's and PD303's measure of harm."""
+    found = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
+    half = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
+    hurt = {k: t for k, t in half.items() if is_harmed(view, k, t, (_FLUSHED, _MAGNITUDE))} or {
+        k: t
+        for k, t in half.items()
+        if not t.dead
+        and t.subnormal_share >= _SUBNORMAL
+        and t.mean_bits < ENOUGH_BITS.default
+        and is_faint(view, k, t, _FAINT, ENOUGH_BITS.default)
+    }
+    if not hurt:
+        return None
+    key, series = max(hurt.items(), key=lambda item: (item[1].share, -item[1].mean_bits))
+    return LostGradient(key, series)
+
+
+def kept_up(view: RunView, lost: LostGradient, shown: Overflow | None, level: float) -> tuple[Prescription, ...]:
+    """What lets the scale stay higher: the overflowing layer in FP32, priced by the gradients of all others.
+
+    Args:
+        view: the run.
+        lost: the gradient that needs a larger scale.
+        shown: the layer that overflows; None where it is not known.
+        level: the scale in force.
+    """
+    wide = Prescription(
+        title=f"use BF16 autocast, which needs no loss scale: flushed {percent(lost.series.share)} -> 0 %",
+        change={"autocast_dtype": {"from": FP16.dtype, "to": "bfloat16"}},
+        predicted={"flushed_share": {"from": lost.series.share, "to": 0.0}},
+        snippet=snippets.bfloat16_autocast(view.device),
+    )
+    if shown is None or not shown.module:
+        return (wide,)
+    found = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
+    rows = view.rows(*lost.series.worst)
+    largest = max((r.amax or 0.0 for r in rows if r.kind in BACKWARD_KINDS and not _within(r, shown)), default=0.0)
+    if not largest:
+        return (wide,)
+    room = replace(found, headroom=FP16.headroom(largest))
+    chosen = plan(
+        view, room, {lost.key: lost.series}, target=_FLUSHED / 10.0, margin=MARGIN_BINADES.default
+    )  # fmt: skip
+    if chosen.binades < 1:
+        return (wide,)
+    scale = 2.0 ** (round(math.log2(level)) + chosen.binades)
+    return (
+        Prescription(
+            title=f"run `{shown.module}` in FP32, and the scale can stay at {scale:g}: flushed in "
+            f"`{lost.key[1] or lost.key[0]}` {percent(chosen.before)} -> {percent(chosen.after)}",
+            change={
+                "module": shown.module,
+                "dtype": {"from": shown.dtype, "to": "float32"},
+                "loss_scale": {"from": level, "to": scale},
+            },
+            predicted={
+                "flushed_share": {"from": chosen.before, "to": chosen.after},
+                "headroom_binades": round(chosen.headroom, 1),
+            },
+            snippet=snippets.run_in_float32(shown.module, view.device),
+        ),
+        wide,
+    )
+
+
+def largest_gradient(rows: Sequence[TensorRow]) -> Overflow | None:
+    """The largest FP16 output gradient of a step, as what would overflow first; None without any."""
+    held = [r for r in rows if r.kind == "grad_output" and r.dtype == FP16.dtype and r.amax]
+    row = max(held, key=lambda r: r.amax or 0.0, default=None)
+    if row is None:
+        return None
+    return Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, (row,), row.dtype)
+
+
+def _within(row: TensorRow, shown: Overflow) -> bool:
+    """Whether a gradient is of the overflowing layer, or of what is around or inside it."""
+    if row.root != shown.root:
+        return False
+    return row.module == shown.module or is_below(row.module, shown.module) or is_below(shown.module, row.module)

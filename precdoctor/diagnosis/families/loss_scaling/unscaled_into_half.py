@@ -1,0 +1,189 @@
+"""PD308: gradients are unscaled in FP16, and what the loss scale had saved is flushed again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.rows import TensorRow, known_format, location, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.tail import magnitude
+
+PAGE = RulePage(
+    finds="""
+FP16 weight gradients that carry a loss scale after the backward pass and are divided by it within FP16, before the
+optimizer gets them: elements that were non-zero become zero. Both tensors are recorded, so the loss is counted, not
+estimated: zeros in what the optimizer was given less zeros in what was accumulated. Steps that clip are left out, since
+clipping makes gradients smaller, too. torch's own `GradScaler` refuses to unscale FP16 gradients; this is what scaling
+by hand does.
+""",
+    matters="""
+A loss scale is of use only if the division happens in a wider format. Divided in FP16, everything below 2^-25 is zero
+again and everything below 2^-14 has lost bits: all that the scale cost, for nothing.
+""",
+    example="""
+    (loss * 4096).backward()
+    for p in model.parameters():
+        p.grad /= 4096                      # in FP16: 1e-8 becomes 0
+        master[p].grad = p.grad.float() / 4096   # in FP32: it stays
+""",
+    remedy="""
+Keep FP32 master weights, convert the gradient to FP32 first and divide it there. `GradScaler` with FP32 weights and
+FP16 autocast does all of it. If nothing but a plain SGD step follows, leaving the gradients scaled and dividing the
+learning rate instead loses nothing, either.
+""",
+    confidence="""
+0.9: both tensors were counted. 0.75 when fewer than four steps were recorded.
+""",
+    references=(
+        "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, sections 3.1 and 3.2",
+        "PyTorch source: torch/amp/grad_scaler.py, 'Attempting to unscale FP16 gradients.'",
+    ),
+)
+_COLUMNS = ("root", "module", "kind", "name", "dtype", "numel", "zero", "nan", "pos_inf", "neg_inf", "scale")
+_Place = tuple[str, str, str]
+
+
+@dataclass
+class _Gradient:
+    numel: int
+    shares: dict[tuple[Process, int], float] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        return median(self.shares.values())
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the weight that loses most."""
+    gradients = _survey(view)
+    if not gradients:
+        return Checked.not_applicable("no FP16 weight gradient carries a loss scale that is taken out before the step")
+    seen = f"{plural(len(gradients), 'FP16 gradient')} before and after unscaling"
+    guilty = {p: g for p, g in gradients.items() if g.share >= options["flushed_share"]}
+    if not guilty:
+        worst = max(g.share for g in gradients.values())
+        return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(options['flushed_share'])})")
+    finding = _finding(view, guilty, options)
+    return Checked([finding], f"{len(guilty):,} of {seen} above the limit", Status.FAILED)
+
+
+def _survey(view: RunView) -> dict[_Place, _Gradient]:
+    plain = {(p, s.step) for p, steps in view.timeline.items() for s in steps if not s.skipped and s.clip_norm is None}
+    zeros: dict[tuple[_Place, Process, int], dict[str, tuple[int, int]]] = {}
+    terms = [("dtype", "in", ("float16",))]
+    for r in view.scan_records(_COLUMNS, ("weight_grad", "weight_grad_step"), steps=watched_steps(view), where=terms):
+        process, step = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+        scaled = r["scale"] is not None and float(r["scale"]) > 1.0
+        bad = r["nan"] or r["pos_inf"] or r["neg_inf"]
+        if (process, step) not in plain or bad or scaled != (r["kind"] == "weight_grad"):
+            continue
+        place = (str(r["root"]), str(r["module"]), str(r["name"]))
+        zeros.setdefault((place, process, step), {})[str(r["kind"])] = (int(r["zero"]), int(r["numel"]))
+    found: dict[_Place, _Gradient] = {}
+    for (place, process, step), pair in zeros.items():
+        if len(pair) == 2:
+            (before, numel), (after, _) = pair["weight_grad"], pair["weight_grad_step"]
+            gradient = found.setdefault(place, _Gradient(numel))
+            gradient.shares[process, step] = max(0, after - before) / max(1, numel - before)
+    return found
+
+
+def _row(view: RunView, place: _Place, process: Process, step: int, kind: str) -> TensorRow:
+    rows = view.rows(process, step)
+    return next(r for r in rows if r.kind == kind and (r.root, r.module, r.name) == place)
+
+
+def _lost(row: TensorRow) -> float:
+    """Share of the sum of magnitudes that the division by its scale takes below FP16's flush limit."""
+    fmt = known_format(row.dtype)
+    limit = (fmt.flush_limit if fmt is not None else 0.0) * (row.scale or 1.0)
+    total = magnitude(row.histogram)
+    kept = magnitude(row.histogram[round(math.log2(limit)) :]) if limit else total
+    return 1.0 - kept / total if total else 0.0
+
+
+def _finding(view: RunView, guilty: Mapping[_Place, _Gradient], options: Options) -> Finding:
+    place, gradient = max(guilty.items(), key=lambda item: (item[1].share, item[1].numel))
+    process, step = max(gradient.shares, key=lambda k: gradient.shares[k])
+    row = _row(view, place, process, step, "weight_grad")
+    given = _row(view, place, process, step, "weight_grad_step")
+    parameter = ".".join(p for p in place[1:] if p)
+    lost, scale = _lost(row), row.scale or 1.0
+    few = len(gradient.shares) < 4
+    message = (
+        f"{percent(gradient.share)} of the non-zero gradient of `{parameter}` (float16) became zero when it was "
+        f"divided by the loss scale, {scale:g}, in the median of {plural(len(gradient.shares), 'step')} (limit "
+        f"{percent(options['flushed_share'])}), and {percent(lost)} of its magnitude with it: amax "
+        f"{row.amax or 0.0:.3g} before, {given.amax or 0.0:.3g} after, and FP16 flushes up to 2.98e-08. "
+        f"{plural(len(guilty), 'gradient')} above the limit."
+    )
+    return Finding(
+        code="PD308",
+        name="unscaled-into-half",
+        severity=Severity.ERROR if gradient.share >= options["error_share"] else Severity.WARNING,
+        confidence=0.75 if few else 0.9,
+        title=f"{percent(gradient.share)} of the gradient of `{parameter}` is flushed by unscaling it in FP16",
+        message=message,
+        location=location(given, Phase.OPTIMIZER, process.rank, step),
+        evidence={
+            "flushed_share": gradient.share,
+            "limit": options["flushed_share"],
+            "lost_magnitude_share": lost,
+            "loss_scale": scale,
+            "tensors": [
+                {"root": p[0], "parameter": f"{p[1]}.{p[2]}".strip("."), "flushed_share": g.share}
+                for p, g in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
+            ],
+            "range": range_evidence(given),
+            "path": path_evidence([row, given]),
+            "confidence_reason": "fewer than four steps were recorded" if few else "zeros before and after are counted",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"FP32 weights, FP16 autocast and GradScaler: flushed {percent(gradient.share)} -> 0 %",
+                change={"weight_dtype": {"from": "float16", "to": "float32"}, "unscale_in": "float32"},
+                predicted={"flushed_share": {"from": gradient.share, "to": 0.0}},
+                snippet="model = model.float()  # before the optimizer is made\n"
+                + snippets.grad_scaler(view.device, scale),
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD308",
+    name="unscaled-into-half",
+    severity=Severity.ERROR,
+    triage=Triage.LOSS_SCALE,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "flushed_share",
+            0.04,
+            "fraction",
+            "Elements that become zero by unscaling, among the non-zero ones, median over steps.",
+            "As for PD201.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "error_share",
+            0.2,
+            "fraction",
+            "From this share on the finding is an error, below a warning.",
+            "As for PD201.",
+            maximum=1.0,
+        ),
+    ),
+    kinds=("weight_grad", "weight_grad_step"),
+    columns=("zero", "dtype", "scale"),
+    check=check,
+    step_columns=("loss_scale", "clip_norm"),
+)

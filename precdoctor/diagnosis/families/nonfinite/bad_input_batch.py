@@ -1,0 +1,304 @@
+"""PD104: the batch itself is non-finite, or far outside the range seen so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
+from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident_report import (
+    check_incidents,
+    confidence_options,
+    consequences,
+    looked_at,
+    resume_advice,
+    where_words,
+)
+from precdoctor.diagnosis.survey.arrow_rows import records
+from precdoctor.diagnosis.survey.bad_data import BadTensor, chosen, drop_samples
+from precdoctor.diagnosis.survey.op_facts import examined_at
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, number, range_evidence
+from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
+
+PAGE = RulePage(
+    finds="""
+A batch that holds NaN or Inf and with which the step went wrong, or whose largest magnitude lies many binades above
+every batch before it. A `-inf` mask passed as an argument is not bad data, and neither are NaN that batches of healthy
+steps hold too. A non-finite batch that did no harm is reported as information.
+""",
+    matters="""
+Data comes first in every triage: whatever the model does with a NaN is not the model's fault, and no change of
+precision, learning rate or loss scale mends it. One extreme sample is enough to throw the weights so far that the run
+overflows one or two steps later.
+""",
+    example="""
+    features = (x - mean) / std        # a constant column: std is 0, the column becomes NaN
+
+Or a sensor that writes 1e30 for "missing", a label file with an empty cell, a corrupt shard.
+""",
+    remedy="""
+Drop or impute the sample the finding names, and find the source: a missing value, a failed parse, a standard deviation
+of 0. With a `DataLoader` that uses torch's own collation the sample is an index of the data set (of the whole one,
+behind `random_split`); otherwise it is a position in the batch. Resume from a checkpoint at or before the named step.
+""",
+    confidence="""
+0.97 for a non-finite batch at a step that went wrong. 0.6 for an extreme batch alone; 0.9 when the run became
+non-finite within `follow_steps` steps of it.
+""",
+    references=("PyTorch documentation: torch.utils.data, torch.isfinite", "docs: concepts, 'Triage order'"),
+)
+
+
+@dataclass
+class _Seen:
+    """The range of one batch tensor over the steps so far."""
+
+    largest: float = 0.0
+    steps: int = 0
+    last_step: int = -1
+
+
+@dataclass(frozen=True)
+class _Extreme:
+    """A batch far outside the range before it."""
+
+    process: Process
+    step: int
+    key: Key
+    amax: float
+    before: float
+    steps_before: int
+
+    @property
+    def binades(self) -> float:
+        return math.log2(self.amax / self.before)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """Findings for non-finite batches that did harm, harmless ones, and extreme ones."""
+    seen = looked_at(view, ("batch",), "input tensor")
+    tensors, _ = view.tensor_count(("batch",))
+    harmful = check_incidents(view, RULE, options, _tell, seen)
+    if harmful.findings:
+        return Checked([*harmful.findings, *_extreme_findings(view, options)], harmful.reason, Status.FAILED)
+    if tensors == 0:
+        return Checked.not_applicable("no root module was given a floating-point argument (token ids are integers)")
+    findings = [*_extreme_findings(view, options), *_harmless(view, options)]
+    if findings:
+        return Checked(findings, f"{plural(len(findings), 'suspicious batch')} among {seen}", Status.FAILED)
+    return Checked((), f"{seen}, all finite, none {options['extreme_binades']:g} binades above those before")
+
+
+# -- non-finite -------------------------------------------------------------------------------------------------------
+
+
+def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
+    origin = incident.origin
+    assert origin is not None, "an incident without recorded tensors is never PD104"
+    row = origin.row
+    examined = examined_at(view, incident.process, incident.step)
+    read = _as_recorded(row)
+    data = chosen(examined.bad_data, read) if examined is not None else None
+    title = data.title if data is not None else f"the batch given to `{row.root}` holds {row.count_words()}"
+    message = f"{where_words(view, incident).capitalize()}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) "
+    message += f"holds {row.count_words()}; limit 0." + (data.more if data is not None else "")
+    effects = consequences(incident)
+    if effects:
+        message += f" In the same step it reached {', '.join(effects)}."
+    return title, f"{message} {resume_advice(incident)}", drop_samples(data or read, incident.step)
+
+
+def _as_recorded(row: TensorRow) -> BadTensor:
+    return BadTensor(f"`{row.name or '0'}`", (row.nan, row.pos_inf, row.neg_inf), row.numel, None)
+
+
+def _harmless(view: RunView, options: Options) -> list[Finding]:
+    """Non-finite batches of steps that went well, when they are the exception among the batches."""
+    bad: dict[Key, set[int]] = {}
+    example: dict[Key, tuple[Process, int]] = {}
+    columns = ["root", "module", "kind", "name", "call", *BAD_COUNTS]
+    for frame in view.scan(columns, ("batch",), bad=True):
+        for r in records(frame[(frame["nan"] > 0) | (frame["pos_inf"] > 0)]):
+            process = Process(int(r["rank"]), int(r["attempt"]))
+            if int(r["step"]) in incident_steps(view).get(process, {}):
+                continue
+            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+            bad.setdefault(key, set()).add(int(r["step"]))
+            example.setdefault(key, (process, int(r["step"])))
+    _, all_steps = view.tensor_count(("batch",))
+    findings = []
+    for key, steps in bad.items():
+        if len(steps) > options["usual_share"] * all_steps:
+            continue  # missing values are part of this data set
+        process, step = example[key]
+        row = next((r for r in view.rows(process, step) if r.key == key), None)
+        if row is not None:
+            findings.append(_harmless_finding(row, process, step, len(steps)))
+    return findings
+
+
+def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -> Finding:
+    return Finding(
+        code="PD104",
+        name="bad-input-batch",
+        severity=Severity.INFO,
+        confidence=0.9,
+        title=f"{plural(steps, 'batch')} given to `{row.root}` held non-finite values, without harm so far",
+        message=f"At step {step}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) holds {row.count_words()}; "
+        "limit 0. Loss, gradients and weights stayed finite.",
+        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.DATA, process.rank, step),
+        cause="nonfinite-input-batch",
+        evidence={"range": range_evidence(row), "bad_batches": steps, "confidence_reason": "the values are in the log"},
+        prescriptions=(drop_samples(_as_recorded(row), step),),
+    )
+
+
+# -- extreme ----------------------------------------------------------------------------------------------------------
+
+
+def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
+    first: dict[tuple[Process, Key], list[_Extreme]] = {}
+    for extreme in _extremes(view, options):
+        first.setdefault((extreme.process, extreme.key), []).append(extreme)
+    by_event: dict[tuple[Key, int], Finding] = {}
+    for extremes in first.values():
+        finding = _extreme_finding(view, extremes, options)
+        event = (extremes[0].key, extremes[0].step)
+        if event not in by_event or finding.confidence > by_event[event].confidence:
+            by_event[event] = finding
+    return list(by_event.values())
+
+
+def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
+    """Walk all batches in order of step, keeping one range per tensor and process.
+
+    Later calls in a step are judged by the earlier ones, too: samples a chain draws from the model are no data, and
+    grow from call to call.
+    """
+    seen: dict[tuple[Process, tuple[str, ...]], _Seen] = {}
+    needed, factor = options["history_steps"], 2.0 ** options["extreme_binades"]
+    columns = ["root", "module", "kind", "name", "call", "amax", "numel", "order"]
+    for frame in view.scan(columns, ("batch",)):
+        for r in records(frame.sort_values(["step", "call"], kind="stable")):
+            amax = number(r["amax"])
+            if not amax or int(r["numel"]) < options["min_elements"]:
+                continue
+            process = Process(int(r["rank"]), int(r["attempt"]))
+            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+            past = seen.setdefault((process, key[:4]), _Seen())
+            if past.steps >= needed and amax > factor * past.largest:
+                yield _Extreme(process, int(r["step"]), key, amax, past.largest, past.steps)
+            else:  # an extreme batch must not become the yardstick for the next one
+                past.largest = max(past.largest, amax)
+            past.steps += int(r["step"]) != past.last_step
+            past.last_step = int(r["step"])
+
+
+def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) -> Finding:
+    e = extremes[0]
+    until = e.step + int(options["follow_steps"])
+    harmed = sorted(s for steps in incident_steps(view).values() for s in steps if e.step <= s <= until)
+    row = next((r for r in view.rows(e.process, e.step) if r.key == e.key), None)
+    clamp = 2.0 ** math.ceil(math.log2(e.before))
+    last = max((s for s in (f.step for f in view.timeline.get(e.process, ())) if s < e.step), default=None)
+    skipped = bool(harmed) and all((f := view.step_facts(e.process, s)) is not None and f.skipped for s in harmed)
+    if skipped:
+        follow = "The loss scaler skipped the step: the weights were not touched."
+    elif harmed:
+        follow = f"The run became non-finite at step {harmed[0]}. Resume from a checkpoint at or before step {last}."
+    else:
+        follow = "Nothing became non-finite so far."
+    evidence = {
+        "amax": e.amax,
+        "largest_before": e.before,
+        "binades_above": round(e.binades, 2),
+        "limit_binades": options["extreme_binades"],
+        "history_steps": e.steps_before,
+        "steps": [x.step for x in extremes[:16]],
+        "explains_until": until if harmed else e.step,
+        "last_finite_step": None if skipped else last,
+        "confidence_reason": "an incident followed" if harmed else "no incident followed",
+    }
+    if row is not None:
+        evidence["range"] = range_evidence(row)
+    return Finding(
+        code="PD104",
+        name="bad-input-batch",
+        severity=Severity.ERROR if harmed and not skipped else Severity.WARNING,
+        confidence=0.9 if harmed else 0.6,
+        title=f"the batch of step {e.step} is {e.binades:.1f} binades larger than any before it",
+        message=f"At step {e.step}, argument `{e.key[3] or '0'}` of {e.key[0]} reaches {e.amax:.4g}; the "
+        f"{e.steps_before} batches before it reached {e.before:.4g} at most ({e.binades:.1f} binades less, limit "
+        f"{options['extreme_binades']:g}). {follow}",
+        location=Location(e.key[0], e.key[1], None, "batch", Phase.DATA, e.process.rank, e.step),
+        cause="extreme-input-batch",
+        evidence=evidence,
+        prescriptions=(
+            Prescription(
+                title=f"clamp the input to the range seen so far (+-{clamp:g}) or drop the sample",
+                change={"clamp": clamp},
+                predicted={"amax": {"from": e.amax, "to": clamp}},
+                snippet=f"batch = batch.clamp(-{clamp!r}, {clamp!r})\n",
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD104",
+    name="bad-input-batch",
+    severity=Severity.ERROR,
+    triage=Triage.DATA,
+    page=PAGE,
+    options=(
+        *confidence_options(0.97),
+        RuleOption(
+            "extreme_binades",
+            10.0,
+            "binades",
+            "How far above every earlier batch a batch counts as extreme.",
+            "Precdoctor's own: a factor of 1024; normalised data varies by 2 to 3 binades between batches.",
+            1.0,
+            300.0,
+        ),
+        RuleOption(
+            "history_steps",
+            8.0,
+            "steps",
+            "Batches that must have been seen before one can be extreme.",
+            "Precdoctor's own.",
+            1.0,
+        ),
+        RuleOption(
+            "min_elements",
+            64.0,
+            "elements",
+            "Smaller arguments are not judged by their range.",
+            "Precdoctor's own: noise levels, time steps and lengths are single numbers of any size.",
+            1.0,
+        ),
+        RuleOption(
+            "follow_steps",
+            2.0,
+            "steps",
+            "Within how many steps an incident is put down to an extreme batch.",
+            "One step to throw the weights, one to overflow with them.",
+        ),
+        RuleOption(
+            "usual_share",
+            0.1,
+            "fraction",
+            "Non-finite values in more batches than this belong to the data set.",
+            "Precdoctor's own.",
+            maximum=1.0,
+        ),
+    ),
+    kinds=("batch",),
+    columns=("nan", "pos_inf", "neg_inf", "amax", "numel"),
+    check=check,
+)

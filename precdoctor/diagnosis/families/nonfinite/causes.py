@@ -1,0 +1,178 @@
+"""What the log supports, at module level, about *why* a value became non-finite.
+
+Only arithmetic that must hold is used: a matrix product of finite operands can only become infinite by leaving the
+format's range; ``exp`` overflows above ``ln(max)``; and so on. Where several causes fit, none is named.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims.finding import Phase
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.origin import Origin
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
+
+_PRODUCT = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN", re.IGNORECASE)
+_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+_SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+_RMS_NORM = re.compile(r"RMS_?Norm", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause of DESIGN section 6 with how far to trust it; ``name`` is None when the log does not tell."""
+
+    name: str | None
+    confidence: float
+    why: str
+
+    @property
+    def in_brackets(self) -> str:
+        """`` (log-of-nonpositive)``, for a title; nothing for ``other``, which says nothing."""
+        return f" ({self.name})" if self.name not in (None, "other") else ""
+
+    @property
+    def sentence(self) -> str:
+        """`` Cause: log-of-nonpositive: its operand holds 3 exact zeros.``; empty without a cause."""
+        if self.name is None:
+            return ""
+        return f" Cause: {self.why}." if self.name == "other" else f" Cause: {self.name}: {self.why}."
+
+
+UNKNOWN = Cause(None, 0.0, "the log at module level does not tell the operation")
+
+
+def forward_cause(origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow] = ()) -> Cause:
+    """The cause of a forward or loss origin, if the surrounding rows leave just one.
+
+    Args:
+        rows: of the same step.
+        earlier_weights: the module's weights on the last step that recorded them, where this one died before it could,
+            and the updates of that step.
+    """
+    row, after = origin.row, origin.after
+    fmt = known_format(row.dtype)
+    if origin.phase is Phase.DATA:
+        return Cause("nonfinite-input-batch", 0.97, "the batch itself holds the non-finite values")
+    names = f"{origin.module_class} {origin.module}"
+    if after is not None and after.mask_like and row.nan and (_SOFTMAX.search(names) or _ATTENTION.search(names)):
+        return Cause("softmax-fully-masked", 0.8, "a -inf mask went into a softmax and NaN came out")
+    if fmt is None or after is None or after.amax is None:
+        return UNKNOWN
+    if origin.how == "module" and _PRODUCT.search(origin.module_class) and row.inf:
+        if known_format(after.dtype) != fmt and after.amax >= fmt.overflow_limit:
+            return Cause("cast-overflow", 0.9, f"its input reaches {after.amax:.4g}, above {row.dtype}'s {fmt.max:g}")
+        return _product_cause(origin, rows, earlier_weights, fmt.max)
+    if _ATTENTION.search(names):
+        return _attention_cause(origin, rows, fmt.max)
+    if _RMS_NORM.search(origin.module_class) and after.dtype == row.dtype == "float16" and after.amax**2 > fmt.max:
+        return Cause("square-overflow", 0.7, f"the square of its input's amax {after.amax:.4g} exceeds {fmt.max:g}")
+    if origin.how == "module" and origin.phase is Phase.FORWARD:
+        return UNKNOWN
+    return _functional_cause(row, after, fmt.max)
+
+
+def _product_cause(
+    origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow], largest: float
+) -> Cause:
+    """A product of finite operands is at most (terms) x (largest input) x (largest weight).
+
+    Which recorded tensor is the input is not known; it is none larger than the largest so far.
+    """
+    before = [r for r in rows if r.kind in FORWARD_KINDS and r.position < origin.row.position and r.amax is not None]
+    widest = max((r.amax or 0.0 for r in before), default=0.0)
+    own = [r for r in rows if r.kind == "weight" and (r.root, r.module) == (origin.root, origin.module)]
+    reach = _reach(own or earlier_weights)
+    if not reach or not before:
+        return Cause("matmul-overflow", 0.8, "finite operands of a matrix product can only become Inf by overflow")
+    terms = max(math.prod(shape[1:]) for shape, _, _ in reach)
+    _, widest_weight, moved = max(reach, key=lambda r: r[1])
+    bound = terms * widest * widest_weight
+    if bound >= largest:
+        grown = f" (the update before moved them by up to {moved:.3g})" if moved > 0.5 * widest_weight else ""
+        why = f"{terms:,} products of inputs up to {widest:.4g} and weights up to {widest_weight:.4g}{grown} can reach "
+        return Cause("matmul-overflow", 0.9, f"{why}{bound:.3g} > {largest:g}")
+    if own:
+        return UNKNOWN
+    why = f"with the weights last recorded the product cannot exceed {bound:.3g}, so they must have changed since"
+    return Cause("nonfinite-weights", 0.7, why)
+
+
+def _reach(rows: Sequence[TensorRow]) -> list[tuple[Sequence[int], float, float]]:
+    """Per weight matrix: its shape, its largest magnitude after the update recorded with it, and that of the update."""
+    moved = {r.name: r.amax or 0.0 for r in rows if r.kind == "update"}
+    return [
+        (r.shape, r.amax + moved.get(r.name, 0.0), moved.get(r.name, 0.0))
+        for r in rows
+        if r.kind == "weight" and r.amax is not None and len(r.shape) > 1
+    ]
+
+
+def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) -> Cause:
+    """Attention logits are dot products: at most ``d * amax(q) * amax(k)``."""
+    inside = [
+        r
+        for r in rows
+        if r.kind in FORWARD_KINDS
+        and r.root == origin.root
+        and r.amax
+        and r.position < origin.row.position
+        and (r.module == origin.module or r.module.startswith(origin.module + "."))
+    ]
+    wide = max(inside, key=lambda r: r.amax or 0.0, default=origin.after)
+    if wide is None or not wide.amax or not wide.shape:
+        return UNKNOWN
+    bound = wide.amax**2 * wide.shape[-1]
+    if bound < largest:
+        return UNKNOWN
+    certainty = 0.85 if origin.row.dtype == "float16" else 0.6
+    why = f"operands up to {wide.amax:.4g} let dot products of length {wide.shape[-1]} reach {bound:.3g} > {largest:g}"
+    return Cause("matmul-overflow", certainty, why)
+
+
+def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause:
+    """Functional code between two tensors: only their shapes and the extremes of what went in are known."""
+    amax = after.amax or 0.0
+    terms = _summed(after.shape, row.shape)
+    looks_like_probabilities = after.zero > 0 and amax <= 1.0
+    if row.inf and not row.nan and looks_like_probabilities:
+        return Cause(
+            "log-of-nonpositive", 0.6, f"{plural(after.zero, 'exact zero')} among values up to {amax:.4g} went in"
+        )
+    if row.inf and terms > 1 and amax < math.log(largest) and amax * terms >= largest:
+        why = f"sums of {terms:,} values up to {amax:.4g} can reach {amax * terms:.3g} > {largest:g}"
+        return Cause("reduction-overflow", 0.6, why)
+    # Where a sum could have done it as well, none of the two is named.
+    if row.pos_inf and math.log(largest) < amax < math.sqrt(largest) and amax * terms < largest:
+        why = (
+            f"values up to {amax:.4g} went in: exp overflows {row.dtype} above {math.log(largest):.2f}, squares do not"
+        )
+        return Cause("exp-overflow", 0.6, why)
+    return UNKNOWN
+
+
+def _summed(before: Sequence[int], after: Sequence[int]) -> int:
+    """How many elements a reduction over one dimension puts together, if the shapes look like one; else 1."""
+    if len(before) == len(after):
+        changed = [(b, a) for b, a in zip(before, after, strict=True) if b != a]
+        return changed[0][0] if len(changed) == 1 and changed[0][1] == 1 else 1
+    dropped = [i for i in range(len(before)) if [*before[:i], *before[i + 1 :]] == list(after)]
+    return max((before[i] for i in dropped), default=1)
+
+
+def backward_cause(origin: Origin, rows: Sequence[TensorRow], loss_scale: float | None) -> Cause:
+    """The cause of a backward origin."""
+    row = origin.row
+    own = next((r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)), None)
+    if row.dtype == "float16" and row.inf and (row.scale or loss_scale or 1.0) > 1.0:
+        return Cause(
+            "loss-scale-overflow", 0.85, f"FP16 gradients at loss scale {row.scale or loss_scale:g} became Inf"
+        )
+    if row.kind == "grad_output" and own is not None and own.zero and row.nan + row.inf == own.zero:
+        why = f"exactly the {own.zero:,} zeros of the tensor have a non-finite gradient"
+        return Cause("sqrt-gradient-at-zero", 0.6, why)
+    return UNKNOWN

@@ -1,0 +1,134 @@
+"""PD103: every tensor of the forward pass was finite, the loss was not."""
+
+from __future__ import annotations
+
+import math
+
+from precdoctor.diagnosis.claims.finding import Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
+from precdoctor.diagnosis.claims.words import plural, there_are
+from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident_report import (
+    check_incidents,
+    confidence_options,
+    looked_at,
+    preceding,
+    resume_advice,
+    unrecorded_message,
+    where_words,
+)
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import FP32
+
+PAGE = RulePage(
+    finds="""
+A step on which every output of the model is finite and the loss is not: functional loss code, a loss module such as
+`CrossEntropyLoss`, or code between the model and it. It also reports a non-finite loss whose step was not recorded with
+full statistics, and then says that the origin is unknown.
+""",
+    matters="""
+The loss code is outside every module hook, often written by hand, and the usual place of `log(0)`, of `exp` of a raw
+logit and of a mean over no elements.
+""",
+    example="""
+    loss = -(target * probabilities.log()).sum()          # log(0) when a probability underflows
+    loss = F.cross_entropy(logits, target)                # log-softmax, stable
+
+A mean over an empty selection is 0/0: `loss[mask].mean()` with an all-false mask, or `CrossEntropyLoss` when every
+target is `ignore_index`.
+""",
+    remedy="""
+Prefer the fused forms (`cross_entropy`, `binary_cross_entropy_with_logits`, `log_softmax`, `logsumexp`), compute the
+loss in FP32, clamp what goes into `log`, guard means against empty selections. Resume from a checkpoint at or before
+the step the finding names.
+""",
+    confidence="""
+0.95 when the step is fully recorded: the last module output is finite and the loss is not. 0.5 when the step's tensors
+are not in the log: the loss is non-finite for certain, where it began is not known. Less as PD101 says when modules
+were left out. Causes need their trace in the numbers: exact zeros among probabilities for `log-of-nonpositive`, values
+above `ln(max)` of the loss dtype for `exp-overflow`.
+""",
+    references=(
+        "PyTorch documentation: torch.nn.functional.cross_entropy, binary_cross_entropy_with_logits",
+        "Blanchard, Higham, Higham, Accurately computing the log-sum-exp and softmax functions, IMA JNA 2021",
+    ),
+)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """Findings for every incident that begins in the loss."""
+    seen = looked_at(view, ("loss",), "loss")
+    return check_incidents(view, RULE, options, _tell, seen)
+
+
+def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
+    origin = incident.origin
+    if origin is None:
+        message = unrecorded_message(view, incident, "The loss is non-finite")
+        return f"the loss became non-finite {where_words(view, incident)}", message, _guard(view, incident)
+    row, after = origin.row, preceding(incident)
+    cause = incident.cause.in_brackets
+    maker = "the loss code" if origin.how == "loss" else origin.maker
+    title = f"the loss became non-finite in {maker}{cause}, the model's outputs are finite"
+    message = (
+        f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    )
+    if after is not None and after.amax is not None:
+        zeros = f" and holds {plural(after.zero, 'exact zero')}" if after.zero else ""
+        message += f" The last tensor before it, {after.label}, is finite, reaches {after.amax:.4g}{zeros}."
+    message += incident.cause.sentence
+    return title, f"{message} {resume_advice(incident)}", _prescribe(view, incident)
+
+
+def _prescribe(view: RunView, incident: Incident) -> Prescription:
+    after = preceding(incident)
+    if incident.cause.name == "log-of-nonpositive" and after is not None:
+        smallest = FP32.min_normal  # below it 1/p, the gradient, leaves FP32's range
+        return Prescription(
+            title=f"clamp what goes into log at {smallest:.3g}: {there_are(after.zero, 'element')} exactly 0",
+            change={"clamp_min": {"from": 0.0, "to": smallest}},
+            predicted={"zeros_into_log": {"from": after.zero, "to": 0}, "smallest_log": round(math.log(smallest), 1)},
+            snippet=(
+                "import torch\n\n"
+                "log_p = p.float().clamp_min(torch.finfo(torch.float32).tiny).log()  # or cross_entropy on the logits\n"
+            ),
+        )
+    if incident.cause.name == "exp-overflow" and after is not None:
+        return Prescription(
+            title=f"use logsumexp / log_softmax: exp of {after.amax:.4g} overflows",
+            change={"loss": "log_softmax"},
+            predicted={"largest_exponent": {"from": after.amax, "to": 0.0}},
+            snippet="import torch.nn.functional as F\n\nloss = F.cross_entropy(logits.float(), target)\n",
+        )
+    return _guard(view, incident)
+
+
+def _guard(view: RunView, incident: Incident) -> Prescription:
+    after = preceding(incident)
+    reach = f" (logits reach {after.amax:.4g})" if after is not None and after.amax is not None else ""
+    return Prescription(
+        title=f"compute the loss in FP32 and stop at step {incident.step} on a non-finite value{reach}",
+        change={"loss_dtype": "float32"},
+        predicted={"stops_at_step": incident.step, "resume_from_step": incident.last_finite},
+        snippet=(
+            "import torch\n\n"
+            f"with torch.autocast({view.device!r}, enabled=False):\n"
+            "    loss = loss_fn(output.float(), target)\n"
+            "if not torch.isfinite(loss):\n"
+            "    raise FloatingPointError('loss is not finite')\n"
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD103",
+    name="nonfinite-loss",
+    severity=Severity.ERROR,
+    triage=Triage.LOSS,
+    page=PAGE,
+    options=confidence_options(0.95),
+    kinds=(*FORWARD_KINDS, "loss"),
+    columns=("order", "nan", "pos_inf", "neg_inf", "amax", "zero"),
+    check=check,
+)

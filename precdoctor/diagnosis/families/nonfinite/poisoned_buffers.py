@@ -1,0 +1,175 @@
+"""PD106: a buffer becomes non-finite and stays so, while the loss is finite again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.snippets import module_expression
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.rows import TensorRow, location, path_evidence, path_to
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+PAGE = RulePage(
+    finds="""
+Floating-point buffers (running statistics of a batch norm, moving averages, normalisers of observations) that were
+finite and hold a NaN or an infinity ever since some step, to the end of the recording. Buffers that are non-finite from
+the start (observers that begin at infinity) and masks, which hold nothing worse than -Inf, do not count. Where the
+failing step was replayed, PD101 names the op, and this finding is told inside it.
+""",
+    matters="""
+A loss scaler that skips the step, or `if not loss.isfinite(): continue`, saves the weights; the buffer was written in
+the forward pass before. Running statistics are an average of the past: one NaN stays. Training goes on with the
+statistics of the batch and looks healthy, while every evaluation and every checkpoint from that step on is worthless.
+""",
+    example="""
+    loss = criterion(model(batch), target)   # one batch is too large: batch norm's running_var is NaN from here on
+    if not loss.isfinite():
+        continue                             # too late for running_var
+""",
+    remedy="""
+Resume from a checkpoint before the step in the finding, or reset the statistics and let some good batches pass through
+in training mode before anything is evaluated. To keep it from happening again, look at the batch before the forward
+pass, or at what makes it non-finite inside the model.
+""",
+    confidence="""
+0.97: elements are counted, and the buffer was seen finite before. 0.8 when fewer than two steps were recorded since.
+""",
+    references=(
+        "PyTorch documentation: torch.nn.BatchNorm2d, running statistics and momentum",
+        "IEEE 754-2019, section 6.2 (NaN propagates through every average)",
+    ),
+)
+_COLUMNS = ("root", "module", "name", "nan", "pos_inf", "neg_inf")
+_Place = tuple[str, str, str]
+
+
+@dataclass
+class _Buffer:
+    #: Last recorded step on which it was finite, and those since on which it was not.
+    finite: int | None = None
+    bad: list[int] = field(default_factory=list)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the first buffer that was poisoned, with all others."""
+    buffers = _histories(view)
+    if not buffers:
+        return Checked.not_applicable("the model has no floating-point buffer")
+    seen = plural(len({place for _, place in buffers}), "buffer")
+    poisoned = {k: b for k, b in buffers.items() if b.finite is not None and len(b.bad) >= options["min_steps"]}
+    if not poisoned:
+        return Checked((), f"{seen}, none that became non-finite and stayed so")
+    return Checked([_finding(view, poisoned, options)], f"{len(poisoned):,} of {seen} became non-finite", Status.FAILED)
+
+
+def _histories(view: RunView) -> Mapping[tuple[Process, _Place], _Buffer]:
+    """Of every buffer, rows by step; it is written again whenever it changes."""
+    rows = view.scan_records(_COLUMNS, ("buffer",))
+    found: dict[tuple[Process, _Place], _Buffer] = {}
+    for r in sorted(rows, key=lambda r: int(r["step"])):
+        place = (str(r["root"]), str(r["module"]), str(r["name"]))
+        buffer = found.setdefault((Process(int(r["rank"]), int(r["attempt"])), place), _Buffer())
+        if r["nan"] or r["pos_inf"]:
+            buffer.bad.append(int(r["step"]))
+        else:
+            buffer.finite, buffer.bad = int(r["step"]), []
+    return found
+
+
+def _finding(view: RunView, poisoned: Mapping[tuple[Process, _Place], _Buffer], options: Options) -> Finding:
+    step = min(b.bad[0] for b in poisoned.values())
+    (process, place), buffer, row, rows = _first(view, poisoned, step)
+    finite = min(b.finite for b in poisoned.values() if b.finite is not None)
+    name = ".".join(p for p in place[1:] if p)
+    losses = [s.loss for s in view.timeline.get(process, ()) if s.step > step and s.loss is not None]
+    since = f"The loss was finite on {plural(len(losses), 'step')} since: training hides it. " if losses else ""
+    message = (
+        f"`{name}` ({row.module_class or 'buffer'}) was finite at step {finite} and holds {row.count_words()} at step "
+        f"{step} and on all {plural(len(buffer.bad), 'recorded step')} from there on (limit {options['min_steps']:g}). "
+        f"{since}{plural(len(poisoned), 'buffer')} affected. Every checkpoint from step {step} on carries them; the "
+        f"last one without is at or before step {finite}."
+    )
+    forward = [r for r in rows if r.kind in ("batch", "input", "output")]
+    ahead = next((r for r in forward if r.bad and not r.mask_like), None)
+    if ahead is not None:
+        message += f" First non-finite value of that step: {ahead.label}, {ahead.count_words()}."
+    few = len(buffer.bad) < 2
+    return Finding(
+        code="PD106",
+        name="poisoned-buffers",
+        severity=Severity.ERROR,
+        confidence=0.8 if few else 0.97,
+        title=f"`{name}` is non-finite since step {step}, although the loss is finite"
+        if losses
+        else f"`{name}` is non-finite since step {step}",
+        message=message,
+        location=location(row, Phase.FORWARD, process.rank, step),
+        evidence={
+            "nonfinite_elements": row.nan + row.inf,
+            "limit": options["min_steps"],
+            "buffers": [".".join(p for p in place[1:] if p) for _, place in poisoned][:16],
+            "finite_losses_since": len(losses),
+            "last_finite_step": finite,
+            "last_bad_step": step,
+            "path": path_evidence([*(path_to(forward, ahead) if ahead is not None else ()), row]),
+            "confidence_reason": "fewer than two steps were recorded since" if few else "every element was counted",
+        },
+        prescriptions=(_reset(place, len(poisoned)),),
+    )
+
+
+def _first(
+    view: RunView, poisoned: Mapping[tuple[Process, _Place], _Buffer], step: int
+) -> tuple[tuple[Process, _Place], _Buffer, TensorRow, Sequence[TensorRow]]:
+    """Of those that were poisoned at ``step`` the first in the order of the model."""
+    key = next(k for k, b in poisoned.items() if b.bad[0] == step)
+    rows = view.rows(key[0], step)
+    return (
+        key,
+        poisoned[key],
+        next(r for r in rows if (r.root, r.module, r.name) == key[1] and r.kind == "buffer"),
+        rows,
+    )
+
+
+def _reset(place: _Place, count: int) -> Prescription:
+    return Prescription(
+        title=f"reset running statistics and let good batches pass before evaluating: poisoned buffers {count} -> 0",
+        change={"module": place[1], "reset_running_stats": True},
+        predicted={"poisoned_buffers": {"from": count, "to": 0}},
+        snippet=(
+            "import torch\n\n"
+            "for module in model.modules():\n"
+            "    if hasattr(module, 'reset_running_stats'):\n"
+            f"        module.reset_running_stats()  # {module_expression(place[1])} among them\n"
+            "model.train()\n"
+            "with torch.no_grad():\n"
+            "    for batch in good_batches:\n"
+            "        model(batch)\n"
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD106",
+    name="poisoned-buffers",
+    severity=Severity.ERROR,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "min_steps",
+            1.0,
+            "steps",
+            "Recorded steps, the last one included, on which it must be non-finite.",
+            "One: an average does not lose a NaN again.",
+            1.0,
+        ),
+    ),
+    kinds=("buffer",),
+    columns=("nan", "pos_inf", "neg_inf"),
+    check=check,
+)

@@ -1,0 +1,165 @@
+"""PD205: gradients are accumulated over more micro-steps than their format has bits for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import memory, plural
+from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.parameters import HALF
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, location, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+PAGE = RulePage(
+    finds="""
+Weight gradients kept in BF16 or FP16 that sum up so many micro-steps (backward passes per optimizer step) that the last
+ones are rounded away. A sum of N like terms is N times as large as the next term; once that is below half an ulp of the
+sum it is lost: the running sum stalls at 256 terms in BF16 and at 2048 in FP16. From there on it is a warning; from
+`share` of that number on, where the last micro-steps keep only two bits, information. The numbers are counted and the
+format is recorded; how large each micro-step's own gradient was is not in the log, like terms are assumed.
+""",
+    matters="""
+The part of the gradient that all micro-batches agree on, which is what one accumulates for, stops growing; what is left
+is the noise of the first micro-steps. The effective batch is smaller than the one that is paid for, and the gradient
+too small by the same factor.
+""",
+    example="""
+    model = model.bfloat16()
+    for micro in range(512):                  # the sum stalls at 256
+        (loss(model, next(batches)) / 512).backward()
+""",
+    remedy="""
+Keep the gradients in FP32: FP32 weights under BF16 autocast have FP32 gradients, and so has a buffer of one's own that
+the gradient is added to after each micro-step. Larger micro-batches, and fewer of them, help as well.
+""",
+    confidence="""
+0.75: micro-steps and format are facts, that the terms are alike is an assumption. Terms of random sign stall later.
+""",
+    references=(
+        "Higham, Accuracy and Stability of Numerical Algorithms, chapter 4 (recursive summation: N u)",
+        "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192",
+    ),
+)
+_COLUMNS = ("root", "module", "kind", "name", "call", "dtype", "numel", "shape")
+
+
+@dataclass(frozen=True)
+class _Sum:
+    key: Key
+    dtype: str
+    numel: int
+    process: Process
+    step: int
+    terms: int
+    #: Terms at which a sum of ones stalls: half an ulp of 2^(m+1) is one.
+    stalls: int
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the largest of the narrow gradients, at the step with most micro-steps."""
+    counts = {(p, s.step): s.micro_steps for p, steps in view.timeline.items() for s in steps if s.complete}
+    most = max(counts.values(), default=0)
+    sums = _sums(view, counts)
+    if not sums:
+        return Checked.not_applicable("no weight gradient is kept in BF16 or FP16")
+    if most < 2:
+        return Checked.not_applicable("each optimizer step has one backward pass")
+    seen = f"{plural(len(sums), 'half-precision gradient')} over up to {plural(most, 'micro-step')}"
+    guilty = [s for s in sums.values() if s.terms >= options["share"] * s.stalls]
+    if not guilty:
+        stalls = min(s.stalls for s in sums.values())
+        return Checked((), f"{seen}, a sum of like terms stalls at {stalls:,}")
+    finding = _finding(view, guilty, options)
+    return Checked([finding], f"{len(guilty):,} of {seen} reach its limit", Status.FAILED)
+
+
+def _sums(view: RunView, counts: dict[tuple[Process, int], int]) -> dict[Key, _Sum]:
+    """Of each narrow weight gradient the recorded step with most micro-steps."""
+    found: dict[Key, _Sum] = {}
+    terms = [("dtype", "in", HALF)]
+    for r in view.scan_records(_COLUMNS, ("weight_grad",), steps=watched_steps(view), where=terms):
+        process, step = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+        fmt, count = known_format(str(r["dtype"])), counts.get((process, step), 0)
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        if fmt is not None and (key not in found or count > found[key].terms):
+            stalls = 2 ** (fmt.mantissa_bits + 1)
+            found[key] = _Sum(key, str(r["dtype"]), int(r["numel"]), process, step, count, stalls)
+    return found
+
+
+def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
+    worst = max(guilty, key=lambda s: (s.terms / s.stalls, s.numel))
+    row: TensorRow = next(r for r in view.rows(worst.process, worst.step) if r.key == worst.key)
+    elements = sum(s.numel for s in guilty)
+    bits = max(0.0, math.log2(worst.stalls / worst.terms))
+    kept = min(1.0, worst.stalls / worst.terms)
+    message = (
+        f"{plural(len(guilty), 'weight gradient')} ({elements:,} elements) add up {plural(worst.terms, 'micro-step')} "
+        f"in {worst.dtype}, where a sum of like terms stalls at {worst.stalls:,} (limit "
+        f"{options['share'] * worst.stalls:g}): the last micro-step keeps {bits:.1f} bits beside the sum"
+        + (f", and only {kept:.0%} of what the micro-steps agree on arrives." if kept < 1.0 else ".")
+    )
+    stalled = worst.terms >= worst.stalls
+    extra = widened_bytes(view, widened_elements(view, HALF, elements))
+    return Finding(
+        code="PD205",
+        name="swamped-accumulation",
+        severity=Severity.WARNING if stalled else Severity.INFO,
+        confidence=0.75,
+        title=f"gradients of {worst.terms:,} micro-steps are summed in {worst.dtype}, whose sums stall at "
+        f"{worst.stalls:,}",
+        message=message,
+        location=location(row, Phase.BACKWARD, worst.process.rank, worst.step),
+        evidence={
+            "micro_steps": worst.terms,
+            "stalls_at": worst.stalls,
+            "limit": options["share"] * worst.stalls,
+            "bits_left": bits,
+            "gradients": len(guilty),
+            "elements": elements,
+            "range": range_evidence(row),
+            "path": path_evidence([row]),
+            "confidence_reason": "micro-steps and format are recorded, that their gradients are alike is assumed",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"FP32 gradients: bits left for the last micro-step {bits:.1f} -> "
+                f"{24 - math.log2(worst.terms):.1f}, +{memory(extra)}",
+                change={"gradient_dtype": {"from": worst.dtype, "to": "float32"}},
+                predicted={
+                    "bits_left": {"from": round(bits, 1), "to": round(24 - math.log2(worst.terms), 1)},
+                    "extra_bytes": extra,
+                },
+                snippet=f"{wide_weights(view, HALF)}"
+                "(loss / micro_steps).backward()  # gradients have the format of the weights\n",
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD205",
+    name="swamped-accumulation",
+    severity=Severity.WARNING,
+    triage=Triage.BACKWARD,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "share",
+            0.25,
+            "fraction",
+            "Of the number of terms at which the sum stalls; from here on it is told, from the whole on a warning.",
+            "A quarter leaves the last term two bits. 256 and 2048 are 2^(m+1): half an ulp of the sum is one term.",
+            0.01,
+            1.0,
+        ),
+    ),
+    kinds=("weight_grad",),
+    columns=("dtype",),
+    check=check,
+    step_columns=("micro_steps",),
+)

@@ -1,0 +1,141 @@
+"""Gradients that do not get back to the first calls of a recurrent cell, while nothing is learnt."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.snippets import module_expression
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, call_chains, consistent_share, slope
+from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.rows import path_evidence, range_evidence
+from precdoctor.diagnosis.survey.view import RunView
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """A module that a step calls many times, and how much of the gradient its first call gets."""
+
+    chain: Chain
+    #: L2 norms of the output's gradient by call, those that are not zero throughout.
+    norms: tuple[float, ...]
+
+    @property
+    def lost(self) -> float:
+        """Binades between the last calls' gradient and the first's."""
+        return math.log2(self.norms[-1] / self.norms[0])
+
+    @property
+    def steadiness(self) -> float:
+        """Share of the steps from call to call that go down."""
+        return consistent_share(self.norms, 1.0)
+
+    @property
+    def calls(self) -> int:
+        """In a step; those that the recorder takes together are told by their number of elements."""
+        first, last = self.chain.links[0], self.chain.links[-1]
+        if last.index < LAST_CALL or not (first.rms and last.rms):
+            return last.index + 1
+        return last.index + round((last.norm / last.rms) ** 2 / (first.norm / first.rms) ** 2)
+
+
+def forgetting(view: RunView, least: int) -> Forgetting | None:
+    """The module of at least ``least`` calls whose first call gets least; None where no module is called so often."""
+    made = [
+        Forgetting(c, norms)
+        for c in call_chains(view, "grad_output", least)
+        if len(norms := tuple(k.norm for k in c.links if k.norm > 0.0)) >= least
+    ]
+    return max(made, key=lambda f: f.lost, default=None)
+
+
+def learnt(view: RunView) -> float | None:
+    """By which share the loss has fallen from the oldest quarter of the run to the newest; None without losses."""
+    losses = [s.loss for steps in view.timeline.values() for s in steps if s.loss is not None and math.isfinite(s.loss)]
+    quarter = len(losses) // 4
+    if not quarter:
+        return None
+    before, after = sum(losses[:quarter]) / quarter, sum(losses[-quarter:]) / quarter
+    return (before - after) / abs(before) if before else 0.0
+
+
+def finding(view: RunView, found: Forgetting, fallen: float, limits: tuple[float, float]) -> Finding:
+    """What ``found`` means; ``limits`` are those of the decay in binades and of the fall of the loss."""
+    chain, step = found.chain, watched_steps(view)[-1]
+    alive = [k for k in chain.links if k.norm > 0.0]
+    first, last = alive[0], alive[-1]
+    later = " and later" if last.index == LAST_CALL else ""
+    rows = next((r for p in view.processes if (r := view.rows(p, step))), ())
+    mine = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (chain.root, first.module)]
+    row = next((r for r in mine if r.call == first.index), None)
+    each = slope(found.norms[:-1] if later else found.norms)
+    message = (
+        f"A step calls `{first.module}` ({chain.module_class}) {found.calls} times. The gradient of its output falls "
+        f"from {last.norm:.3g} at call {last.index}{later} to {first.norm:.3g} at call {first.index} (L2, median of "
+        f"{plural(chain.steps, 'step')}): by 2^{found.lost:.1f} (limit 2^{limits[0]:g}), a factor of {2.0**each:.3g} "
+        f"per call. What the first calls add to the weights' gradient is rounded away in FP32. The loss has fallen by "
+        f"{percent(max(0.0, fallen))} from the oldest quarter of the run to the newest (limit {percent(limits[1])}): "
+        "what depends on the first calls is not learnt."
+    )
+    evidence: dict[str, object] = {
+        "decay_binades": found.lost,
+        "limit": limits[0],
+        "binades_per_call": each,
+        "calls": found.calls,
+        "loss_fell_by": fallen,
+        "links": [{"call": k.index, "norm": k.norm} for k in chain.links],
+        "steps_examined": chain.steps,
+        "confidence_reason": f"it falls in {found.steadiness:.0%} of the steps from call to call; that the loss stays "
+        "for that reason is inferred",
+    }
+    if row is not None:
+        evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
+    return Finding(
+        code="PD204",
+        name="vanishing-gradients",
+        severity=Severity.WARNING,
+        confidence=0.75,
+        title=f"gradients vanish along {found.calls} calls of `{first.module}`: {first.norm / last.norm:.2g} of them "
+        "reaches the first",
+        message=message,
+        location=Location(chain.root, first.module, chain.module_class, "grad_output", Phase.BACKWARD, 0, step),
+        evidence=evidence,
+        prescriptions=(_remember(found),),
+    )
+
+
+def _remember(found: Forgetting) -> Prescription:
+    """A cell that keeps its state over as many calls as a step makes.
+
+    A forget gate with the bias log(T - 1) keeps 1 - 1/T of the cell, (1 - 1/T)^T of it after T calls (Tallec and
+    Ollivier, arXiv:1804.11188); an orthogonal matrix keeps the norm (Saxe et al., arXiv:1312.6120).
+    """
+    module, ratio = found.chain.links[0].module, found.norms[0] / found.norms[-1]
+    if "LSTM" in found.chain.module_class:
+        after = (1.0 - 1.0 / found.calls) ** found.calls
+        bias = math.log(max(2, found.calls) - 1)
+        return Prescription(
+            title=f"forget gates that stay open, bias {bias:.2g}: first / last {ratio:.2g} -> about {after:.2g}",
+            change={"module": module, "forget_gate_bias": {"to": bias}},
+            predicted={"first_to_last_gradient": {"from": ratio, "to": after}},
+            snippet=(
+                "import torch\n\n"
+                f"cell = {module_expression(module)}\n"
+                "n = cell.hidden_size\n"
+                "with torch.no_grad():  # the gates are stacked: input, forget, cell, output\n"
+                f"    cell.bias_ih[n : 2 * n] = {bias:.3g}\n"
+                "    cell.bias_hh[n : 2 * n] = 0.0\n"
+            ),
+        )
+    return Prescription(
+        title=f"a recurrence that keeps the norm: first / last {ratio:.2g} -> about 1",
+        change={"module": module, "recurrent_weights": {"to": "orthogonal"}},
+        predicted={"first_to_last_gradient": {"from": ratio, "to": 1.0}},
+        snippet=(
+            "import torch\n\n"
+            f"cell = {module_expression(module)}\n"
+            "torch.nn.init.orthogonal_(cell.weight_hh)  # the matrix that the state of the call before goes through\n"
+        ),
+    )

@@ -1,0 +1,181 @@
+"""Trained weights whose gradient is exactly zero because FP16 flushed it, not because the loss gives them nothing.
+
+The zeros begin behind the last gradient of the backward pass with a non-zero element. If that one lies at or below the
+smallest normal number of FP16 throughout, what follows it was flushed. If there is none, the gradient died at the cast
+behind the loss. If gradients elsewhere are well inside the format, the zeros are the loss's own: a weight of zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.gradient_underflow import FINE_BITS, MARGIN_BINADES, out_of_subnormals, subnormal_share
+from precdoctor.diagnosis.survey.harm import bulk_loss
+from precdoctor.diagnosis.survey.rows import TensorRow, location, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import FP16
+
+#: From this share of the elements of all weight matrices on the finding is an error: half of the model is no layer.
+_MOST = 0.5
+#: Binades above the smallest normal number that an estimated gradient is brought to.
+_ROOM = 4
+#: Subnormal share of the last gradient that a loss scale is proposed for. Chosen empirically; no published source.
+_TARGET = 0.01
+
+
+@dataclass(frozen=True)
+class FlushedZeros:
+    """Attributes:
+    first: the gradient of the first weight, in backward order, that is zero.
+    last: the last gradient before it with a non-zero element; None where there is none.
+    element: estimate of the unscaled gradient of one output element, where ``last`` is None: the loss over elements.
+    rows: of the step that was read.
+    """
+
+    first: TensorRow
+    last: TensorRow | None
+    element: float | None
+    rows: Sequence[TensorRow]
+
+    @property
+    def scale(self) -> float:
+        """The loss scale in force."""
+        return self.first.scale or 1.0
+
+
+def flushed_zeros(view: RunView, process: Process, step: int, dead: frozenset[tuple[str, str, str]]) -> (
+    FlushedZeros | None
+):  # fmt: skip
+    """What cut off the gradients of ``dead`` (root, module, name); None where it was no rounding to FP16."""
+    rows = view.rows(process, step)
+    facts = view.step_facts(process, step)
+    gradients = [r for r in rows if r.kind == "grad_output" and r.order is not None and r.phase != "recompute"]
+    narrow = any(r.dtype == FP16.dtype for r in gradients)
+    if not narrow and (facts is None or facts.autocast_dtype != FP16.dtype):
+        return None
+    first = next((r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead), None)
+    if first is None:
+        return None
+    alive = [r for r in gradients if r.zero < r.numel]
+    last = max((r for r in alive if r.position < first.position), key=lambda r: r.position, default=None)
+    if last is not None:
+        limit = FP16.min_normal if last.dtype == FP16.dtype else FP16.flush_limit
+        return FlushedZeros(first, last, None, rows) if (last.amax or 0.0) <= limit else None
+    if any(bulk_loss(r.histogram, FP16).bits >= FINE_BITS.default for r in alive):
+        return None
+    return FlushedZeros(first, None, _element(gradients, rows, first.scale or 1.0), rows)
+
+
+def _element(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:
+    """The loss over the elements of the gradient nearest to it: the size of one where the loss is their mean."""
+    loss = next((r.amax / (r.scale or scale) for r in rows if r.kind == "loss" and r.amax), None)
+    numel = min(gradients, key=lambda r: r.position).numel if gradients else 0
+    return loss / numel if loss and numel else None
+
+
+def finding(
+    view: RunView, zeros: FlushedZeros, parameters: Sequence[str], elements: tuple[int, int], steps: tuple[int, int],
+    limit: float,
+) -> Finding:  # fmt: skip
+    """PD203's finding.
+
+    Args:
+        parameters: weights whose gradient is zero.
+        elements: those of them, and of all weight matrices.
+        steps: recorded ones on which they were zero, and all.
+        limit: least number of such steps.
+    """
+    first, last = zeros.first, zeros.last
+    shown = last or first
+    begin = f"behind `{last.place}`" if last is not None else "at the cast of the model's output"
+    names = ", ".join(f"`{n}`" for n in parameters[:4]) + (f" and {len(parameters) - 4} more" if parameters[4:] else "")
+    message = (
+        f"The gradient of {names} was exactly zero in every element on {steps[0]:,} of "
+        f"{plural(steps[1], 'recorded step')} (limit {limit:g}): {elements[0]:,} of {elements[1]:,} elements get "
+        f"nothing. {_cause(zeros)} Loss scale: {zeros.scale:g}."
+    )
+    return Finding(
+        code="PD203",
+        name="dead-layer",
+        severity=Severity.ERROR if elements[0] >= _MOST * elements[1] else Severity.WARNING,
+        confidence=0.85 if last is not None else 0.75,
+        title=f"gradients are flushed to zero in FP16 {begin}: {plural(len(parameters), 'weight')} got nothing on "
+        f"{steps[0]:,} steps",
+        message=message,
+        location=location(first, Phase.BACKWARD, first.rank, first.step),
+        evidence={
+            "zero_gradient_steps": steps[0],
+            "limit": limit,
+            "dead_weights": list(parameters[:16]),
+            "dead_elements": elements[0],
+            "zeros_begin_at": first.module or first.root,
+            "last_alive": shown.module or shown.root if last is not None else None,
+            "loss_scale": zeros.scale,
+            "range": range_evidence(shown),
+            "path": path_evidence(path_to([r for r in zeros.rows if r.kind in ("loss", "grad_output")], first)),
+            "confidence_reason": "the last gradient that is not zero lies at the end of FP16's range"
+            if last is not None
+            else "every FP16 gradient is zero from the loss on; the size it should have is estimated from the loss",
+        },
+        prescriptions=_prescriptions(view, zeros, elements),
+    )
+
+
+def _cause(zeros: FlushedZeros) -> str:
+    last = zeros.last
+    if last is not None:
+        return (
+            f"The last gradient that is not zero is that of the output of `{last.place}` ({last.dtype}): its largest "
+            f"element is {last.amax or 0.0:.3g}, and FP16 rounds to zero up to {FP16.flush_limit:.3g}."
+        )
+    words = "All gradients in FP16 are zero from the first one behind the loss on."
+    if zeros.element is None:
+        return words
+    scaled = zeros.element * zeros.scale
+    return (
+        f"{words} The loss, spread over the elements of the first one, is {scaled:.2g} each; FP16 rounds to zero up to "
+        f"{FP16.flush_limit:.3g}."
+    )
+
+
+def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]) -> tuple[Prescription, ...]:
+    dead = {"from": elements[0], "to": 0}
+    wide = Prescription(
+        title=f"use BF16 autocast, which has FP32's range: dead elements {elements[0]:,} -> 0",
+        change={"autocast_dtype": {"from": FP16.dtype, "to": "bfloat16"}},
+        predicted={"dead_elements": dead},
+        snippet=snippets.bfloat16_autocast(view.device),
+    )
+    last, scale = zeros.last, zeros.scale
+    if last is not None:
+        largest = max((r.amax or 0.0 for r in zeros.rows if r.kind in ("grad_output", "weight_grad")), default=0.0)
+        room = FP16.headroom(largest) - MARGIN_BINADES.default if largest else 0.0
+        if room < 1.0:
+            return (wide,)
+        binades, after = out_of_subnormals(last, room, target=_TARGET)
+        before = subnormal_share(last, 0)
+        to = 2.0 ** (round(math.log2(scale)) + binades)
+        scaled = Prescription(
+            title=f"loss scale 2^{round(math.log2(to))}: subnormal in the gradient of `{last.place}` {percent(before)} "
+            f"-> {percent(after)}",
+            change={"loss_scale": {"from": scale, "to": to}},
+            predicted={"subnormal_share": {"from": before, "to": after}, "headroom_binades": round(room - binades, 1)},
+            snippet=snippets.grad_scaler(view.device, to),
+        )
+        return scaled, wide
+    if not zeros.element or zeros.element * scale > FP16.min_normal:
+        return (wide,)
+    needed = math.ceil(math.log2(FP16.min_normal / zeros.element)) + _ROOM
+    scaled = Prescription(
+        title=f"loss scale 2^{needed}, at which an element of the output's gradient is about "
+        f"{zeros.element * 2.0**needed:.2g}: dead elements {elements[0]:,} -> 0",
+        change={"loss_scale": {"from": scale, "to": 2.0**needed}},
+        predicted={"dead_elements": dead},
+        snippet=snippets.grad_scaler(view.device, 2.0**needed),
+    )
+    return scaled, wide

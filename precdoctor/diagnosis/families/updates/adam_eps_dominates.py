@@ -1,0 +1,290 @@
+"""PD503: Adam's eps is larger than the gradients it is meant to guard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.optimizer_states import Owner, decay_of, second_moments
+from precdoctor.diagnosis.survey.parameters import adam_groups, parameter_label
+from precdoctor.diagnosis.survey.rows import Key, integer, number, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.histogram import ExponentHistogram
+
+PAGE = RulePage(
+    finds="""
+Weight matrices under Adam or AdamW of whose gradient, as the optimizer is given it, most elements are smaller than
+`eps / damping`: from the first recorded steps on and in the median of all. Adam divides by sqrt(v) + eps, and sqrt(v)
+is about the size of the gradient g, so the step is g / (g + eps) of the learning rate: a ninth of it or less where g
+is eps / 8 or less. Where the optimizer's state was recorded, sqrt(v) itself must be that small, too: one large
+gradient in a thousand steps keeps it up. Gradients that fall that low only as the loss approaches zero are convergence
+and do not count; nor do those that have doubled and more in the course of the run, as they do behind a gate that starts
+at zero (ReZero, adaLN-zero, a zero-initialised gain) while it opens; nor do zeros. Biases and gains are not judged: a
+bias before a normalisation, or of attention keys, has a gradient of zero by mathematics, and what is recorded of it is
+rounding.
+""",
+    matters="""
+Adam's promise is a step of about the learning rate for every element, whatever the size of its gradient. Where eps
+takes over, elements with small gradients hardly move: the layer trains a hundred times more slowly than its
+neighbours, and a larger learning rate harms the others first.
+""",
+    example="""
+Outputs in metres where micrometres matter: the loss is 1e-12, its gradients 1e-11, eps is 1e-8, and the network takes
+steps of a thousandth of the learning rate.
+
+    torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-8)    # damped to 0.1 %
+    torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-15)   # full steps
+""",
+    remedy="""
+Bring loss and targets to order 1 (a constant factor on the loss is enough: Adam divides it out again, eps does not), or
+lower eps to the value in the finding. In FP16 optimizer state eps must stay above 6e-8, or it is zero: there only
+scaling helps.
+""",
+    confidence="""
+0.95 where the state was recorded. Without it 0.85: the share is counted, that sqrt(v) is about the gradient's size is
+an approximation. 0.7 below eight steps.
+""",
+    references=(
+        "Kingma and Ba, Adam: A Method for Stochastic Optimization, arXiv:1412.6980, algorithm 1",
+        "Wortsman et al., Small-scale proxies for large-scale Transformer training instabilities, arXiv:2309.14322",
+    ),
+)
+_COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "shape", "exp_lo", "exp_hist",
+            "nan", "scale", "sum_sq")  # fmt: skip
+
+
+@dataclass
+class _Gradient:
+    module_class: str
+    shares: dict[int, float] = field(default_factory=dict)
+    sizes: dict[int, float] = field(default_factory=dict)
+    last: tuple[Process, int] = (Process(0, 0), 0)
+    histogram: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
+
+    @property
+    def share(self) -> float:
+        return median(self.shares.values())
+
+    @property
+    def growth(self) -> float:
+        """How many times its size is in the last quarter of the steps what it was in the first."""
+        ordered = [self.sizes[s] for s in sorted(self.sizes)]
+        quarter = max(1, len(ordered) // 4)
+        before = median(ordered[:quarter])
+        return median(ordered[-quarter:]) / before if before > 0.0 else math.inf
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the weight whose gradient is damped most."""
+    given = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
+    if not given or any(text(o.get("class")) not in ("Adam", "AdamW") for o in view.optimizers):
+        return Checked.not_applicable("the weights are not trained by Adam or AdamW alone")
+    eps = min(given)
+    gradients = _survey(view, eps, options)
+    if not gradients:
+        return Checked.not_applicable("no gradient of a weight was recorded as Adam was given it")
+    seen = f"{plural(len(gradients), 'gradient')} against eps {eps:g} / {options['damping']:g}"
+    roots = _measured(view, eps, options)
+    guilty = {
+        k: g
+        for k, g in gradients.items()
+        if _damped(g, options) and ((known := roots.get(_owner(k))) is None or known.share >= options["below_share"])
+    }
+    if not guilty:
+        worst = max(g.share for g in gradients.values())
+        return Checked((), f"{seen}: {percent(worst)} of the elements below it in the worst")
+    finding = _finding(view, guilty, roots, eps, options, len(gradients))
+    return Checked([finding], f"{len(guilty):,} of {seen} are mostly below it", Status.FAILED)
+
+
+def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]:
+    moving = {s.step for steps in view.timeline.values() for s in steps if not s.skipped}
+    steps = [s for s in watched_steps(view) if s in moving]
+    found: dict[Key, _Gradient] = {}
+    for r in view.scan_records(_COLUMNS, ("weight_grad_step",), steps=steps):
+        histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
+        matrix = r["shape"] is not None and len(r["shape"]) >= 2
+        if not matrix or int(r["numel"]) < options["min_elements"] or not histogram.total or r["nan"]:
+            continue
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        gradient = found.setdefault(key, _Gradient(text(r["module_class"])))
+        small = histogram.at_most(eps / options["damping"] * (number(r["scale"]) or 1.0)).low
+        gradient.shares[int(r["step"])] = small / histogram.total
+        gradient.sizes[int(r["step"])] = math.sqrt(number(r["sum_sq"]) or 0.0) / (number(r["scale"]) or 1.0)
+        gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+        gradient.histogram = gradient.histogram.merge(histogram)
+    return found
+
+
+@dataclass(frozen=True)
+class _Root:
+    """The recorded sqrt(v) of a weight, bias correction applied: medians over steps."""
+
+    share: float
+    rms: float
+
+
+def _owner(key: Key) -> Owner:
+    return key[0], key[1], key[3]
+
+
+def _measured(view: RunView, eps: float, options: Options) -> dict[Owner, _Root]:
+    """Of the weights whose second moment is on record."""
+    found = {}
+    for owner, moments in second_moments(view).items():
+        decay, shares, sizes = decay_of(view, moments[-1].name), [], []
+        for m in moments:
+            if decay is None or not m.held.histogram.total:
+                continue
+            corrected = 1.0 - decay ** (m.step + 1)  # v is divided by it before the root is taken
+            shares.append(m.held.at_most((eps / options["damping"]) ** 2 * corrected) / m.held.histogram.total)
+            sizes.append(math.sqrt(m.held.sum / m.held.numel / corrected))
+        if shares:
+            found[owner] = _Root(median(shares), median(sizes))
+    return found
+
+
+def _damped(gradient: _Gradient, options: Options) -> bool:
+    """Below eps from the start: what falls below it later has converged. And not on its way out of it."""
+    ordered = [gradient.shares[s] for s in sorted(gradient.shares)]
+    if len(ordered) < options["min_steps"] or gradient.growth >= options["opening"]:
+        return False
+    early = ordered[: max(2, len(ordered) // 4)]
+    return min(median(early), gradient.share) >= options["below_share"]
+
+
+def _smaller(histogram: ExponentHistogram, eps: float) -> float:
+    """The power of ten below which at most a twentieth of the elements would be; never below 1e-30."""
+    counts = histogram.counts.cumsum()
+    index = int((counts <= 0.05 * histogram.total).sum())
+    edge = histogram.lo + index
+    return float(10.0 ** max(-30, min(math.floor(edge * math.log10(2.0)) - 1, math.floor(math.log10(eps)) - 1)))
+
+
+def _finding(
+    view: RunView,
+    guilty: Mapping[Key, _Gradient],
+    roots: Mapping[Owner, _Root],
+    eps: float,
+    options: Options,
+    total: int,
+) -> Finding:
+    key, gradient = max(guilty.items(), key=lambda item: item[1].share)
+    process, step = gradient.last
+    row = next(r for r in view.rows(process, step) if r.key == key)
+    parameter = parameter_label(key[0], key[1], key[3])
+    better = _smaller(gradient.histogram, eps)
+    after = gradient.histogram.at_most(better).low / gradient.histogram.total
+    rms = row.rms or 0.0
+    factor = rms / (rms + eps)
+    root = roots.get(_owner(key))
+    measured = f", the RMS of sqrt(v), as recorded, {root.rms:.2g}" if root is not None else ""
+    message = (
+        f"{percent(gradient.share)} of the non-zero elements of the gradient of `{parameter}` are at most "
+        f"1/{options['damping']:g} of Adam's eps, {eps:g}, in the median of {plural(len(gradient.shares), 'step')} "
+        f"(limit {percent(options['below_share'])}); at step {step} its RMS is {rms:.2g}{measured}. Where sqrt(v) "
+        f"is that size, a step is {percent(factor)} of what Adam means it to be. "
+        f"{plural(len(guilty), 'weight')} of {total:,} affected."
+    )
+    return Finding(
+        code="PD503",
+        name="adam-eps-dominates",
+        severity=Severity.WARNING,
+        confidence=0.95 if root is not None else 0.85 if len(gradient.shares) >= 8 else 0.7,
+        title=f"Adam's eps {eps:g} swallows the gradient of `{parameter}` (RMS {rms:.1g})",
+        message=message,
+        location=Location(
+            row.root, row.module, row.module_class or None, row.kind, Phase.OPTIMIZER, process.rank, step
+        ),
+        evidence={
+            "below_eps_share": gradient.share,
+            "limit": options["below_share"],
+            "eps": eps,
+            "gradient_rms": rms,
+            "sqrt_v_rms": root.rms if root is not None else None,
+            "step_size_factor": factor,
+            "weights": [
+                {"parameter": parameter_label(k[0], k[1], k[3]), "below_eps_share": g.share}
+                for k, g in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
+            ],
+            "range": range_evidence(row),
+            "path": path_evidence([row]),
+            "confidence_reason": "gradients and the recorded sqrt(v) were counted against eps"
+            if root is not None
+            else "gradients were counted against eps; sqrt(v) is taken to be of their size",
+        },
+        prescriptions=(_prescribe(row.dtype, eps, better, gradient.share, after, factor, rms),),
+    )
+
+
+def _prescribe(
+    dtype: str, eps: float, better: float, share: float, after: float, factor: float, rms: float
+) -> Prescription:
+    steps = {"from": factor, "to": rms / (rms + better)}
+    if dtype in ("float16", "bfloat16"):
+        scale = 10.0 ** math.ceil(math.log10(eps / better))
+        return Prescription(
+            title=f"multiply the loss by {scale:g}: below eps {percent(share)} -> {percent(after)}",
+            change={"loss_factor": scale},
+            predicted={"below_eps_share": {"from": share, "to": after}, "step_size_factor": steps},
+            snippet=f"loss = {scale!r} * loss  # Adam divides it out, eps does not\nloss.backward()\n",
+        )
+    return Prescription(
+        title=f"eps={better:g}: elements below it {percent(share)} -> {percent(after)}",
+        change={"eps": {"from": eps, "to": better}},
+        predicted={"below_eps_share": {"from": share, "to": after}, "step_size_factor": steps},
+        snippet=f"for group in optimizer.param_groups:\n    group['eps'] = {better!r}\n",
+    )
+
+
+RULE = Rule(
+    code="PD503",
+    name="adam-eps-dominates",
+    severity=Severity.WARNING,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "below_share",
+            0.5,
+            "fraction",
+            "Non-zero gradient elements below eps / damping, in the median over steps and at the start.",
+            "Half: the typical element.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "damping",
+            8.0,
+            "times",
+            "How far below eps an element counts: its step is 1 / (damping + 1) of the learning rate.",
+            "Precdoctor's own: a step of a ninth is worth a change, one of a half is not; PPO runs well at eps 1e-5.",
+            1.0,
+        ),
+        RuleOption(
+            "opening",
+            2.0,
+            "times",
+            "A gradient that is that much larger in the last quarter of the steps than in the first is not judged.",
+            "Precdoctor's own: a gradient's size varies by less from batch to batch unless something makes it grow.",
+            1.0,
+        ),
+        RuleOption("min_steps", 4.0, "steps", "Recorded steps, at least.", "A median needs a few.", 2.0),
+        RuleOption(
+            "min_elements",
+            64.0,
+            "elements",
+            "Smaller weights are not judged.",
+            "Shares of a few elements are chance.",
+            1.0,
+        ),
+    ),
+    kinds=("weight_grad_step",),
+    columns=("exp_lo", "exp_hist", "numel", "sum_sq"),
+    check=check,
+)

@@ -1,0 +1,156 @@
+"""Weights so large that FP32 itself is too coarse for their updates: coordinates, years, amounts of money.
+
+FP32 has 24 significant bits: numbers near 5e6 are 0.5 apart, and a step of 0.1 leaves them where they are. A network's
+own weights are of the order of one; what is lost there is 2^-25 of them, which is a vanishing gradient and no rounding
+(Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, 1991: the spacing grows with the
+number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.families.updates.lost_update_counts import Counts, guessed, survey
+from precdoctor.diagnosis.survey.parameters import parameter_label, states_per_parameter
+from precdoctor.diagnosis.survey.rows import Key, integer, range_evidence
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import FP32
+from precdoctor.numerics.histogram import ExponentHistogram, bin_of
+
+#: Significant bits of FP64; torch's formats of interest end at FP32.
+_FP64_BITS = 53
+
+
+@dataclass(frozen=True)
+class Large:
+    """A parameter whose elements are mostly large, and what becomes of its updates."""
+
+    key: Key
+    counts: Counts
+    #: Spacing of FP32 numbers at its largest element.
+    ulp: float
+
+    @property
+    def name(self) -> str:
+        """As ``named_parameters`` has it."""
+        return parameter_label(self.key[0], self.key[1], self.key[3])
+
+
+def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float) -> list[Large]:
+    """FP32 parameters with at least half of their elements above ``least``, in the log's order."""
+    edge = bin_of(least) + 1  # a bin ends with its power of two
+    values: dict[Key, ExponentHistogram] = {}
+    columns = ("root", "module", "kind", "name", "call", "exp_lo", "exp_hist")
+    for r in view.scan_records(columns, ("weight",), where=[("dtype", "in", ("float32",))]):
+        histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
+        key = (str(r["root"]), str(r["module"]), "update", str(r["name"]), int(r["call"]))
+        if histogram[edge:].total:
+            values[key] = values[key].merge(histogram) if key in values else histogram
+    values = {k: h for k, h in values.items() if 2 * h[edge:].total >= h.total}
+    if not values:
+        return []
+    counts = survey(view, usable, ("float32",))
+    return [Large(k, c, _ulp(values[k])) for k, c in counts.items() if k in values]
+
+
+def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
+    """Whether it loses too much, from the first half of the run on: what has converged has nothing more to lose."""
+    steps = parameter.counts.by_step
+    if len(steps) < least_steps:
+        return False
+    middle = len(steps) // 2
+    return all(_share(half) >= limit for half in (steps[:middle], steps[middle:]))
+
+
+def finding(view: RunView, stuck: list[Large], limit: float) -> Finding:
+    """One for all of them, at the one that loses most."""
+    worst = max(stuck, key=lambda p: (p.counts.share, p.counts.lost))
+    counts, (process, step) = worst.counts, worst.counts.worst
+    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
+    more = f" (and {plural(len(stuck) - 1, 'more parameter')})" if len(stuck) > 1 else ""
+    message = (
+        f"{percent(counts.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
+        f"(limit {percent(limit)}), over {plural(counts.steps, 'step')}"
+        + (f" at learning rates up to {max(rates):.3g}" if rates else "")
+        + f": its largest elements are {worst.ulp:.3g} apart in FP32, and a step of less than half of that is gone. "
+        "Lost updates do not add up."
+    )
+    exact = not guessed(view)
+    row = next(
+        (
+            r
+            for r in view.rows(process, step)
+            if r.kind == "weight" and r.key[:2] == worst.key[:2] and r.name == worst.key[3]
+        ),
+        None,
+    )
+    evidence: dict[str, object] = {
+        "lost_share": counts.share,
+        "limit": limit,
+        "spacing": worst.ulp,
+        "tensors": [{"root": p.key[0], "parameter": p.name, "lost_share": p.counts.share} for p in stuck[:16]],
+        "relative_update": {"exp_lo": counts.relative.lo, "exp_hist": counts.relative.counts.tolist()},
+        "confidence_reason": "intended updates recomputed from optimizer state"
+        if exact
+        else "intended taken as gradient not zero",
+    }
+    if row is not None:
+        evidence["range"] = range_evidence(row)
+    return Finding(
+        code="PD501",
+        name="lost-weight-updates",
+        severity=Severity.WARNING,
+        confidence=0.9 if exact else 0.7,
+        title=f"{percent(counts.share)} of the updates of `{worst.name}` are lost in FP32: "
+        f"its values are {worst.ulp:.3g} apart",
+        message=message,
+        location=Location(
+            worst.key[0], worst.key[1], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
+        ),
+        evidence=evidence,
+        prescriptions=(_offset(worst), _float64(view, worst)),
+    )
+
+
+def _share(steps: list[tuple[float, float]]) -> float:
+    intended = sum(i for _, i in steps)
+    return sum(lost for lost, _ in steps) / intended if intended else 0.0
+
+
+def _ulp(values: ExponentHistogram) -> float:
+    trimmed = values.trimmed()
+    return 2.0 ** (trimmed.lo + trimmed.counts.size - 1 - FP32.mantissa_bits)
+
+
+def _offset(parameter: Large) -> Prescription:
+    """A residual that begins at zero is the sum of its updates, and no float is too coarse for those."""
+    leaf = parameter.key[3]
+    return Prescription(
+        title=f"learn the distance from a fixed offset: lost {percent(parameter.counts.share)} -> 0 %",
+        change={"parametrisation": {"module": parameter.key[1], "from": leaf, "to": f"{leaf}_offset + residual"}},
+        predicted={"lost_share": {"from": parameter.counts.share, "to": 0.0}},
+        snippet=(
+            "# in __init__: the large part stays as it is, the small part is learnt\n"
+            f'self.register_buffer("{leaf}_offset", initial)\n'
+            f"self.{leaf} = torch.nn.Parameter(torch.zeros_like(initial))\n\n"
+            "# in forward: subtract the offset from the data first, then the residual, so that nothing cancels\n"
+            f"difference = (data - self.{leaf}_offset) - self.{leaf}\n"
+        ),
+    )
+
+
+def _float64(view: RunView, parameter: Large) -> Prescription:
+    counts = parameter.counts
+    total = counts.relative.total
+    after = counts.relative[: -_FP64_BITS - 1].total / total if total else 0.0
+    extra = 4 * counts.numel * (2 + states_per_parameter(view))  # weight, gradient and state follow the weight's format
+    change: Mapping[str, object] = {"weight_dtype": {"parameter": parameter.name, "from": "float32", "to": "float64"}}
+    return Prescription(
+        title=f"keep `{parameter.name}` in FP64: lost {percent(counts.share)} -> {percent(after)}, +{memory(extra)}",
+        change=dict(change),
+        predicted={"lost_share": {"from": counts.share, "to": after}, "extra_bytes": extra},
+        snippet=f"self.{parameter.key[3]} = torch.nn.Parameter(initial.double())  # and the data it is compared with\n",
+    )

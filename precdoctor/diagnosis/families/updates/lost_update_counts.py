@@ -1,0 +1,92 @@
+"""Updates that leave a weight as it was: counts per parameter over the steps worth judging."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from precdoctor.diagnosis.survey.rows import Key, integer, text
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.histogram import ExponentHistogram
+
+_COLUMNS = (
+    *("root", "module", "module_class", "kind", "name", "call"),
+    *("dtype", "numel", "zero", "unchanged", "rel_lo", "rel_hist"),
+)
+
+
+@dataclass
+class Counts:
+    """Of one parameter, elements summed over the usable steps."""
+
+    dtype: str
+    module_class: str
+    numel: int = 0
+    intended: float = 0.0
+    lost: float = 0.0
+    steps: int = 0
+    worst: tuple[Process, int] = (Process(0, 0), 0)
+    #: exponent(dw) - exponent(w); empty where a gradient stands for the update.
+    relative: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
+    #: (lost, intended) of each usable step, in order.
+    by_step: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """Lost among the intended."""
+        return self.lost / self.intended if self.intended else 0.0
+
+
+def guessed(view: RunView) -> bool:
+    """Whether a gradient stood for every intended update."""
+    return bool(view.optimizers) and all(text(o.get("intended_update")) == "gradient" for o in view.optimizers)
+
+
+def usable_steps(view: RunView, lr_share: float) -> set[tuple[Process, int]]:
+    """Steps at ``lr_share`` of the largest learning rate or more; all when none is known."""
+    rates = {(p, s.step): s.lr for p, steps in view.timeline.items() for s in steps if not s.skipped}
+    highest = max((r for r in rates.values() if r is not None), default=None)
+    if highest is None:
+        return set(rates)
+    return {key for key, rate in rates.items() if rate is not None and rate > 0 and rate >= lr_share * highest}
+
+
+def survey(
+    view: RunView, usable: set[tuple[Process, int]], dtypes: tuple[str, ...], beyond: int | None = None
+) -> dict[Key, Counts]:
+    """Counts of every parameter in one of ``dtypes``.
+
+    Args:
+        view: of the run.
+        usable: the steps that count.
+        dtypes: names as torch has them.
+        beyond: updates more than so many binades below their weight do not count, neither as lost nor as intended.
+    """
+    found: dict[Key, Counts] = {}
+    no_sizes = guessed(view)
+    for r in view.scan_records(_COLUMNS, ("update",), where=[("dtype", "in", dtypes)]):
+        process = Process(int(r["rank"]), int(r["attempt"]))
+        unchanged = integer(r["unchanged"])
+        if unchanged is None or (process, int(r["step"])) not in usable:
+            continue
+        # a gradient that stands for the update says nothing of the update's size
+        relative = ExponentHistogram.of(*((None, None) if no_sizes else (integer(r["rel_lo"]), r["rel_hist"])))
+        below = 0 if beyond is None else max(0, min(relative.counts.size, -beyond - relative.lo))
+        trivial = float(relative.counts[:below].sum())
+        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        counts = found.setdefault(key, Counts(str(r["dtype"]), text(r["module_class"])))
+        _add(counts, r, (unchanged, trivial), relative)
+        counts.worst = (process, int(r["step"]))
+    return found
+
+
+def _add(counts: Counts, r: Mapping[str, Any], unchanged: tuple[int, float], relative: ExponentHistogram) -> None:
+    same, trivial = unchanged
+    intended, lost = max(0.0, int(r["numel"]) - int(r["zero"]) + same - trivial), max(0.0, same - trivial)
+    counts.numel = int(r["numel"])
+    counts.intended += intended
+    counts.lost += lost
+    counts.by_step.append((lost, intended))
+    counts.steps += 1
+    counts.relative = counts.relative.merge(relative)

@@ -1,0 +1,365 @@
+"""PD501: optimizer updates too small for the weights' format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.families.updates.large_weights import finding as large_finding
+from precdoctor.diagnosis.families.updates.large_weights import large_weights, lose_updates
+from precdoctor.diagnosis.families.updates.lost_update_counts import Counts, survey, usable_steps
+from precdoctor.diagnosis.families.updates.update_rounding import Moves, Proof, Rounding, rounding_of
+from precdoctor.diagnosis.survey.parameters import is_bare, parameter_label
+from precdoctor.diagnosis.survey.rows import Key, known_format, range_evidence, text
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import FORMATS, FP32
+
+PAGE = RulePage(
+    finds="""
+Weights kept in a 16-bit (or 8-bit) format whose optimizer updates do not stick: `round(w + dw) == w` for the *intended*
+non-zero update dw. The count is exact: elements whose bits are equal after the step although an update was intended.
+For other optimizers "gradient is not zero" stands in for the intention. Optimizers that torch does not ship may round
+stochastically or carry the rest along (Kahan), and then nothing is lost. Their largest weights tell: without bias they
+move, rarely, by a whole ulp, and the mean size of the stored changes says how often. If none of `min_moves` such moves
+is seen, they round to nearest; if they are seen, nothing is said; where the log cannot tell, it is information only.
+Updates that FP32 weights would lose as well (the exponent of dw more than 24 binades below that of w, from the recorded
+histogram of exponent(dw) - exponent(w)) do not count, neither as lost nor as intended: they are decayed moments of
+embedding rows nobody used, not learning. Steps whose learning rate is below `lr_share` of the run's largest are left
+out: warm-up and the end of a decay lose updates everywhere.
+FP32 is judged where half of a parameter's elements are larger than `large_weight` (map coordinates, years, prices):
+numbers near 5e6 are 0.5 apart there. Of smaller weights only 2^-25 of their size is lost, which is a vanishing gradient
+and no rounding. `lost_share` must be lost in either half of the run: what has converged has nothing left to lose.
+""",
+    matters="""
+A lost update is lost for good, it does not add up over the steps. Training slows down, then stops at a loss that FP32
+weights would have passed, and nothing looks wrong. BF16 keeps 8 significant bits: a step smaller than 1/512 of the
+weight is gone (1/1024 just below a power of two).
+""",
+    example="""
+AdamW at learning rate 1e-4 on weights of 0.5 in BF16: half an ulp is 2^-9 = 0.002, every update is lost.
+
+    model = model.bfloat16()                                   # updates lost
+    model = model.float()                                      # FP32 weights,
+    with torch.autocast("cuda", dtype=torch.bfloat16): ...     # BF16 arithmetic
+""",
+    remedy="""
+Keep FP32 (master) weights and compute in BF16 under autocast; frozen weights, as of the base of an adapter (LoRA), stay
+in 16 bits. The finding states the memory it costs: weights, gradients and optimizer state of what is trained, and the
+16-bit copies that autocast makes of it. Where memory forbids it, round stochastically or sum with
+compensation (Kahan). A larger learning rate hides the symptom only for small weights. Large FP32 weights: learn the
+distance from a fixed offset, normalise the data, or keep that one parameter in FP64.
+""",
+    confidence="""
+0.95 where the intended update was recomputed exactly (SGD, Adam, AdamW), 0.8 where "gradient is not zero" stood in for
+it and the weights' moves prove rounding to nearest, 0.7 where they do not. At most 0.8 below `error_share`: most
+updates stick, and another fault may weigh more. 0.1 less when fewer than four steps were usable.
+""",
+    references=(
+        "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.1",
+        "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192 (stochastic rounding, Kahan summation)",
+        "Gupta et al., Deep Learning with Limited Numerical Precision, arXiv:1502.02551, section 3 (it has no bias)",
+    ),
+)
+
+_NARROW = tuple(f.dtype for f in FORMATS.values() if f.mantissa_bits < FP32.mantissa_bits)
+
+
+#: Optimizers of torch.optim whose intended update is not recomputed; all of them round to nearest.
+_DETERMINISTIC = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop",
+                  "Rprop", "SparseAdam")  # fmt: skip
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding over all narrow weights, a note when only single tensors stand still; one over large FP32 weights."""
+    usable = usable_steps(view, options["lr_share"])
+    narrow = _narrow(view, usable, options)
+    large = large_weights(view, usable, options["large_weight"])
+    stuck = [p for p in large if lose_updates(p, options["lost_share"], options["large_steps"])]
+    if not stuck:
+        return narrow or _nothing(view, len(large), options)
+    wide = large_finding(view, stuck, options["lost_share"])
+    reason = f"{percent(wide.evidence['lost_share'])} of the updates of a large FP32 weight lost"
+    return Checked([*(narrow.findings if narrow else ()), wide], reason, Status.FAILED)
+
+
+def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -> Checked | None:
+    """Of weights in 16 bits and less; None without updates of any."""
+    narrow = survey(view, usable, _NARROW, int(options["fp32_binades"]))
+    if not narrow:
+        return None
+    seen = f"the updates of {plural(len(narrow), 'narrow weight')}"
+    intended, lost = sum(p.intended for p in narrow.values()), sum(p.lost for p in narrow.values())
+    share = lost / intended if intended else 0.0
+    stuck = {k: p for k, p in narrow.items() if p.share >= options["stuck_share"]}
+    if share < options["lost_share"] and not stuck:
+        return Checked((), f"{seen}: {percent(share)} lost (limit {percent(options['lost_share'])})")
+    foreign = _foreign(view)
+    proof = Proof(options["min_moves"], options["moved_share"], options["still_steps"])
+    moves = rounding_of(view, usable, _NARROW, proof) if foreign else None
+    if moves is not None and moves.rounding is Rounding.UNBIASED:
+        reason = f"{seen}: {percent(share)} leave the weight as it is, but {foreign} rounds without bias"
+        return Checked((), f"{reason}: large weights moved {moves.seen:,} times ({moves.expected:,.0f} expected)")
+    finding = _finding(view, narrow, share, stuck, options, moves)
+    return Checked([finding], f"{percent(share)} of {seen} lost", Status.FAILED)
+
+
+def _nothing(view: RunView, large: int, options: Options) -> Checked:
+    if large:
+        return Checked(
+            (), f"{plural(large, 'large FP32 weight')}: updates stick (limit {percent(options['lost_share'])})"
+        )
+    if view.tensor_count(("update",))[0]:
+        least = f"{options['large_weight']:g}"
+        return Checked.not_applicable(
+            f"all weights are FP32 or FP64 and below {least}: lost updates carry nothing there"
+        )
+    dtypes = {
+        text(p.get("dtype"))
+        for process in view.processes
+        for root in view.facts(process).get("roots") or ()
+        for p in root.get("parameters") or ()
+        if p.get("requires_grad")
+    }
+    if dtypes.intersection(_NARROW) and view.trains:
+        return Checked.indeterminate(f"weights in {', '.join(sorted(dtypes))}, but no update was recorded")
+    return Checked.not_applicable("no weight update in a 16-bit format was recorded")
+
+
+def _finding(
+    view: RunView,
+    narrow: Mapping[Key, Counts],
+    share: float,
+    stuck: Mapping[Key, Counts],
+    options: Options,
+    moves: Moves | None,
+) -> Finding:
+    general = share >= options["lost_share"]
+    in_doubt = moves is not None and moves.rounding is Rounding.UNKNOWN
+    pool = narrow if general else stuck
+    key, worst = max(pool.items(), key=lambda item: (item[1].lost, item[1].share))
+    process, step = worst.worst
+    fmt = known_format(worst.dtype)
+    name = f"{worst.dtype} ({fmt.mantissa_bits + 1} significant bits)" if fmt is not None else worst.dtype
+    parameter = parameter_label(key[0], key[1], key[3])
+    if general:
+        title = f"{percent(share)} of the weight updates are lost in {worst.dtype}"
+        severity = Severity.ERROR if share >= options["error_share"] else Severity.WARNING
+        severity = Severity.INFO if in_doubt else severity
+    else:
+        title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
+        severity = Severity.INFO
+    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
+    steps = plural(max(p.steps for p in narrow.values()), "step")
+    over = f"over {steps}" + (f" at learning rates up to {max(rates):.3g}" if rates else "")
+    message = f"{_counted(narrow, share, stuck, (parameter, worst, name), over, options)} {_kept(view, moves)}"
+    confidence, why = _confidence(view, worst, moves)
+    if share < options["error_share"]:
+        confidence, why = min(confidence, 0.8), f"{why}; most updates stick, another fault may weigh more"
+    row = next(
+        (r for r in view.rows(process, step) if r.kind == "weight" and r.key[:2] == key[:2] and r.name == key[3]), None
+    )
+    evidence = {
+        "lost_share": share,
+        "limit": options["lost_share" if general else "stuck_share"],
+        "worst_lost_share": worst.share,
+        "stuck_tensors": len(stuck),
+        "tensors": [
+            {"root": k[0], "parameter": parameter_label(k[0], k[1], k[3]), "lost_share": p.share}
+            for k, p in sorted(narrow.items(), key=lambda item: -item[1].lost)[:16]
+        ],
+        "relative_update": {"exp_lo": worst.relative.lo, "exp_hist": worst.relative.counts.tolist()},
+        "confidence_reason": why,
+    }
+    if moves is not None:
+        evidence["moves_of_largest_weights"] = {"expected": moves.expected, "seen": moves.seen, "steps": moves.steps}
+    if row is not None:
+        evidence["range"] = range_evidence(row)
+    return Finding(
+        code="PD501",
+        name="lost-weight-updates",
+        severity=severity,
+        confidence=confidence,
+        title=title,
+        message=message,
+        location=Location(key[0], key[1], worst.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
+        evidence=evidence,
+        prescriptions=(_prescribe(view, narrow, share, worst.dtype),),
+    )
+
+
+def _counted(
+    narrow: Mapping[Key, Counts],
+    share: float,
+    stuck: Mapping[Key, Counts],
+    shown: tuple[str, Counts, str],
+    over: str,
+    options: Options,
+) -> str:
+    """What was lost, against the limit that it is above. ``shown``: a weight, its updates, and its format in words."""
+    parameter, worst, name = shown
+    if share >= options["lost_share"]:
+        return (
+            f"{percent(share)} of the intended updates of {plural(len(narrow), 'weight')} in {name} left the weight "
+            f"unchanged (limit {percent(options['lost_share'])}), {over}; {percent(worst.share)} in `{parameter}`."
+        )
+    return (
+        f"{percent(worst.share)} of the intended updates of `{parameter}` in {name} left it unchanged (limit of a "
+        f"single weight {percent(options['stuck_share'])}), {over}. {plural(len(stuck), 'weight')} of "
+        f"{len(narrow):,} above that limit; of the updates of all together {percent(share)} are lost, and from "
+        f"{percent(options['lost_share'])} on that is a finding of its own."
+    )
+
+
+def _foreign(view: RunView) -> str:
+    """The optimizer whose rounding is not known; empty when all of them are torch's own."""
+    classes = [text(o.get("class")) for o in view.optimizers if text(o.get("intended_update")) == "gradient"]
+    return next((c for c in classes if c not in _DETERMINISTIC), "")
+
+
+def _kept(view: RunView, moves: Moves | None) -> str:
+    """What became of the updates, as far as it is known."""
+    if moves is None:
+        return "FP32 weights would have kept them."
+    if moves.rounding is Rounding.UNKNOWN:
+        return f"Nothing is lost if {_foreign(view)} rounds stochastically or carries the rest along."
+    if moves.still:
+        return f"No element of any of them moved on {plural(moves.steps, 'step')}: FP32 weights would have."
+    return (
+        f"{_foreign(view)} rounds to nearest: of the largest quarter of each weight {moves.seen:,} moved, where "
+        f"stochastic rounding or compensation would have moved {moves.expected:,.0f} on {plural(moves.steps, 'step')}. "
+        "FP32 weights would have kept these updates."
+    )
+
+
+def _confidence(view: RunView, worst: Counts, moves: Moves | None) -> tuple[float, str]:
+    exact = all(text(o.get("intended_update")) != "gradient" for o in view.optimizers)
+    confidence = 0.95 if exact else 0.7
+    why = "intended updates recomputed from optimizer state" if exact else "intended taken as gradient not zero"
+    if moves is not None and moves.rounding is Rounding.NEAREST:
+        confidence, why = 0.8, f"{why}; that the large weights never move was counted"
+    if worst.steps < 4:
+        return round(confidence - 0.1, 2), f"{why}; fewer than four usable steps"
+    return confidence, why
+
+
+def _prescribe(view: RunView, narrow: Mapping[Key, Counts], share: float, dtype: str) -> Prescription:
+    elements = widened_elements(view, _NARROW, sum(p.numel for p in narrow.values()))
+    fmt = known_format(dtype)
+    narrow_bytes = 2 if fmt is None or (fmt.max > 1e4 and fmt.exponent_bits + fmt.mantissa_bits > 7) else 1
+    extra = widened_bytes(view, elements, narrow_bytes)
+    kept = sum(p.intended for p in narrow.values())
+    bare = all(is_bare(k[1], k[3]) for k in narrow)
+    fp32_lost = sum(_lost_in_fp32(p) for p in narrow.values())
+    after = fp32_lost / kept if kept else 0.0
+    return Prescription(
+        title=f"keep {fp32_weights(view, _NARROW)}, compute BF16: lost {percent(share)} -> "
+        f"{percent(after)}, +{memory(extra)}",
+        change={"weight_dtype": {"from": dtype, "to": "float32"}},
+        predicted={"lost_share": {"from": share, "to": after}, "extra_bytes": extra},
+        snippet=(
+            "import torch\n\n"
+            "parameter = torch.nn.Parameter(parameter.detach().float())  # before the optimizer is made\n"
+            "x = compute(parameter.to(torch.bfloat16))  # narrow where it is used\n"
+        )
+        if bare
+        else wide_weights(view, _NARROW),
+    )
+
+
+def _lost_in_fp32(parameter: Counts) -> float:
+    """Of the counted updates those within FP32's last binade, where half of them round away; the rest is kept."""
+    index = -(FP32.mantissa_bits + 1) - parameter.relative.lo
+    inside = 0 <= index < parameter.relative.counts.size
+    return math.floor(0.5 * float(parameter.relative.counts[index])) if inside else 0.0
+
+
+RULE = Rule(
+    code="PD501",
+    name="lost-weight-updates",
+    severity=Severity.ERROR,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "lost_share",
+            0.25,
+            "fraction",
+            "Lost among the intended updates of all narrow weights together.",
+            "Precdoctor's own: healthy FP32-master runs lose under 1 %, AdamW at 1e-4 on BF16 98 %.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "error_share",
+            0.5,
+            "fraction",
+            "From this share on the finding is an error, below a warning.",
+            "Half of all updates.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "stuck_share",
+            0.9,
+            "fraction",
+            "A tensor that loses this much stands still; alone it is information.",
+            "Norm gains of 1.0 in BF16 do at any usual learning rate.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "lr_share",
+            0.1,
+            "fraction",
+            "Steps below this share of the run's largest learning rate are left out.",
+            "Ends of warm-up and decay schedules, which commonly go to a tenth.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "fp32_binades",
+            24.0,
+            "binades",
+            "Updates this far below the weight are lost in FP32 too.",
+            "FP32 has 24 significant bits.",
+            1.0,
+        ),
+        RuleOption(
+            "large_weight",
+            1024.0,
+            "value",
+            "FP32 weights are judged from this size on.",
+            "FP32 numbers are 1.2e-4 apart there: Adam's steps at usual rates begin to round away.",
+            1.0,
+        ),
+        RuleOption("large_steps", 8.0, "steps", "Usable steps to judge an FP32 weight by.", "Precdoctor's own.", 2.0),
+        RuleOption(
+            "min_moves",
+            50.0,
+            "moves",
+            "Moves of the largest weights that unbiased rounding would have made, for their absence to prove anything.",
+            "None of 50 independent moves has a probability of e^-50.",
+            1.0,
+        ),
+        RuleOption(
+            "moved_share",
+            0.1,
+            "fraction",
+            "Moves seen, of those expected, up to which the optimizer rounds to nearest; from a half on it does not.",
+            "Precdoctor's own: unbiased rounding gives 1 and more, rounding to nearest next to nothing.",
+            maximum=0.4,
+        ),
+        RuleOption(
+            "still_steps",
+            32.0,
+            "steps",
+            "Where not one element moves, steps between the first and the last one looked at.",
+            "Precdoctor's own: a compensated sum of such updates would have moved the smallest weights by then.",
+            1.0,
+        ),
+    ),
+    kinds=("update",),
+    columns=("unchanged", "zero", "numel", "rel_lo", "rel_hist", "dtype"),
+    check=check,
+    step_columns=("lr",),
+)

@@ -1,0 +1,185 @@
+"""PD502: weights trained in 16 bits without a wider copy, and what that costs at the end of the schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.survey.parameters import HALF, stepped
+from precdoctor.diagnosis.survey.rows import integer, known_format, text
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.histogram import ExponentHistogram
+
+PAGE = RulePage(
+    finds="""
+Weights in BF16 or FP16 that an optimizer updates in place, with no wider copy, whose updates still stick today but will
+not once the learning rate has come down: the recorded histogram of exponent(dw) - exponent(w) is shifted by the
+factor `decay` (schedules commonly end at a tenth) and the share below half an ulp of the weight's format is read off.
+When more than `lost_now` is lost already, it is a warning. Beyond PD501's limit that rule takes over.
+""",
+    matters="""
+Training looks healthy at the peak learning rate and stops of its own accord as the schedule decays, which is taken for
+convergence.
+""",
+    example="""
+    model = model.bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)   # sticks
+    # cosine schedule to 2e-3: half of the updates are lost
+""",
+    remedy="""
+Keep FP32 weights and compute in BF16 under autocast, or use an optimizer with FP32 master weights, stochastic rounding
+or Kahan summation. The finding states the memory it costs.
+""",
+    confidence="""
+0.8: the histogram is exact, that the learning rate will fall is an assumption. 0.65 below four recorded steps.
+""",
+    references=(
+        "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.1",
+        "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192",
+    ),
+)
+_COLUMNS = ("root", "module", "name", "dtype", "numel", "zero", "unchanged", "rel_lo", "rel_hist")
+#: Updates this far below the weight are lost in FP32 too and carry nothing.
+_FP32_BINADES = -24
+
+
+@dataclass
+class _Updates:
+    """All updates of weights in one dtype."""
+
+    relative: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
+    intended: float = 0.0
+    lost: float = 0.0
+    steps: set[int] = field(default_factory=set)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding for the narrow dtype with most weights."""
+    weights = {d: stepped(view, (d,)) for d in HALF}
+    dtype = max(HALF, key=lambda d: sum(weights[d].values()))
+    if not weights[dtype]:
+        return Checked.not_applicable("no weight that an optimizer changes is in BF16 or FP16")
+    if any(text(o.get("intended_update")) == "gradient" for o in view.optimizers):
+        return Checked.not_applicable("what the optimizer means to do to a weight is not known")
+    updates = _survey(view, dtype)
+    seen = f"the updates of {plural(len(weights[dtype]), 'weight')} in {dtype}"
+    if not updates.intended:
+        return Checked.indeterminate(f"{plural(len(weights[dtype]), 'weight')} in {dtype}, but no update was recorded")
+    now = updates.lost / updates.intended
+    later = max(now, _lost(updates, dtype, options["decay"]))
+    if later < options["lost_later"]:
+        return Checked((), f"{seen}: {percent(later)} would be lost at {options['decay']:g} of the rate")
+    finding = _finding(view, dtype, weights[dtype], updates, (now, later), options)
+    return Checked([finding], f"{percent(later)} of {seen} lost at {options['decay']:g} of the rate", Status.FAILED)
+
+
+def _survey(view: RunView, dtype: str) -> _Updates:
+    found = _Updates()
+    for r in view.scan_records(_COLUMNS, ("update",), where=[("dtype", "in", (dtype,))]):
+        unchanged = integer(r["unchanged"])
+        if unchanged is None:
+            continue
+        relative = ExponentHistogram.of(integer(r["rel_lo"]), r["rel_hist"])
+        kept = relative[_FP32_BINADES:]
+        trivial = relative.total - kept.total
+        found.relative = found.relative.merge(kept)
+        found.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
+        found.lost += max(0.0, unchanged - trivial)
+        found.steps.add(int(r["step"]))
+    return found
+
+
+def _lost(updates: _Updates, dtype: str, factor: float) -> float:
+    """Share of the updates below half an ulp were all of them multiplied by ``factor``; the cut bin by proportion."""
+    fmt = known_format(dtype)
+    if fmt is None or not updates.relative.total:
+        return 0.0
+    edge = -(fmt.mantissa_bits + 1) - math.log2(factor)  # bins below this one are lost
+    whole = math.floor(edge)
+    below = updates.relative[:whole].total + (edge - whole) * updates.relative[whole : whole + 1].total
+    return below / updates.relative.total
+
+
+def _finding(
+    view: RunView, dtype: str, weights: dict[str, int], updates: _Updates, lost: tuple[float, float], options: Options
+) -> Finding:
+    now, later = lost
+    elements = sum(weights.values())
+    rates = [s.lr for steps in view.timeline.values() for s in steps if s.lr]
+    rate = f"the recorded rate of {max(rates):.3g}" if rates else "the recorded rate"
+    message = (
+        f"{plural(len(weights), 'weight')} ({elements:,} elements) are {dtype} with no wider copy. At {rate} "
+        f"{percent(now)} of their intended updates were lost, over {plural(len(updates.steps), 'step')}; at "
+        f"{options['decay']:g} of it {percent(later)} would be (limit {percent(options['lost_later'])})."
+    )
+    extra = widened_bytes(view, elements)
+    few = len(updates.steps) < 4
+    return Finding(
+        code="PD502",
+        name="no-master-weights",
+        severity=Severity.WARNING if now >= options["lost_now"] else Severity.INFO,
+        confidence=0.65 if few else 0.8,
+        title=f"{dtype} weights without a wider copy: {percent(later)} of updates lost once the rate has decayed",
+        message=message,
+        location=Location(root=next(iter(weights)).split(".", 1)[0], phase=Phase.OPTIMIZER, kind="update"),
+        evidence={
+            "lost_share": now,
+            "lost_share_after_decay": later,
+            "limit": options["lost_later"],
+            "decay": options["decay"],
+            "weights": len(weights),
+            "elements": elements,
+            "relative_update": {"exp_lo": updates.relative.lo, "exp_hist": updates.relative.counts.tolist()},
+            "confidence_reason": "fewer than four steps were recorded"
+            if few
+            else "updates are exact, the decay assumed",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"{fp32_weights(view, (dtype,))}, BF16 autocast: lost at the end {percent(later)} -> "
+                f"0 %, +{memory(extra)}",
+                change={"weight_dtype": {"from": dtype, "to": "float32"}},
+                predicted={"lost_share": {"from": later, "to": 0.0}, "extra_bytes": extra},
+                snippet=wide_weights(view, (dtype,)),
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD502",
+    name="no-master-weights",
+    severity=Severity.INFO,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "decay",
+            0.1,
+            "fraction",
+            "What the learning rate will come down to.",
+            "Cosine and linear schedules commonly end at a tenth or below (arXiv:2203.15556).",
+            2.0**-20,
+            1.0,
+        ),
+        RuleOption(
+            "lost_later", 0.25, "fraction", "Lost updates at that rate that are too many.", "As PD501.", maximum=1.0
+        ),
+        RuleOption(
+            "lost_now",
+            0.1,
+            "fraction",
+            "From this share lost already on it is a warning, before that information.",
+            "Precdoctor's own.",
+            maximum=1.0,
+        ),
+    ),
+    kinds=("update",),
+    columns=("unchanged", "rel_lo", "rel_hist", "dtype"),
+    check=check,
+    step_columns=("lr",),
+)

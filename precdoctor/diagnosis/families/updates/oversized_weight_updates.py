@@ -1,0 +1,382 @@
+"""PD504: updates as large as the weights they change, step after step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median, median_low
+from typing import Any
+
+from precdoctor.diagnosis.advice.stable_rate import StableRate, stable_rate
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.updates.decayed_weights import finding as decay_finding
+from precdoctor.diagnosis.families.updates.decayed_weights import strongest_decay
+from precdoctor.diagnosis.families.updates.penalised_weights import finding as penalty_finding
+from precdoctor.diagnosis.families.updates.penalised_weights import strongest_penalty
+from precdoctor.diagnosis.families.updates.rate_prescriptions import Rates, gentler_start, lower_rate, rates_of
+from precdoctor.diagnosis.survey.healthy_steps import is_well
+from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
+from precdoctor.diagnosis.survey.parameters import parameter_label
+from precdoctor.diagnosis.survey.rows import TensorRow, number, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+PAGE = RulePage(
+    finds="""
+Weight matrices whose update is not small against the weight: RMS(dw) / RMS(w), both as stored, at `ratio` or more in
+the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is brisk. The first half of the run is
+left out, so zero-initialised weights, whose first updates are infinitely large, have found their size; biases and gains
+are not judged. The first `early_steps` steps count alone where they threw the run off: updates of `early_ratio` or more
+of what the weight was initialised to, in their median, and losses behind them more than twice the first one; or losses
+that did not fall (those of the older or the newer half of the run, its first eighth left out, less than `learnt` below
+the first ones) and a weight that has outgrown its initialisation `outgrown` times since, of which nothing is left then.
+Weights that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`) have nothing to
+lose.
+
+The same rule tells weight decay that outruns the gradient: the optimizer takes the share `decay` of every weight or
+more away per step (learning rate times weight decay, over 1 - momentum under SGD), and half of the weight matrices
+have shrunk to the fraction `shrunk` of their first size. Optimizers that add the decay to the gradient and divide by
+the size of the sum (Adam, RMSprop, Adagrad) take no fixed share; there the penalty, weight decay times the weight's
+RMS, must be `outweighs` times the gradient's RMS or more for half of the matrices, in the median of the newer half,
+and they must have shrunk as much.
+""",
+    matters="""
+A weight that is replaced by a third of itself on every step follows the newest batch, not the data. The loss stays on a
+plateau or jumps about, and the next unlucky batch throws the run off.
+""",
+    example="""
+Adam moves every element by about the learning rate whatever its gradient: at lr 0.1, weights of 0.05 are replaced
+outright.
+
+    torch.optim.Adam(model.parameters(), lr=0.1)    # ratio 1 and above
+    torch.optim.Adam(model.parameters(), lr=1e-3)   # 0.02
+""",
+    remedy="""
+Lower the learning rate by the factor in the finding, for the named weights at least. Under Adam the ratio is
+proportional to the learning rate, under SGD as well while the gradient stays what it is. Where SGD at one rate
+diverges, how fast its gradient grows from step to step tells the largest rate that is stable, and half of that is
+proposed. Where the first steps only were too large, a warm-up is enough; where there is one, a longer one or a lower
+peak. Where nothing was learnt, or the run never came back, at a rate that stayed what it was (half of the first or
+more), the rate itself is too large: a warm-up comes second, it would end at the same rate. Weights that decay want a
+smaller weight decay: a weight is an average over 1 / (learning rate x weight decay) steps, which should be thousands.
+""",
+    confidence="""
+0.85; 0.7 when fewer than eight steps of the newer half were recorded.
+""",
+    references=(
+        "Bottou, Curtis, Nocedal, Optimization Methods for Large-Scale Machine Learning, arXiv:1606.04838",
+        "Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability, arXiv:2103.00065",
+        "Loshchilov and Hutter, Decoupled Weight Decay Regularization, arXiv:1711.05101, section 2",
+        "Wang and Aitchison, How to set AdamW's weight decay as you scale model and dataset size, arXiv:2405.13698",
+        "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
+    ),
+)
+_COLUMNS = ("root", "module", "module_class", "kind", "name", "shape", "numel", "nan", "pos_inf", "neg_inf", "sum_sq")
+_Place = tuple[str, str, str]
+
+
+@dataclass
+class _Weight:
+    module_class: str
+    fan_in: float
+    ratios: dict[tuple[Process, int], float] = field(default_factory=dict)
+    #: RMS before the first of the steps looked at.
+    first: float = 0.0
+    #: RMS before the last of the run's recorded steps.
+    final: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return median_low(self.ratios.values())  # where a run explodes, the mean of two is the explosion
+
+    @property
+    def middle(self) -> tuple[Process, int]:
+        """The step that the ratio is of."""
+        return sorted(self.ratios, key=self.ratios.__getitem__)[(len(self.ratios) - 1) // 2]
+
+    @property
+    def unit_gain(self) -> float:
+        """By how much it multiplies unit noise at first: of order 1 with any usual initialisation."""
+        return self.first * math.sqrt(self.fan_in)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the weight that is replaced fastest."""
+    weights = _survey(view)
+    if not weights:
+        return Checked.not_applicable("no weight matrix was recorded together with its update")
+    steps = max(len(w.ratios) for w in weights.values())
+    seen = f"the updates of {plural(len(weights), 'weight matrix')} on {plural(steps, 'step')}"
+    if (decayed := _decayed(view, options)) is not None:
+        return Checked([decayed], f"{seen}: weights decay to nothing", Status.FAILED)
+    guilty = {p: w for p, w in weights.items() if len(w.ratios) >= options["min_steps"] and w.ratio >= options["ratio"]}
+    early = {} if guilty else _thrown_off(view, options)
+    if not guilty and not early:
+        few = steps < options["min_steps"]
+        worst = max(w.ratio for w in weights.values())
+        return Checked((), f"{seen}, too few to tell" if few else f"{seen}: at most {worst:.2g} of the weight")
+    finding = _finding(view, guilty or early, len(weights), options, early=bool(early))
+    limit = options["early_ratio" if early else "ratio"]
+    return Checked([finding], f"{plural(len(guilty or early), 'weight')} of {seen} above {limit:g}", Status.FAILED)
+
+
+def _decayed(view: RunView, options: Options) -> Finding | None:
+    """Matrices at a fraction of their first size, if that is most of them and weight decay can have done it."""
+    decay, penalty = strongest_decay(view), strongest_penalty(view)
+    decay = decay if decay is not None and decay.share >= options["decay"] else None
+    if decay is None and penalty is None:
+        return None
+    sizes = {p: w for p, w in _survey(view, first=int(options["min_steps"])).items() if w.first > 0.0}
+    shrunk = {p: (w.module_class, w.first, w.final) for p, w in sizes.items() if w.final <= options["shrunk"] * w.first}
+    if not shrunk or 2 * len(shrunk) < len(sizes):
+        return None
+    if decay is not None:
+        return decay_finding(view, decay, shrunk, options["decay"])
+    least = (len(sizes) + 1) // 2
+    return penalty_finding(view, penalty, shrunk, least, options["outweighs"]) if penalty is not None else None
+
+
+def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
+    """Weights replaced in the first steps of a run whose loss went up with that."""
+    count = int(options["early_steps"])
+    worse = False
+    for (process, _), steps in by_optimizer(view).items():
+        begun = steps[: 2 * count + 1]
+        losses = [s.loss for s in begun if s.loss is not None and is_well(view, process, s)]
+        enough = len(losses) > (1 if any(not is_well(view, process, s) for s in begun) else count)
+        worse = worse or (enough and losses[0] > 0.0 and median(losses[1 : count + 1]) > 2.0 * losses[0])
+    nothing_learnt = not worse and _nothing_learnt(view, options)
+    if not worse and not nothing_learnt:
+        return {}
+    sized = {p: w for p, w in _survey(view, first=count).items() if w.unit_gain >= options["sized"]}
+    large = {p: w for p, w in sized.items() if w.ratio >= options["early_ratio"]}
+    return large if worse else {p: w for p, w in large.items() if w.final >= options["outgrown"] * w.first}
+
+
+def _harm(view: RunView, weight: _Weight, options: Options) -> str:
+    if not _nothing_learnt(view, options) or weight.final < options["outgrown"] * weight.first:
+        return "The loss more than doubled behind these steps."
+    grown = f"{weight.final / weight.first:.2g} times its initial RMS"
+    return f"For half of the run the loss did not fall, and the weight has grown to {grown}: nothing is left of it."
+
+
+def _nothing_learnt(view: RunView, options: Options) -> bool:
+    """Whether a loss above zero is in half of the run, the older or the newer, where it was in the first steps."""
+    count = int(options["min_steps"])
+    for (process, _), steps in by_optimizer(view).items():
+        losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
+        halves = losses[len(losses) // 8 : len(losses) // 2], losses[len(losses) // 2 :]
+        if not losses or min(losses) <= 0.0:
+            continue
+        begun = min(losses[0], median(losses[:count]))  # the first updates may have made it worse
+        if any(len(half) >= count and median(half) > (1.0 - options["learnt"]) * begun for half in halves):
+            return True
+    return False
+
+
+def _survey(view: RunView, first: int | None = None) -> Mapping[_Place, _Weight]:
+    """Ratios on the newer half of the recorded steps; or on the ``first`` ones, against the weight before them all."""
+    skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
+    steps = [s for s in watched_steps(view) if s not in skipped]
+    looked_at = steps[len(steps) // 2 :] if first is None else [*steps[:first], *steps[first:][-1:]]
+    rms: dict[tuple[_Place, Process, int], dict[str, float]] = {}
+    found: dict[_Place, _Weight] = {}
+    for r in view.scan_records(_COLUMNS, ("weight", "update"), steps=looked_at):
+        energy, shape = number(r["sum_sq"]), r["shape"]
+        if energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or shape is None or len(shape) < 2:
+            continue
+        place = (str(r["root"]), str(r["module"]), str(r["name"]))
+        numel = max(1, int(r["numel"]))
+        found.setdefault(place, _Weight(text(r["module_class"]), numel / max(1, int(shape[0]))))
+        key = (place, Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+        rms.setdefault(key, {})[str(r["kind"])] = math.sqrt(energy / numel)
+    for (place, process, step), sizes in sorted(rms.items(), key=lambda item: item[0][2]):
+        weight, size = found[place], sizes.get("weight", 0.0)
+        weight.first = weight.first or size
+        weight.final = size or weight.final
+        size = size if first is None else weight.first
+        if "update" in sizes and size > 0.0 and (first is None or step in steps[:first]):
+            weight.ratios[process, step] = sizes["update"] / size
+    return {place: weight for place, weight in found.items() if weight.ratios}
+
+
+def _which(weight: _Weight, *, early: bool) -> str:
+    steps = plural(len(weight.ratios), "step")
+    return f"the first {steps}" if early else f"{steps} of the newer half"
+
+
+def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, options: Options, *, early: bool) -> Finding:
+    place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
+    process, step = max(weight.ratios, key=lambda k: k[1])
+    row = _row(view, process, step, place)
+    parameter = parameter_label(*place)
+    limit = options["early_ratio" if early else "ratio"]
+    rates = rates_of(view, *weight.middle)
+    diverging = _stable(view, process)
+    message = (
+        f"In the median of {_which(weight, early=early)}, each step changed `{parameter}` by {weight.ratio:.2g} of "
+        + ("the RMS it was initialised to" if early else "its own RMS")
+        + f" (limit {limit:g}; about 1e-3 is usual)"
+        + (f"{rates.words}. " if rates is not None else ". ")
+        + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
+        + (f" {_harm(view, weight, options)}" if early else "")
+        + (f" {diverging.words}" if diverging is not None else "")
+    )
+    evidence: dict[str, Any] = {
+        "update_to_weight": weight.ratio,
+        "limit": limit,
+        "lr": rates.measured if rates is not None else None,
+        "warm_up_steps": rates.warm_up if rates is not None else 0,
+        "weights": [
+            {"parameter": parameter_label(*p), "update_to_weight": w.ratio}
+            for p, w in sorted(guilty.items(), key=lambda item: -item[1].ratio)[:16]
+        ],
+        "confidence_reason": "weights and updates are recorded as stored",
+    }
+    if diverging is not None:
+        evidence |= diverging.evidence
+    if row is not None:
+        evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
+    return Finding(
+        code="PD504",
+        name="oversized-weight-updates",
+        severity=Severity.WARNING,
+        confidence=0.85 if len(weight.ratios) >= 8 else 0.7,
+        title=f"the first steps change `{parameter}` by {weight.ratio:.2g} times its initial size each"
+        if early
+        else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
+        message=message,
+        location=Location(
+            place[0], place[1], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
+        ),
+        evidence=evidence,
+        prescriptions=(diverging.prescription,)
+        if diverging is not None
+        else _prescribe(view, process, weight, rates, options, early=early),
+    )
+
+
+def _prescribe(
+    view: RunView, process: Process, weight: _Weight, rates: Rates | None, options: Options, *, early: bool
+) -> tuple[Prescription, ...]:
+    """A smaller rate first wherever the rate itself is too large; a warm-up where the first steps were too large."""
+    what = "first updates / initial weight" if early else "update / weight"
+    lower = lower_rate(view, rates, weight.ratio, options["target"], what)
+    if not early:
+        return (lower,)
+    gentler = gentler_start(rates, weight.ratio, options["target"])
+    stayed = rates is not None and rates.last >= 0.5 * rates.measured
+    if stayed and (_nothing_learnt(view, options) or _never_came_back(view, process)):
+        return lower, gentler
+    return (gentler, lower) if rates is not None and rates.warm_up else (gentler,)
+
+
+def _stable(view: RunView, process: Process) -> StableRate | None:
+    """The rate at which the run would not have diverged, of the optimizer of whose steps that can be told."""
+    for (own, _), steps in by_optimizer(view).items():
+        well = [s for s in steps if is_well(view, process, s) and not s.skipped]
+        if own == process and (found := stable_rate(view, well)) is not None:
+            return found
+    return None
+
+
+def _never_came_back(view: RunView, process: Process) -> bool:
+    """Whether the run ended in what is not finite, or at twice the loss that it began with."""
+    steps = [s for s in view.timeline.get(process, ()) if s.complete]
+    if not steps or not is_well(view, process, steps[-1]):
+        return bool(steps)
+    losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
+    return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
+
+
+def _row(view: RunView, process: Process, step: int, place: _Place) -> TensorRow | None:
+    rows = view.rows(process, step)
+    return next((r for r in rows if r.kind == "update" and (r.root, r.module, r.name) == place), None)
+
+
+RULE = Rule(
+    code="PD504",
+    name="oversized-weight-updates",
+    severity=Severity.WARNING,
+    triage=Triage.LEARNING_RATE,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "ratio",
+            0.3,
+            "RMS of update / RMS of weight",
+            "Median over the newer half of the recorded steps.",
+            "Precdoctor's own: small healthy networks at brisk rates reach 0.1.",
+        ),
+        RuleOption(
+            "target",
+            0.02,
+            "RMS of update / RMS of weight",
+            "What the proposed learning rate aims below.",
+            "Precdoctor's own: brisk, but a usual ratio.",
+            1e-6,
+            0.1,
+        ),
+        RuleOption(
+            "early_ratio",
+            0.5,
+            "RMS of update / RMS of initial weight",
+            "Median over the first steps, where the loss more than doubled behind them.",
+            "Precdoctor's own: first updates may be large; half a weight, with harm done, is too much.",
+        ),
+        RuleOption(
+            "learnt",
+            0.05,
+            "fraction",
+            "A loss of which one half is less than this below its first steps has not fallen there.",
+            "Precdoctor's own: losses of one class in four begin at 1.39, and chance moves them by a few hundredths.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "outgrown",
+            3.0,
+            "times the initial RMS",
+            "Weights of a run that learnt nothing; below it the initialisation is still there.",
+            "Precdoctor's own: nine tenths of the energy are new.",
+            1.0,
+        ),
+        RuleOption(
+            "sized",
+            0.2,
+            "RMS x sqrt(fan-in)",
+            "Weights below it were initialised to almost nothing.",
+            "Usual initialisations keep a signal's size and give about 1, PyTorch's 0.6, N(0, 0.02) at width 256 0.3.",
+        ),
+        RuleOption(
+            "decay",
+            0.005,
+            "fraction per step",
+            "Learning rate times weight decay from which weights that shrink are told with it.",
+            "Fifty times the strongest usual in pre-training, 1e-4 (Wang and Aitchison, arXiv:2405.13698).",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "shrunk",
+            0.5,
+            "fraction",
+            "Of its first RMS, which half of the weight matrices are down to by then.",
+            "Precdoctor's own: sizes that training finds by itself stay within a factor of two.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "outweighs",
+            3.0,
+            "RMS of weight_decay x weight / RMS of gradient",
+            "From which an L2 penalty under Adam and its like is told with weights that shrink.",
+            "Precdoctor's own: weights come to rest where both are equal.",
+        ),
+        RuleOption("early_steps", 3.0, "steps", "Recorded steps that are the first ones.", "Precdoctor's own.", 1.0),
+        RuleOption("min_steps", 6.0, "steps", "Recorded steps in the newer half, at least.", "Precdoctor's own.", 2.0),
+    ),
+    kinds=("weight", "update"),
+    columns=("sum_sq", "numel", "shape"),
+    check=check,
+    step_columns=("skipped", "loss"),
+)

@@ -1,0 +1,117 @@
+"""Smaller updates: a lower learning rate, or a warm-up; a longer one where there is one already."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from precdoctor.diagnosis.advice.stable_rate import rounded_down
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Prescription
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+#: Steps of the proposed warm-up: as torch's examples and most recipes have it, at least.
+_WARM_UP = 1000
+#: A rate that begins below this part of its peak is warmed up; one that differs by less from it is at its peak.
+_BELOW, _AT_PEAK = 0.5, 0.999
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Learning rates of a process.
+
+    Attributes:
+        measured: of the step in question.
+        first: of the first step.
+        peak: the largest of the run.
+        last: of the last step.
+        warm_up: steps in which it rose from its first value to its peak; 0 where it began there, or fell in between.
+    """
+
+    measured: float
+    first: float
+    peak: float
+    last: float
+    warm_up: int
+
+    @property
+    def words(self) -> str:
+        """``, at a learning rate of 0.1, behind a warm-up of 5 steps from 1e-06``."""
+        if not self.warm_up:
+            return f", at a learning rate of {self.measured:.3g}"
+        warmed = f"a warm-up of {plural(self.warm_up, 'step')} from {self.first:.3g} to {self.peak:.3g}"
+        return f", at a learning rate of {self.measured:.3g}; there is {warmed}"
+
+
+def rates_of(view: RunView, process: Process, step: int) -> Rates | None:
+    """The rates of a process, ``step`` being the measured one; None where none is on record."""
+    known = [(s.step, s.lr) for s in view.timeline.get(process, ()) if s.lr is not None and math.isfinite(s.lr)]
+    peak = max((rate for _, rate in known), default=0.0)
+    if not peak:
+        return None
+    at = next(i for i, (_, rate) in enumerate(known) if rate >= _AT_PEAK * peak)
+    rising = all(a <= b for (_, a), (_, b) in pairwise(known[: at + 1]))
+    warm_up = known[at][0] - known[0][0] if rising and known[0][1] < _BELOW * peak else 0
+    measured = next((rate for s, rate in known if s == step and rate), peak)
+    return Rates(measured, known[0][1], peak, known[-1][1], warm_up)
+
+
+def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, what: str) -> Prescription:
+    """The learning rate that brings an update of ``ratio`` times its weight below ``target``.
+
+    Args:
+        rates: null where none is on record.
+        what: the ratio, in words.
+    """
+    factor = rounded_down(target / ratio)
+    groups = sum(len(o.get("groups") or ()) for o in view.optimizers)
+    varies = rates is not None and min(rates.first, rates.last) < _AT_PEAK * rates.peak
+    told = ""
+    if rates is not None and groups == 1:
+        told = f" ({'peak ' if varies else ''}{rates.peak:.3g} -> {rates.peak * factor:.3g})"
+    return Prescription(
+        title=f"learning rate x {factor:g}{told}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
+        change={"lr_factor": factor},
+        predicted=_predicted(ratio, ratio * factor),
+        snippet=snippets.lower_rate(factor),
+    )
+
+
+def gentler_start(rates: Rates | None, ratio: float, target: float) -> Prescription:
+    """A warm-up that begins where first updates are small enough; where there is one, a longer one."""
+    factor = rounded_down(target / ratio)
+    what = "first updates / weight"
+    if rates is None or not rates.warm_up:
+        begin = f" of {rates.measured * factor:.2g}" if rates is not None else f" x {factor:g}"
+        return Prescription(
+            title=f"warm up from a learning rate{begin}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
+            change={"lr_factor": factor, "warm_up_steps": _WARM_UP},
+            predicted=_predicted(ratio, ratio * factor),
+            snippet=(
+                "import torch\n\n"
+                "warm_up = torch.optim.lr_scheduler.LinearLR(\n"
+                f"    optimizer, start_factor={factor!r}, total_iters={_WARM_UP}\n"
+                ")  # beside the schedule there is\n"
+            ),
+        )
+    steps = max(_WARM_UP, math.ceil(rates.warm_up / factor))
+    start = max(rates.first / rates.peak, 1e-6)
+    return Prescription(
+        title=f"warm up over {plural(steps, 'step')}, not {rates.warm_up:,}: {what} {ratio:.2g} -> "
+        f"{ratio * rates.warm_up / steps:.1g}",
+        change={"warm_up_steps": steps},
+        predicted=_predicted(ratio, ratio * rates.warm_up / steps),
+        snippet=(
+            "import torch\n\n"
+            "warm_up = torch.optim.lr_scheduler.LinearLR(\n"
+            f"    optimizer, start_factor={float(f'{start:.3g}')!r}, total_iters={steps}\n"
+            ")  # in place of the warm-up there is\n"
+        ),
+    )
+
+
+def _predicted(before: float, after: float) -> dict[str, Any]:
+    return {"update_to_weight": {"from": before, "to": after}}

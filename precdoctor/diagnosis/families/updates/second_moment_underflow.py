@@ -1,0 +1,260 @@
+"""PD506: squared gradients rounded to zero in the format of the optimizer's second moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.families.updates.rounded_moments import finding as unpaired_finding
+from precdoctor.diagnosis.families.updates.rounded_moments import leaps, orphaned
+from precdoctor.diagnosis.survey.optimizer_states import (
+    Moment,
+    Owner,
+    adds_eps_to_root,
+    decay_of,
+    label,
+    second_moments,
+)
+from precdoctor.diagnosis.survey.parameters import HALF
+from precdoctor.diagnosis.survey.rows import TensorRow, known_format, number, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import FP32
+
+PAGE = RulePage(
+    finds="""
+Second moments that hold exact zeros for elements whose gradient, in that very step, is larger than eps: its square was
+rounded to zero in the format the state is kept in. They are those of Adam, AdamW, RMSprop and Adagrad, and what other
+optimizers keep under such a name (one element per element of the weight, none negative). Counted from the recorded
+state: zeros of the moment, less the elements whose gradient is zero or at most eps (there the zero does no harm,
+whatever it stems from). Embedding rows that were never looked up, frozen or unused weights and gradients far below eps
+do not count.
+
+The same rule tells FP32 state that was rounded between two steps, as by a checkpoint saved in FP16: `share` of a
+parameter's elements or more have a second moment of zero under a first moment above eps, or an element moved by
+`beyond` times as many learning rates as Adam can make of moments of the same gradients,
+(1 - beta1) / sqrt((1 - beta2) (1 - beta1^2 / beta2)) by the Cauchy-Schwarz inequality: 7.27 with the usual betas.
+""",
+    matters="""
+Adam divides by sqrt(v) + eps. Where v is zero, only eps is left, and the step is |m| / eps of the learning rate instead
+of about one: hundreds of times too long with an eps of 1e-5. Where eps is zero in the state's format, too (FP16 rounds
+everything below 3e-8 to zero, and with it torch's default of 1e-8), the division gives an infinity or NaN.
+""",
+    example="""
+    model = model.half()
+    torch.optim.Adam(model.parameters(), eps=1e-4)  # moments in FP16: a gradient of 1e-3 adds 1e-9 to v, which is zero
+""",
+    remedy="""
+Keep the state in FP32: FP32 weights under autocast, or FP32 master weights. A larger eps only hides it: every element
+below it is then damped. Save checkpoints of the optimizer as they are: only weights bear 16 bits.
+""",
+    confidence="""
+0.95: zeros of the moment and of the gradient are exact counts of the same step. 0.8 with fewer than four such steps,
+and where an optimizer that torch does not ship may do something else with it than to divide by its root. 0.9 for state
+that was rounded between steps: no gradients make such moments, but what changed them is not on record.
+""",
+    references=(
+        "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1 and section 2.1",
+        "IEEE 754-2019, table 3.5 (binary16: smallest subnormal 2^-24)",
+        "PyTorch source: torch/optim/adam.py (exp_avg_sq = zeros_like(parameter))",
+    ),
+)
+
+
+#: The default of torch.optim.Adam, AdamW and RMSprop.
+_USUAL_EPS = 1e-8
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """What one parameter's second moment has lost, over its recorded steps."""
+
+    moments: Sequence[Moment]
+    shares: Sequence[float]
+
+    @property
+    def share(self) -> float:
+        return median(self.shares)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the second moment that has lost most."""
+    moments = second_moments(view)
+    if not moments:
+        return Checked.not_applicable("no second moment was recorded with its gradient")
+    eps = _eps(view)
+    lost = {owner: _judge(kept, eps, options) for owner, kept in moments.items()}
+    steps = max(len(kept) for kept in moments.values())
+    seen = f"{plural(len(moments), 'second moment')} after {plural(steps, 'step')}"
+    limit = _limit(view, options)
+    guilty = {o: v for o, v in lost.items() if len(v.shares) >= options["min_steps"] and v.share >= limit}
+    if not guilty:
+        orphans = orphaned(view, eps, options["share"], options["min_elements"])
+        long = leaps(view, options["beyond"])
+        if orphans or long:
+            found = unpaired_finding(view, orphans, long, eps)
+            return Checked([found], f"{seen}: moments that no gradients make", Status.FAILED)
+        worst = max((v.share for v in lost.values() if v.shares), default=0.0)
+        return Checked((), f"{seen}: {percent(worst)} of the elements with a gradient above eps are zero in the worst")
+    return Checked([_finding(view, guilty, len(moments), eps, options)], f"{len(guilty):,} of {seen} have zeros",
+                   Status.FAILED)  # fmt: skip
+
+
+def _limit(view: RunView, options: Options) -> float:
+    return options["share"] if adds_eps_to_root(view) else options["others_share"]
+
+
+def _eps(view: RunView) -> float:
+    """The largest: below it zeros do no harm. An optimizer that does not say is taken to have torch's."""
+    groups = [g for o in view.optimizers for g in o.get("groups") or ()]
+    return max((e for g in groups if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
+
+
+def _judge(moments: Sequence[Moment], eps: float, options: Options) -> _Lost:
+    kept, shares = [], []
+    for m in moments:
+        intended = m.gradient.certainly_above(eps)
+        if m.held.numel != m.gradient.numel or intended < options["min_elements"]:
+            continue
+        harmless = m.gradient.zero + (m.gradient.histogram.total - intended)
+        kept.append(m)
+        shares.append(max(0.0, m.held.zero - harmless) / intended)
+    return _Lost(kept, shares)
+
+
+def _finding(view: RunView, guilty: Mapping[Owner, _Lost], total: int, eps: float, options: Options) -> Finding:
+    owner, lost = max(guilty.items(), key=lambda item: item[1].share)
+    last = lost.moments[-1]
+    row = _row(view, owner, last)
+    fmt = known_format(last.held.dtype)
+    decay = decay_of(view, last.name)
+    added = 1.0 - (0.999 if decay is None else decay)
+    share_limit = _limit(view, options)
+    known = adds_eps_to_root(view)
+    limit = (fmt.flush_limit / added) ** 0.5 if fmt is not None and added > 0.0 else 0.0
+    stored_eps = 0.0 if fmt is not None and eps <= fmt.flush_limit else eps
+    subnormal = last.held.subnormal / max(1, last.held.histogram.total)
+    step = (
+        f"the step is up to {limit / stored_eps:.3g} times the learning rate"
+        if stored_eps
+        else f"and eps, {eps:g}, is zero in {last.held.dtype}, too: a division by zero"
+    )
+    message = (
+        f"{percent(lost.share)} of the elements of `{label(owner)}` with a gradient above eps ({eps:g}) have a second "
+        f"moment of exactly zero, in the median of {plural(len(lost.shares), 'step')} (limit "
+        f"{percent(share_limit)}); of the others {percent(subnormal)} are subnormal. It is kept in "
+        f"{last.held.dtype}: {added:.3g} g^2 becomes zero below g = {limit:.2g}. "
+        + (f"There only eps divides, {step}. " if known else f"Where {_foreign(view)} divides by its root, {step}. ")
+        + f"{plural(len(guilty), 'parameter')} of {total:,} affected."
+    )
+    return Finding(
+        code="PD506",
+        name="second-moment-underflow",
+        severity=Severity.WARNING,
+        confidence=0.95 if known and len(lost.shares) >= 4 else 0.8,
+        title=f"the second moment of `{label(owner)}` is zero for {percent(lost.share)} of its gradient ({row.dtype})",
+        message=message,
+        location=Location(
+            *(row.root, row.module, row.module_class or None, row.kind),
+            phase=Phase.OPTIMIZER,
+            rank=last.process.rank,
+            step=last.step,
+        ),
+        evidence={
+            "zero_share": lost.share,
+            "limit": share_limit,
+            "subnormal_share": subnormal,
+            "dtype": last.held.dtype,
+            "eps": eps,
+            "eps_in_state_format": stored_eps,
+            "smallest_gradient_kept": limit,
+            "parameters": [
+                {"parameter": label(o), "zero_share": v.share}
+                for o, v in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
+            ],
+            "range": range_evidence(row),
+            "path": path_evidence([row]),
+            "confidence_reason": "zeros of the moment and of the gradient were counted in the same steps",
+        },
+        prescriptions=(_prescribe(view, lost, last, added),),
+    )
+
+
+def _foreign(view: RunView) -> str:
+    return next((text(o.get("class")) for o in view.optimizers if text(o.get("class"))), "the optimizer")
+
+
+def _row(view: RunView, owner: Owner, moment: Moment) -> TensorRow:
+    key = (owner[0], owner[1], "opt_state", moment.name)
+    return next(r for r in view.rows(moment.process, moment.step) if r.key[:4] == key)
+
+
+def _prescribe(view: RunView, lost: _Lost, last: Moment, added: float) -> Prescription:
+    limit = (FP32.flush_limit / added) ** 0.5 if added > 0.0 else 0.0
+    left = last.gradient.histogram.at_most(limit * last.gradient.scale).high / max(1, last.gradient.histogram.total)
+    title = f"FP32 optimizer state: zero where there is a gradient {percent(lost.share)} -> {percent(left)}"
+    if last.gradient.dtype in HALF:
+        change = {"weight_dtype": {"from": last.held.dtype, "to": "float32"}}
+        title += f", +{memory(widened_bytes(view, widened_elements(view, HALF)))}"
+        snippet = wide_weights(view, HALF)
+    else:  # the weights are wide already: the optimizer itself chose the format
+        key = last.name.rpartition(".")[2]
+        title += f", +{memory(last.held.numel * 2)} for this weight"
+        change = {"state_dtype": {"from": last.held.dtype, "to": "float32"}}
+        snippet = (
+            f"import torch\n\nstate[{key!r}] = torch.zeros_like(p, dtype=torch.float32)  # in the optimizer's step\n"
+        )
+    return Prescription(
+        title=title, change=change, predicted={"zero_share": {"from": lost.share, "to": left}}, snippet=snippet
+    )
+
+
+RULE = Rule(
+    code="PD506",
+    name="second-moment-underflow",
+    severity=Severity.WARNING,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "share",
+            0.01,
+            "fraction",
+            "Elements with a second moment of zero, of those whose gradient is above eps, in the median over steps.",
+            "Precdoctor's own: each of them takes steps that are too long by orders of magnitude.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "others_share",
+            0.05,
+            "fraction",
+            "The same where the optimizer is not one of torch's.",
+            "Precdoctor's own: it may bound its steps, and a few long ones do less harm then.",
+            maximum=1.0,
+        ),
+        RuleOption(
+            "beyond",
+            10.0,
+            "times Adam's longest step",
+            "A step longer than that was not made of moments of the same gradients.",
+            "Precdoctor's own: the bound holds for any gradients; schedules that change the betas move it a few times.",
+            1.0,
+        ),
+        RuleOption("min_steps", 2.0, "steps", "Steps with recorded state, at least.", "Precdoctor's own.", 1.0),
+        RuleOption(
+            "min_elements",
+            16.0,
+            "elements",
+            "Elements with a gradient above eps, at least.",
+            "Shares of a few elements are chance.",
+            1.0,
+        ),
+    ),
+    kinds=("opt_state",),
+    columns=("zero", "dtype", "exp_lo", "exp_hist"),
+    check=check,
+)

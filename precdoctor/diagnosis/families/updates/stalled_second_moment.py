@@ -1,0 +1,214 @@
+"""PD505: Adam's second moment is kept in a format in which it cannot decay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from precdoctor.diagnosis.advice.wide_weights import widened_bytes
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import memory, plural
+from precdoctor.diagnosis.survey.histories import by_optimizer
+from precdoctor.diagnosis.survey.optimizer_states import excess, second_moments
+from precdoctor.diagnosis.survey.parameters import HALF, adam_groups, beta2_of, stepped
+from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.view import RunView
+
+PAGE = RulePage(
+    finds="""
+A second moment kept in BF16 or FP16 with 1 - beta2 below half an ulp of that format: 0.001 against 2^-9 = 0.002 in
+BF16. Then `v * beta2` rounds back to `v`, and a new squared gradient is added only when it is at least twice `v`: the
+second moment goes up and never comes down. Its format is that of the recorded state; without such rows, that of the
+weights under torch's Adam and AdamW. What it costs is measured: the mean of `v` against what FP32 would have left of
+the recorded gradients. It is a warning when sqrt(v) is `fallen` times too large, so that steps are too small by that
+factor; information before. Without recorded state the fall of the gradient norm since its peak stands for it.
+""",
+    matters="""
+Adam's step is the gradient over sqrt(v). With `v` stuck at the largest gradient ever seen, usually that of the first
+steps or of one spike, every later step is too small by the ratio of the two, for the rest of the run.
+""",
+    example="""
+    model = model.bfloat16()
+    torch.optim.AdamW(model.parameters(), betas=(0.9, 0.999))  # v never decays
+    torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99))   # 0.01 is above half an ulp: it does
+""",
+    remedy="""
+Keep weights and moments in FP32 and compute in BF16 under autocast. If memory forbids it, take beta2 at or below the
+value in the finding, or an optimizer that keeps its state in FP32 or rounds it stochastically.
+""",
+    confidence="""
+0.95 where the state was recorded, else 0.9: format, beta2 and optimizer class are facts of the run, and without the
+state only torch's own Adam and AdamW are judged; others may keep it wider.
+""",
+    references=(
+        "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1",
+        "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192",
+        "PyTorch source: torch/optim/adam.py (exp_avg_sq = zeros_like(parameter))",
+    ),
+)
+
+
+#: Steps that are smaller by less than this nobody would notice.
+_WORTH_TELLING = 1.5
+
+
+@dataclass(frozen=True)
+class _Narrow:
+    """The second moments in one 16-bit format."""
+
+    dtype: str
+    #: Element count by full name of the parameter.
+    weights: Mapping[str, int]
+    #: How many times too large sqrt(v) was seen to be; None when the state is not on record.
+    measured: float | None = None
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding for the narrow format with most weights."""
+    groups = [b for g in _groups(view) if (b := beta2_of(g)) is not None]
+    beta2 = max(groups, default=0.0)
+    narrow = _recorded(view, beta2) or _by_weights(view)
+    if not groups or not narrow.weights:
+        return Checked.not_applicable("no second moment of Adam's kind in BF16 or FP16")
+    limit = _half_ulp(narrow.dtype)
+    if 1.0 - beta2 >= limit:
+        return Checked((), f"1 - beta2 = {1.0 - beta2:.3g} is above half an ulp of {narrow.dtype}, {limit:.3g}")
+    steps = max((len(s) for s in view.timeline.values()), default=0)
+    if steps < options["min_steps"]:
+        return Checked((), f"{plural(steps, 'step')}: nothing had to decay yet")
+    finding = _finding(view, narrow, beta2, limit, options)
+    return Checked([finding], f"the second moments of {plural(len(narrow.weights), 'weight')} cannot decay",
+                   Status.FAILED)  # fmt: skip
+
+
+def _groups(view: RunView) -> list[Mapping[str, Any]]:
+    """Of all optimizers where the state tells its format, else of torch's own."""
+    if second_moments(view):
+        return [g for o in view.optimizers for g in o.get("groups") or ()]
+    return adam_groups(view)
+
+
+def _recorded(view: RunView, beta2: float) -> _Narrow | None:
+    """The formats as the recorded state has them; None when none is on record."""
+    moments = {o: kept for o, kept in second_moments(view).items() if kept[-1].name.endswith("exp_avg_sq")}
+    if not moments:
+        return None
+    of = {d: {o: m for o, m in moments.items() if m[-1].held.dtype == d} for d in HALF}
+    dtype = max(HALF, key=lambda d: sum(m[-1].held.numel for m in of[d].values()))
+    factors = [e for kept in of[dtype].values() if (e := excess(kept, beta2)) is not None]
+    return _Narrow(
+        dtype,
+        {".".join(part for part in owner if part): kept[-1].held.numel for owner, kept in of[dtype].items()},
+        math.sqrt(median(factors)) if factors else None,
+    )
+
+
+def _by_weights(view: RunView) -> _Narrow:
+    """Moments are in the format of the weight, as torch's Adam has it."""
+    weights = {d: stepped(view, (d,)) for d in HALF}
+    dtype = max(HALF, key=lambda d: sum(weights[d].values()))
+    return _Narrow(dtype, weights[dtype])
+
+
+def _half_ulp(dtype: str) -> float:
+    """Half an ulp, relative to the largest number of a binade: below it every product rounds back."""
+    fmt = known_format(dtype)
+    return 2.0 ** -(fmt.mantissa_bits + 2) if fmt is not None else 0.0
+
+
+def _fall(view: RunView) -> tuple[float, float, float]:
+    """Peak and present gradient norm of the optimizer whose norm fell furthest, and their ratio; 1 when unknown."""
+    best = (0.0, 0.0, 1.0)
+    for steps in by_optimizer(view).values():
+        norms = [s.grad_norm for s in steps if s.grad_norm and not s.skipped]
+        if len(norms) < 8:
+            continue
+        peak, present = max(norms), median(norms[-8:])
+        if present > 0.0 and peak / present > best[2]:
+            best = (peak, present, peak / present)
+    return best
+
+
+def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options: Options) -> Finding:
+    peak, present, fall = _fall(view)
+    dtype, weights = narrow.dtype, narrow.weights
+    ratio = fall if narrow.measured is None else narrow.measured
+    elements = sum(weights.values())
+    better = 1.0 - 2.0 * limit
+    message = (
+        f"Adam's second moments of {plural(len(weights), 'weight')} ({elements:,} elements) are {dtype}, and 1 - beta2 "
+        f"= {1.0 - beta2:.3g} is below half an ulp of it (limit {limit:.3g}): v * beta2 rounds back to v, which grows "
+        "and never decays. "
+    )
+    if ratio < _WORTH_TELLING:
+        message += "What that costs depends on how far the gradients fall from here."
+    elif narrow.measured is None:
+        message += (
+            f"The gradient norm has come down from {peak:.3g} to {present:.3g}; steps are up to {ratio:.3g} times "
+            "smaller than Adam means them to be."
+        )
+    else:
+        message += (
+            f"Held against the recorded gradients, sqrt(v) is {ratio:.3g} times too large in the median weight: steps "
+            "are that much smaller than Adam means them to be."
+        )
+    return Finding(
+        code="PD505",
+        name="stalled-second-moment",
+        severity=Severity.WARNING if ratio >= options["fallen"] else Severity.INFO,
+        confidence=0.9 if narrow.measured is None else 0.95,
+        title=f"Adam's second moment cannot decay in {dtype}: beta2 {beta2:g} is within half an ulp of 1",
+        message=message,
+        location=Location(root=next(iter(weights)).split(".", 1)[0], phase=Phase.OPTIMIZER),
+        evidence={
+            "one_minus_beta2": 1.0 - beta2,
+            "limit": limit,
+            "dtype": dtype,
+            "weights": len(weights),
+            "elements": elements,
+            "grad_norm": {"peak": peak, "present": present},
+            "step_too_small_by": ratio,
+            "confidence_reason": "format, beta2 and optimizer class are facts of the run"
+            if narrow.measured is None
+            else "the state was recorded, and held against the gradients that went into it",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"beta2 {better:.4g} (smallest change), or FP32 weights and moments "
+                f"(+{memory(widened_bytes(view, elements))})",
+                change={"beta2": {"from": beta2, "to": round(better, 6)}},
+                predicted={"decay_of_v_per_step": {"from": 0.0, "to": round(1.0 - better, 6)}},
+                snippet=(
+                    f"for group in optimizer.param_groups:\n    group['betas'] = (group['betas'][0], {better:.4f})\n"
+                ),
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD505",
+    name="stalled-second-moment",
+    severity=Severity.WARNING,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "fallen",
+            4.0,
+            "times",
+            "How much too large sqrt(v) must be for a warning; without recorded state, the fall of the gradient norm.",
+            "Precdoctor's own: steps a quarter of their size are worth a change.",
+            1.0,
+        ),
+        RuleOption("min_steps", 8.0, "steps", "Shorter runs have nothing to decay.", "Precdoctor's own.", 1.0),
+    ),
+    kinds=(),
+    columns=(),
+    check=check,
+    step_columns=("grad_norm",),
+)

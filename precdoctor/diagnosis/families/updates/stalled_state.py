@@ -1,0 +1,150 @@
+"""PD509: a tensor that is written to step after step, in a format in which what it is given changes no bit."""
+
+from __future__ import annotations
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.rows import known_format, text
+from precdoctor.diagnosis.survey.scans import (
+    Fact,
+    Group,
+    check_facts,
+    elsewhere_words,
+    evidence_of,
+    locate,
+    place_words,
+    scans,
+)
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import FP32
+
+PAGE = RulePage(
+    finds="""
+A tensor that outlives the step (a moment of a hand-written optimizer, an average of weights, a gradient buffer, a
+counter, a factor that is multiplied down) is written to in BF16 or FP16, and keeps its bits, although the same
+arithmetic in FP64 moves it. FP32 counts only where whole numbers beyond 2^24 stand still. The arithmetic is measured,
+on steps that were scanned op by op (`record --deep-scan`): `add_`, `mul_`, `lerp_`, `addcmul_`, `copy_` of a rounded
+result, their `_foreach_` forms, and `state = state * b + x * (1 - b)`. At least `share` of the elements that FP64 moves
+must stay, on two scanned steps or more, the last one or most of all among them.
+
+Weights count only if no optimizer of torch's steps in the run; PD501 covers the others. States of torch's own
+optimizers are PD505's. Stochastic rounding, and sums whose remainder the script keeps (Kahan), are no finding.
+""",
+    matters="""
+An update below half a unit in the last place is dropped, and so is the next one: an average stays what it was
+initialised to, a second moment never decays, a count stops at 256 (BF16) or 2048 (FP16). Nothing is ever NaN.
+""",
+    example="""
+    slow = [p.detach().bfloat16() for p in model.parameters()]
+    for s, p in zip(slow, model.parameters()):
+        s.lerp_(p.to(s.dtype), 1 - 0.999)   # below half an ulp for nearly every element
+""",
+    remedy="""
+Keep the state in FP32 and cast it where it is used. Where memory forbids, round stochastically or keep the remainder
+in a second 16-bit tensor (Kahan summation).
+""",
+    confidence="""
+0.9: bits before and after were compared, and the same arithmetic was done in FP64 on the same numbers.
+""",
+    references=(
+        "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192 (updates below half an ulp)",
+        "Higham, Accuracy and Stability of Numerical Algorithms, chapter 4 (compensated summation)",
+    ),
+)
+_REASON = "bits before and after were compared with the same arithmetic in FP64"
+_NOUNS = {"weight": "weights", "average": "an average of weights", "gradient": "a gradient"}
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding per line of code."""
+    stepped = any(s.optimizer for steps in view.timeline.values() for s in steps)
+
+    def guilty(fact: Fact) -> float:
+        if _is_torchs(fact) or (_target(fact) == "weight" and (stepped or fact.short == "mul")):
+            return 0.0
+        share = _share(fact)
+        return share if share >= options["share"] else 0.0
+
+    def tell(group: Group) -> Finding:
+        return _finding(view, group, options)
+
+    def lasts(group: Group) -> bool:
+        """A teacher stands still as long as its student does; later it moves."""
+        done = [s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank]
+        still = [s for s in group.steps if s in done]
+        return len(still) > 1 and (max(done) in still or 2 * len(still) > len(done))
+
+    return check_facts(view, ("stalled",), guilty, tell, seen="no state that stays as it is", keep=lasts)
+
+
+def _target(fact: Fact) -> str:
+    return text(fact.data.get("target"))
+
+
+def _share(fact: Fact) -> float:
+    return fact.count("stalled") / max(fact.count("moved"), 1)
+
+
+def _is_torchs(fact: Fact) -> bool:
+    """Whether the line calls an optimizer, whose own code did it."""
+    return fact.source is not None and ".step(" in (fact.source.code or "")
+
+
+def _finding(view: RunView, group: Group, options: Options) -> Finding:
+    fact = group.worst
+    dtype, share, missing = text(fact.data.get("dtype")), _share(fact), fact.number("bits_missing")
+    name = text(fact.data.get("name"))
+    what = _NOUNS.get(_target(fact), "a state") + (f" (`{name}`)" if name else "")
+    fmt = known_format(dtype)
+    gained = FP32.mantissa_bits - (fmt.mantissa_bits if fmt is not None else 0)
+    left, short = max(0.0, missing - gained), fact.short.removeprefix("foreach_")
+    message = (
+        f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} left {percent(share)} of the elements of "
+        f"{what} in {dtype} as they were (limit {percent(options['share'])}), though FP64 moves them: "
+        f"values of {fact.number('value'):.3g} by {fact.number('move'):.3g}, {missing:.1f} bits below half a unit in "
+        f"the last place (medians). {plural(fact.count('tensors'), 'tensor')} on this line."
+        f"{elsewhere_words(group)}"
+    )
+    wide = "float64" if dtype == "float32" else "float32"
+    return Finding(
+        code="PD509",
+        name="stalled-state",
+        severity=Severity.WARNING,
+        confidence=0.9,
+        title=f"{short} changes nothing: {percent(share)} of the elements of {what} stay as they are in {dtype}"
+        f"{fact.line}",
+        message=message,
+        location=locate(view, group),
+        evidence=evidence_of(group, {"share": options["share"]}, _REASON),
+        prescriptions=(
+            Prescription(
+                title=f"keep it in {wide}{fact.line}: bits missing {max(missing, 0.0):.1f} -> {left:.1f}",
+                change={"state_dtype": {"from": dtype, "to": wide}, "op": fact.op},
+                predicted={"bits_missing": {"from": max(missing, 0.0), "to": left}},
+                snippet=f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n",
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD509",
+    name="stalled-state",
+    severity=Severity.WARNING,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=(
+        RuleOption(
+            "share",
+            0.75,
+            "fraction",
+            "Least share of the elements that FP64 moves that must keep their bits.",
+            "Chosen empirically; no published source.",
+            maximum=1.0,
+        ),
+    ),
+    kinds=(),
+    columns=(),
+    check=check,
+)

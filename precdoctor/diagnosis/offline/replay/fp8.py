@@ -1,0 +1,314 @@
+"""What an FP8 scaling recipe would have done to the tensors of a recorded run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.diagnosis.offline.replay.amax_log import AmaxLog, exponents_of
+from precdoctor.diagnosis.survey.histogram_columns import exponent_table, magnitudes
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.errors import NothingRecordedError
+from precdoctor.numerics.cast_counts import CastCounts, cast_counts
+from precdoctor.numerics.cells import Estimate
+from precdoctor.numerics.formats import E4M3FN, E5M2, Format
+from precdoctor.numerics.fp8_scaling import (
+    Amax,
+    AmaxSeries,
+    CurrentScaling,
+    DelayedScaling,
+    Recipe,
+    ScaleSeries,
+    headroom_binades,
+    scale_series,
+)
+
+FORWARD = ("input", "output", "weight")
+BACKWARD = ("grad_output",)
+#: What matrix products are made of: their operands, and the gradients of their results.
+KINDS = (*FORWARD, *BACKWARD)
+#: What a search tries: Transformer Engine's default is a history of 1024, its tests use 16.
+CANDIDATES: tuple[Recipe, ...] = (
+    CurrentScaling(),
+    *(DelayedScaling(1, Amax.MOST_RECENT, margin) for margin in (0, 1, 2)),
+    *(DelayedScaling(k, Amax.MAX, margin) for k in (16, 128, 1024) for margin in (0, 1, 2)),
+)
+#: A recipe that flushes no more than this is judged by what it saturates.
+FLUSHED_TARGET = 0.005
+
+_Ints = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Stale:
+    """The step on which a scale was furthest behind its tensor.
+
+    Attributes:
+        step: number of the step.
+        amax: of the tensor.
+        scale: in force.
+        binades: how far their product lies above the format's maximum.
+    """
+
+    step: int
+    amax: float
+    scale: float
+    binades: float
+
+
+@dataclass(frozen=True)
+class TensorReplay:
+    """One tensor under a recipe, over all its recorded steps; calls and ranks of it taken together.
+
+    Attributes:
+        root, module, kind, name: the tensor.
+        format: what it is cast to.
+        steps: how many were recorded.
+        flushed, saturated: shares of the finite non-zero elements of all steps but the cold ones.
+        stale_steps: steps whose amax saturates at the scale in force.
+        worst: the furthest behind of them.
+        padding_binades: median distance of amax times scale below the format's maximum; None without a value.
+        kept_steps: steps that keep the scale before, there being nothing but zeros, NaN and Inf to derive one from.
+        cold_steps: ... with none before: a delayed recipe's first step, scaled by 1, and not counted otherwise.
+        non_finite_steps: steps with a NaN or Inf in the history, which implementations that admit it would freeze on.
+        sparse_steps: steps whose history holds no sample, so that an older one stands in.
+    """
+
+    root: str
+    module: str
+    kind: str
+    name: str
+    format: str
+    steps: int
+    flushed: Estimate
+    saturated: Estimate
+    stale_steps: int
+    worst: Stale | None
+    padding_binades: float | None
+    kept_steps: int
+    cold_steps: int
+    non_finite_steps: int
+    sparse_steps: int
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """All tensors at one step.
+
+    Attributes:
+        step: number of the step.
+        flushed, saturated: shares of the finite non-zero elements of the tensors that are not cold.
+        stale_tensors: how many of them saturate.
+    """
+
+    step: int
+    flushed: Estimate
+    saturated: Estimate
+    stale_tensors: int
+
+
+@dataclass(frozen=True)
+class RecipeReplay:
+    """A recipe on a run.
+
+    Attributes:
+        recipe: as the command line spells it.
+        tensors: the worst first: most saturated, then most flushed.
+        flushed, saturated: shares over all tensors and steps.
+        stale_tensors: tensors with at least one stale step.
+        steps: the same step by step; empty where blocks have their own scales.
+        history: scales follow from an amax; false where blocks have their own.
+    """
+
+    recipe: str
+    tensors: tuple[TensorReplay, ...]
+    flushed: Estimate
+    saturated: Estimate
+    stale_tensors: int
+    steps: tuple[StepShares, ...] = ()
+    history: bool = True
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Smaller is better: what flushes within the target by its saturation, the rest by both together."""
+        over = self.flushed.estimate > FLUSHED_TARGET
+        lost = self.saturated.estimate + (self.flushed.estimate if over else 0.0)
+        return over, lost, self.flushed.estimate
+
+
+def hybrid(kind: str) -> Format:
+    """E4M3 forward, E5M2 for gradients: what frameworks call HYBRID."""
+    return E5M2 if kind in BACKWARD else E4M3FN
+
+
+def replay_recipes(
+    view: RunView,
+    recipes: Sequence[Recipe],
+    *,
+    format_of: Callable[[str], Format] = hybrid,
+    kinds: Sequence[str] = KINDS,
+    wanted: Callable[[str], bool] | None = None,
+    steps: tuple[int | None, int | None] = (None, None),
+) -> tuple[RecipeReplay, ...]:
+    """Replays a log with each recipe, in the order given.
+
+    Reads the log twice: amax first, of which all scales follow, then the exponents, batch by batch; what is kept in
+    memory is some 20 bytes per row and 10 more per recipe. Gradients keep the loss scale they were recorded with, as
+    they would when they are cast.
+
+    Args:
+        view: the run.
+        recipes: current or delayed.
+        format_of: the format of a kind.
+        kinds: of tensors.
+        wanted: whether a module is asked about; default: all.
+        steps: half-open range of the steps that are counted; histories still reach back before it.
+
+    Raises:
+        NothingRecordedError: no such tensor was recorded.
+    """
+    log = AmaxLog.read(view, kinds, wanted)
+    if not log.keys:
+        raise NothingRecordedError(
+            f"{view.run.path} holds no tensor of kind {', '.join(kinds)} that was asked for; nothing can be replayed"
+        )
+    formats = [format_of(key[2]) for key in log.keys]
+    within = _within(log.steps, steps)
+    scales = [_Scales.of(log, formats, recipe, within) for recipe in recipes]
+    counts = [CastCounts.zeros(len(log.keys)) for _ in recipes]
+    numbers = log.numbers
+    step_of = np.searchsorted(numbers, log.steps)
+    by_step = [CastCounts.zeros(numbers.size) for _ in recipes]
+    by_format = sorted(set(formats), key=lambda f: f.name)
+    for frame, row, key in exponents_of(view, kinds, log):
+        table = exponent_table(frame, magnitudes(frame))
+        for fmt in by_format:
+            own = np.array([formats[k] is fmt for k in key])
+            for i, scale in enumerate(scales):
+                mine = own & scale.counted[row]
+                found = cast_counts(table.rows(mine), fmt, scale.scale[row[mine]])
+                counts[i] = counts[i] + found.summed_by(key[mine], len(log.keys))
+                by_step[i] = by_step[i] + found.summed_by(step_of[row[mine]], numbers.size)
+    out = []
+    for recipe, scale, count, step_counts in zip(recipes, scales, counts, by_step, strict=True):
+        asked = np.flatnonzero(np.bincount(step_of, within, minlength=numbers.size))
+        stale = np.bincount(step_of, scale.stale, minlength=numbers.size)
+        shares = tuple(_step_shares(int(numbers[j]), step_counts.row(j), int(stale[j])) for j in asked.tolist())
+        out.append(_replayed(str(recipe), log, formats, scale, count, shares))
+    return tuple(out)
+
+
+def _step_shares(step: int, counts: CastCounts, stale: int) -> StepShares:
+    return StepShares(step, counts.flushed_share(), counts.saturated_share(), stale)
+
+
+def best_delayed(replays: Sequence[RecipeReplay]) -> RecipeReplay:
+    """The delayed recipe that loses least (:attr:`RecipeReplay.rank`); of equals, the first.
+
+    Current scaling never loses more, and costs a pass over the tensor: it is what the others are held against.
+    """
+    return min((r for r in replays if r.recipe.startswith("delayed")), key=lambda r: r.rank)
+
+
+def _within(steps: _Ints, wanted: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
+    first, stop = wanted
+    within: npt.NDArray[np.bool_] = steps >= (first or 0)
+    return within if stop is None else within & (steps < stop)
+
+
+# -- scales -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Course:
+    """What the scale of one tensor went through, within the steps asked for; as in :class:`TensorReplay`."""
+
+    steps: int
+    stale_steps: int
+    worst: Stale | None
+    padding_binades: float | None
+    kept_steps: int
+    cold_steps: int
+    non_finite_steps: int
+    sparse_steps: int
+
+    @classmethod
+    def of(
+        cls,
+        series: AmaxSeries,
+        scales: ScaleSeries,
+        fmt: Format,
+        within: npt.NDArray[np.bool_],
+        beyond: npt.NDArray[np.bool_],
+    ) -> _Course:
+        counted = within & ~scales.cold
+        stale = np.flatnonzero(beyond & counted)
+        headroom = headroom_binades(series.amax, scales.scale, fmt)
+        known = headroom[counted & ~np.isnan(headroom)]
+        worst = None
+        if stale.size:
+            at = int(stale[np.argmin(headroom[stale])])
+            worst = Stale(int(series.steps[at]), float(series.amax[at]), float(scales.scale[at]), -float(headroom[at]))
+        flags = (scales.kept & ~scales.cold, scales.cold, scales.non_finite, scales.sparse)
+        kept, cold, non_finite, sparse = (int(np.count_nonzero(flag & within)) for flag in flags)
+        padding = float(np.median(known)) if known.size else None
+        steps = int(np.count_nonzero(within))
+        return cls(steps, int(stale.size), worst, padding, kept, cold, non_finite, sparse)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scales:
+    """One recipe: the scale of every entry of the amax log, and the course of every tensor.
+
+    Attributes:
+        counted: entries of the steps asked for, cold ones left out.
+        stale: those of them whose amax saturates.
+    """
+
+    scale: _Floats
+    counted: npt.NDArray[np.bool_]
+    stale: npt.NDArray[np.bool_]
+    courses: tuple[_Course, ...]
+
+    @classmethod
+    def of(cls, log: AmaxLog, formats: Sequence[Format], recipe: Recipe, within: npt.NDArray[np.bool_]) -> _Scales:
+        scale, counted, courses = np.ones(log.steps.size), within.copy(), []
+        stale = np.zeros(log.steps.size, dtype=np.bool_)
+        for i, fmt in enumerate(formats):
+            part = slice(int(log.bounds[i]), int(log.bounds[i + 1]))
+            series = AmaxSeries(log.steps[part], log.amax[part], log.non_finite[part])
+            found = scale_series(series, fmt, recipe)
+            scale[part] = found.scale
+            counted[part] &= ~found.cold
+            product = np.where(series.amax > 0.0, series.amax, 0.0) * found.scale
+            beyond = product >= fmt.overflow_limit if fmt.tie_overflows else product > fmt.overflow_limit
+            stale[part] = beyond & counted[part]
+            courses.append(_Course.of(series, found, fmt, within[part], beyond))
+        return cls(scale, counted, stale, tuple(courses))
+
+
+def _replayed(
+    recipe: str,
+    log: AmaxLog,
+    formats: Sequence[Format],
+    scales: _Scales,
+    counts: CastCounts,
+    steps: tuple[StepShares, ...],
+) -> RecipeReplay:
+    tensors = []
+    for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.courses, strict=True)):
+        if course.steps:
+            shares = counts.row(i)
+            told = {f.name: getattr(course, f.name) for f in fields(course)}
+            tensors.append(
+                TensorReplay(
+                    *key, format=fmt.name, flushed=shares.flushed_share(), saturated=shares.saturated_share(), **told
+                )
+            )
+    tensors.sort(key=lambda t: (-t.saturated.estimate, -t.stale_steps, -t.flushed.estimate, t.module, t.kind, t.name))
+    stale = sum(t.stale_steps > 0 for t in tensors)
+    return RecipeReplay(recipe, tuple(tensors), counts.flushed_share(), counts.saturated_share(), stale, steps)

@@ -1,0 +1,239 @@
+"""What a log says about the gradients of every scaler update: from which scale on they overflow, what is flushed.
+
+Three kinds of evidence, from strong to weak: what the update showed at its own scale; on sampled steps, amax and
+exponents of every recorded gradient; between samples, the L2 norm of all weight gradients, which bounds their amax from
+both sides. Values in a log carry the loss scale; here they are taken back to a scale of 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from precdoctor.diagnosis.offline.replay.updates import Update, updates_of
+from precdoctor.diagnosis.survey.histogram_columns import exponent_table, magnitudes, with_exponents
+from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
+from precdoctor.numerics.formats import FP16, Format
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
+from precdoctor.numerics.step_gradients import OverflowLimit, StepGradients
+
+KINDS = ("grad_output", "weight_grad")
+#: Sampled steps whose exponents are kept, evenly spread: what is flushed changes slowly, and memory stays flat.
+HISTOGRAMS = 1024
+
+_COLUMNS = ("root", "module", "kind", "dtype", "numel", "zero", "amax", "exp_lo", "exp_hist", "scale", *BAD_COUNTS)
+_Floats = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class RunGradients:
+    """The gradients of one process, one entry per scaler update.
+
+    Attributes:
+        process: whose.
+        updates: what the run itself did.
+        gradients: what is known about any other scale.
+        format: what the gradients are held in, or would be.
+        hypothetical: the run did not hold its gradients in ``format``; it is asked what would happen if it did.
+        sampled: updates with full statistics.
+        bounded: updates between samples of which the gradient norm is known.
+    """
+
+    process: Process
+    updates: tuple[Update, ...]
+    gradients: tuple[StepGradients, ...]
+    format: Format
+    hypothetical: bool
+    sampled: int
+    bounded: int
+
+
+def run_gradients(view: RunView, process: Process, fmt: Format = FP16) -> RunGradients:
+    """Reads the log once, batch by batch.
+
+    Gradients held in ``fmt`` are those whose row says so, and weight gradients kept wider by modules whose activation
+    gradients are in ``fmt``: autocast computes them there. Where no gradient is, all are taken as if they were.
+
+    Rows of other ranks of the same attempt count too: after reduction, one rank's overflow is everybody's.
+    """
+    updates = updates_of(view, process)
+    narrow = _modules_in(view, fmt)
+    found = _Evidence(updates, fmt)
+    for frame in view.scan(_COLUMNS, KINDS):
+        mine = frame[frame["attempt"] == process.attempt]
+        if len(mine):
+            found.add(mine, narrow)
+    scaled = any(u.scale is not None for u in updates)
+    hypothetical = not narrow and (bool(found.seen.any()) or not scaled)  # without rows, a scaler tells of FP16
+    gradients = tuple(found.gradients(hypothetical=hypothetical))
+    sampled = int(np.count_nonzero(found.seen))
+    bounded = sum(u.grad_norm is not None and not s for u, s in zip(updates, found.seen, strict=True))
+    return RunGradients(process, tuple(updates), gradients, fmt, hypothetical, sampled, bounded)
+
+
+def _modules_in(view: RunView, fmt: Format) -> frozenset[tuple[str, str]]:
+    """The modules with a gradient in ``fmt``."""
+
+    def read() -> frozenset[tuple[str, str]]:
+        modules: set[tuple[str, str]] = set()
+        for frame in view.scan(["root", "module"], KINDS, where=[("dtype", "==", fmt.dtype)]):
+            pairs = frame[["root", "module"]].drop_duplicates()
+            modules.update((str(root), str(module)) for root, module in pairs.itertuples(index=False, name=None))
+        return frozenset(modules)
+
+    return view.remember(f"gradient-modules-{fmt.name}", read)
+
+
+class _Evidence:
+    """Adds up rows by update; a few numbers per update, and exponents of :data:`HISTOGRAMS` of them."""
+
+    def __init__(self, updates: Sequence[Update], fmt: Format) -> None:
+        self._updates = updates
+        self._format = fmt
+        n = len(updates)
+        self._ends = np.array([u.last for u in updates], dtype=np.int64)
+        self._firsts = np.array([u.step for u in updates], dtype=np.int64)
+        self._scales = np.array([1.0 if u.scale is None else u.scale for u in updates])
+        #: Largest unscaled magnitude of what is held in the format by its dtype, and of what is likely to be.
+        self._sure, self._likely = np.full(n, math.nan), np.full(n, math.nan)
+        #: Elements of all weight gradients, which the norm is over.
+        self._weights = np.zeros(n)
+        self.seen = np.zeros(n, dtype=np.bool_)
+        self._narrow_weights = True
+        sampled = [i for i, u in enumerate(updates) if u.sampled and not u.overflow and u.scale != 0.0]
+        kept = sampled[:: max(1, math.ceil(len(sampled) / HISTOGRAMS))]
+        self._slot = np.full(n, -1, dtype=np.int64)
+        self._slot[kept] = np.arange(len(kept))
+        self._counts = np.zeros((len(kept), EXP_MAX - EXP_MIN + 1), dtype=np.int64)
+        self._zeros = np.zeros(len(kept), dtype=np.int64)
+
+    def add(self, frame: pd.DataFrame, narrow: frozenset[tuple[str, str]]) -> None:
+        """Some rows of the ``tensors`` table; with no ``narrow`` module, all of them count as held in the format."""
+        at = np.searchsorted(self._ends, frame["step"].to_numpy())
+        known = at < self._ends.size
+        known[known] &= self._firsts[at[known]] <= frame["step"].to_numpy()[known]
+        frame, at = frame[known], at[known]
+        if not len(at):
+            return
+        scale = frame["scale"].to_numpy(dtype=np.float64, na_value=math.nan)
+        scale = np.where(
+            (scale > 0.0) & np.isfinite(scale), scale, np.where(self._scales[at] > 0.0, self._scales[at], 1.0)
+        )
+        amax = magnitudes(frame) / scale
+        amax[self._scales[at] == 0.0] = math.nan  # all of it flushed, by a scale that fell to nothing
+        own = np.isin(frame["dtype"].to_numpy(dtype=str), [self._format.dtype]) | (not narrow)
+        held = own | np.array([pair in narrow for pair in zip(frame["root"], frame["module"], strict=True)], dtype=bool)
+        limits = np.array([self._relative_limit(str(d)) for d in frame["dtype"]])
+        np.fmax.at(self._sure, at[own], amax[own])
+        np.fmax.at(self._likely, at, np.where(held, amax, amax / limits))
+        self.seen[at] = True
+        weights = (frame["kind"] == "weight_grad").to_numpy()
+        np.add.at(self._weights, at[weights], frame["numel"].to_numpy()[weights])
+        self._narrow_weights &= bool(own[weights].all())
+        bad = frame[list(BAD_COUNTS)].to_numpy().sum(axis=1) > 0
+        whole = held & ~bad & (scale == self._scales[at]) & (self._slot[at] >= 0)
+        if whole.any():
+            self._add_exponents(frame[whole], self._slot[at[whole]])
+
+    def _relative_limit(self, dtype: str) -> float:
+        """How much further than the format the row's own dtype reaches."""
+        own = known_format(dtype)
+        return max(own.overflow_limit / self._format.overflow_limit, 1.0) if own is not None else 1.0
+
+    def _add_exponents(self, frame: pd.DataFrame, slot: _Ints) -> None:
+        np.add.at(self._zeros, slot, frame["zero"].to_numpy())
+        used = with_exponents(frame)
+        if used.any():
+            table = exponent_table(frame[used])
+            first = table.lo - EXP_MIN
+            np.add.at(self._counts[:, first : first + table.counts.shape[1]], slot[used], table.counts)
+
+    def gradients(self, *, hypothetical: bool) -> list[StepGradients]:
+        """One per update, in order."""
+        limits = self._limits(hypothetical=hypothetical)
+        out = []
+        for i, (update, limit) in enumerate(zip(self._updates, limits, strict=True)):
+            slot = self._slot[i]
+            exponents = ExponentHistogram(EXP_MIN, self._counts[slot]).trimmed() if slot >= 0 else None
+            out.append(
+                StepGradients(
+                    update.step,
+                    limit,
+                    exponents if exponents is not None and exponents.total else None,
+                    int(self._zeros[slot]) if slot >= 0 else 0,
+                    float(self._scales[i]) or 1.0,
+                    self._format,
+                    rounded=not hypothetical,
+                )
+            )
+        return out
+
+    def _limits(self, *, hypothetical: bool) -> list[OverflowLimit]:
+        ratio = self._norm_to_amax()
+        weights = float(np.max(self._weights, initial=0.0))
+        base = [self._limit(i, u, ratio, weights, hypothetical=hypothetical) for i, u in enumerate(self._updates)]
+        near = _nearest([math.inf if u.overflow else b.estimate for u, b in zip(self._updates, base, strict=True)])
+        return [
+            self._with_observation(update, limit, neighbour, hypothetical=hypothetical)
+            for update, limit, neighbour in zip(self._updates, base, near.tolist(), strict=True)
+        ]
+
+    @staticmethod
+    def _with_observation(
+        update: Update, limit: OverflowLimit, neighbour: float, *, hypothetical: bool
+    ) -> OverflowLimit:
+        scale = update.scale if update.scale is not None else 1.0
+        if update.forward and scale < 2.0**64:  # above, the scaled loss itself may leave FP32
+            return OverflowLimit.always()
+        if hypothetical and update.scale is None:
+            return OverflowLimit.always() if update.overflow else limit
+        if update.overflow and neighbour <= scale:  # what is finite of an overflow says less than its neighbours
+            limit = replace(limit, estimate=min(limit.estimate, max(neighbour, limit.clean_up_to)))
+        return limit.observed(scale, overflow=update.overflow)
+
+    def _limit(
+        self, i: int, update: Update, ratio: float | None, weights: float, *, hypothetical: bool
+    ) -> OverflowLimit:
+        """From tensors and norms alone, without what the update showed at its own scale."""
+        norm = update.grad_norm
+        if self.seen[i] and not math.isnan(self._likely[i]):
+            likely = OverflowLimit.of_amax(float(self._likely[i]), self._format)
+            if hypothetical:
+                return likely
+            sure = self._sure[i]
+            high = math.inf if math.isnan(sure) else OverflowLimit.of_amax(float(sure), self._format).overflows_from
+            return OverflowLimit(0.0, high, min(likely.estimate, high))
+        if not norm or self.seen[i]:
+            return OverflowLimit.unknown()
+        low = norm / math.sqrt(weights) if weights > 0.0 else 0.0  # the largest is at least the root mean square
+        high = OverflowLimit.of_amax(low, self._format).overflows_from if self._narrow_weights else math.inf
+        middle = ratio * norm if ratio is not None else math.sqrt(low * norm) or norm
+        return OverflowLimit(0.0, high, min(OverflowLimit.of_amax(middle, self._format).estimate, high))
+
+    def _norm_to_amax(self) -> float | None:
+        """Median over the sampled updates of largest magnitude over gradient norm; for those between."""
+        norms = np.array([u.grad_norm or math.nan for u in self._updates])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = self._likely / norms
+        usable = ratios[np.isfinite(ratios) & (ratios > 0.0)]
+        return float(np.median(usable)) if usable.size else None
+
+
+def _nearest(limits: Sequence[float]) -> _Floats:
+    """For each entry the nearest finite one's value, the earlier of two; Inf when there is none."""
+    values = np.array(limits)
+    known = np.flatnonzero(np.isfinite(values))
+    if known.size == 0:
+        return np.full(values.size, math.inf)
+    at = np.arange(values.size)
+    after = np.clip(np.searchsorted(known, at), 0, known.size - 1)
+    before = np.maximum(after - 1, 0)
+    nearer = np.where(np.abs(known[before] - at) <= np.abs(known[after] - at), known[before], known[after])
+    return values[nearer]

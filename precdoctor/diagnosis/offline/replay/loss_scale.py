@@ -1,0 +1,264 @@
+"""What another loss scaler would have done to a recorded run, and which layer made it back off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.offline.replay.gradients import KINDS, RunGradients, run_gradients
+from precdoctor.diagnosis.offline.replay.updates import policy_used
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.errors import NothingRecordedError, UsageError
+from precdoctor.numerics.cells import Estimate
+from precdoctor.numerics.formats import FP16, Format
+from precdoctor.numerics.loss_scaling import ScalerPolicy, ScalerReplay, ScalerState, mean_share, simulate
+from precdoctor.numerics.scaler_search import PolicyScore, search
+
+#: Backoffs whose tensors are looked up, evenly spread.
+EXAMINED = 16
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The tensor that made the scaler back off.
+
+    Attributes:
+        step: of the overflow.
+        scale: the loss scale of the simulation there.
+        root, module, kind, name: the tensor.
+        how: ``recorded``: it is the first non-finite tensor of that step, in execution order. ``predicted``: the first
+            one that exceeds its format at the simulated scale. ``nearest sample``: the one with the least headroom on
+            the last sampled step before, the step itself not being sampled.
+        forward: it overflows in the forward pass, which no loss scale mends.
+        headroom_binades: at the simulated scale, negative beyond the format; None where it is not finite.
+    """
+
+    step: int
+    scale: float
+    root: str
+    module: str
+    kind: str
+    name: str
+    how: str
+    forward: bool
+    headroom_binades: float | None
+
+
+@dataclass(frozen=True)
+class LossScaleReplay:
+    """The answer.
+
+    Attributes:
+        process: whose log it is.
+        format: what gradients are held in.
+        hypothetical: the run did not hold them in it.
+        steps: scaler updates replayed; ``sampled`` of them with full statistics, ``bounded`` with a gradient norm.
+        used: the run's own policy, where the log says.
+        recorded_scales: per update the scale that was in force; None where there was none.
+        recorded_overflows: steps the run skipped.
+        recorded_flushed: mean share flushed on the run's own sampled clean steps; None without one, or a scale.
+        replay: the simulation of the policy asked for, or of the best one found.
+        ideal: per update the largest power of two with zero overflow.
+        scores: where a search was asked for, the best policy, the best with other intervals, and torch's default.
+        culprits: per examined overflow of the simulation the tensor behind it.
+        overflows: how many there are.
+        notes: what limits the answer, in sentences.
+    """
+
+    process: Process
+    format: str
+    hypothetical: bool
+    steps: int
+    sampled: int
+    bounded: int
+    used: ScalerPolicy | None
+    recorded_scales: tuple[float | None, ...]
+    recorded_overflows: tuple[int, ...]
+    recorded_flushed: Estimate | None
+    replay: ScalerReplay
+    ideal: tuple[Estimate, ...]
+    scores: tuple[PolicyScore, ...]
+    culprits: tuple[Culprit, ...]
+    overflows: int
+    notes: tuple[str, ...]
+
+
+def replay_loss_scale(
+    view: RunView, policy: ScalerPolicy | None = None, *, fmt: Format = FP16, process: Process | None = None
+) -> LossScaleReplay:
+    """Replays one process' log with another loss scaler.
+
+    The recorded gradients are taken as they are: a run that skips other steps trains on a little differently, and what
+    that does to later gradients is not predicted.
+
+    Args:
+        view: the run.
+        policy: the scaler; None: the best initial scale and growth interval are searched for.
+        fmt: what the gradients are held in, where the run's own are not.
+        process: default: the first one with a loss scale, else the first.
+
+    Raises:
+        NothingRecordedError: no step of a training run is there.
+    """
+    chosen = process or default_process(view)
+    run = run_gradients(view, chosen, fmt)
+    if not run.updates:
+        raise NothingRecordedError(f"{view.run.path} holds no complete training step; nothing can be replayed")
+    used = policy_used(view, chosen)
+    scores: tuple[PolicyScore, ...] = ()
+    if policy is None:
+        scores = tuple(_telling(search(run.gradients, base=used)))
+        policy = scores[0].policy
+    replayed = simulate(policy, run.gradients, start=_recorded_start(run) if policy == used and not scores else None)
+    return LossScaleReplay(
+        process=chosen,
+        format=run.format.name,
+        hypothetical=run.hypothetical,
+        steps=len(run.updates),
+        sampled=run.sampled,
+        bounded=run.bounded,
+        used=used,
+        recorded_scales=tuple(u.scale for u in run.updates),
+        recorded_overflows=tuple(u.step for u in run.updates if u.overflow),
+        recorded_flushed=recorded_flushed(run),
+        replay=replayed,
+        ideal=tuple(g.limit.ideal for g in run.gradients),
+        scores=scores,
+        culprits=culprits(view, run, replayed),
+        overflows=len(replayed.overflow_steps),
+        notes=tuple(_notes(view, run)),
+    )
+
+
+def _telling(scores: list[PolicyScore]) -> list[PolicyScore]:
+    """Of all policies tried, those worth a line."""
+    chosen: dict[int, PolicyScore] = {}
+    for score in scores:
+        chosen.setdefault(score.policy.interval, score)
+    stock = [s for s in scores if (s.policy.init, s.policy.interval) == (ScalerPolicy.init, ScalerPolicy.interval)]
+    return [*chosen.values(), *(s for s in stock if s not in chosen.values())]
+
+
+def recorded_flushed(run: RunGradients) -> Estimate | None:
+    """Mean share flushed on the run's own sampled clean steps; None without one, or where none is in the format."""
+    if run.hypothetical:
+        return None
+    pairs = zip(run.gradients, run.updates, strict=True)
+    return mean_share([g.flushed(u.scale or 1.0) for g, u in pairs if not u.overflow and u.scale != 0.0])
+
+
+def used_policy(view: RunView) -> ScalerPolicy:
+    """The scaler the run itself had.
+
+    Raises:
+        UsageError: the log names none.
+    """
+    policy = policy_used(view, default_process(view))
+    if policy is None:
+        raise UsageError(f"{view.run.path} names no GradScaler; say which loss scaler to replay, or best")
+    return policy
+
+
+def default_process(view: RunView) -> Process:
+    """The first process with a loss scale, else the first.
+
+    Raises:
+        NothingRecordedError: there is none at all.
+    """
+    if not view.processes:
+        raise NothingRecordedError(f"{view.run.path} holds no rank; nothing can be replayed")
+    scaled = (p for p, steps in view.timeline.items() if any(s.loss_scale is not None for s in steps))
+    return next(scaled, view.processes[0])
+
+
+def _recorded_start(run: RunGradients) -> ScalerState | None:
+    """The state the recording began in: a resumed run does not begin with its policy's initial scale."""
+    first = run.updates[0]
+    if first.scale is None or first.growth_tracker is None:
+        return None
+    return ScalerState(first.scale, first.growth_tracker)
+
+
+# -- culprits ---------------------------------------------------------------------------------------------------------
+
+
+def culprits(view: RunView, run: RunGradients, replayed: ScalerReplay) -> tuple[Culprit, ...]:
+    """The tensors behind the overflows of a simulation, at most :data:`EXAMINED` of them."""
+    overflows = [i for i, s in enumerate(replayed.steps) if s.overflow]
+    chosen = overflows[:: max(1, math.ceil(len(overflows) / EXAMINED))]
+    found = (_culprit(view, run, i, replayed.steps[i].scale) for i in chosen)
+    return tuple(c for c in found if c is not None)
+
+
+def _culprit(view: RunView, run: RunGradients, i: int, scale: float) -> Culprit | None:
+    update = run.updates[i]
+    if (rows := _rows_of(view, run, i)) and update.overflow:
+        bad = [r for r in rows if r.bad and (r.kind in KINDS or (r.kind in FORWARD_KINDS and not r.mask_like))]
+        if bad:
+            return _named(min(bad, key=lambda r: r.position), update.step, scale, "recorded", None)
+    held = [(headroom, r) for r in rows if (headroom := _headroom(r, run, i, scale)) is not None]
+    beyond = [r for headroom, r in held if headroom <= 0.0]
+    if beyond:
+        first = min(beyond, key=lambda r: r.position)
+        return _named(first, update.step, scale, "predicted", _headroom(first, run, i, scale))
+    for j in range(i - 1, -1, -1):
+        if run.updates[j].sampled and not run.updates[j].overflow:
+            near = [(h, r) for r in _rows_of(view, run, j) if (h := _headroom(r, run, j, scale)) is not None]
+            if near:
+                headroom, row = min(near, key=lambda n: (n[0], n[1].position))
+                return _named(row, update.step, scale, "nearest sample", headroom)
+            break
+    return None
+
+
+def _rows_of(view: RunView, run: RunGradients, i: int) -> list[TensorRow]:
+    """Forward and gradient rows of an update, later attempts of it after earlier ones."""
+    update = run.updates[i]
+    rows = [r for step in range(update.step, update.last + 1) for r in view.rows(run.process, step)]
+    return [r for r in rows if r.kind in (*KINDS, *FORWARD_KINDS) and r.phase != "recompute"]
+
+
+def _headroom(row: TensorRow, run: RunGradients, i: int, scale: float) -> float | None:
+    """Binades between a gradient at another loss scale and where its format overflows; None for other rows."""
+    if row.kind not in KINDS or not row.amax:
+        return None
+    own = known_format(row.dtype)
+    fmt = run.format if run.hypothetical or own is None else own
+    if own is not None and own.bits > run.format.bits and not run.hypothetical and row.kind == "weight_grad":
+        fmt = run.format  # autocast computes it in the format of the module's activations
+    carried = row.scale or run.updates[i].scale or 1.0
+    if not (0.0 < row.amax < math.inf and 0.0 < carried < math.inf and scale > 0.0):
+        return None
+    return math.log2(fmt.overflow_limit) - math.log2(row.amax) - math.log2(scale / carried)
+
+
+def _named(row: TensorRow, step: int, scale: float, how: str, headroom: float | None) -> Culprit:
+    forward = row.kind in FORWARD_KINDS
+    return Culprit(step, scale, row.root, row.module, row.kind, row.name, how, forward, headroom)
+
+
+# -- what limits the answer -------------------------------------------------------------------------------------------
+
+
+def _notes(view: RunView, run: RunGradients) -> list[str]:
+    notes = []
+    if run.hypothetical:
+        notes.append(
+            f"No recorded gradient is in {run.format.name}: all are taken as if they were, and gradients inside "
+            "modules, which are not recorded, as no larger than those outside."
+        )
+    between = len(run.updates) - run.sampled
+    if between:
+        notes.append(
+            f"{between} of {len(run.updates)} steps were not sampled: their amax is estimated from the gradient norm "
+            f"on {run.bounded} of them, and what is flushed is not known there."
+        )
+    if len({p.rank for p in view.processes}) > 1:
+        notes.append(f"The loss scale is that of rank {run.process.rank}; gradients are those of all ranks.")
+    attempts = len({p.attempt for p in view.processes})
+    if attempts > 1:
+        notes.append(f"Attempt {run.process.attempt + 1} of {attempts} is replayed; the others are runs of their own.")
+    if view.missing:
+        notes.append(f"Some of the log is missing: {view.missing}.")
+    return notes

@@ -1,0 +1,394 @@
+"""One pass over the rows of a log: per tensor, what happens over all steps, and the step that is worst for a recipe.
+
+Predictions are not made of rows of several steps merged: under amax scaling every step has its own scale, and a mean
+over steps hides the one that breaks. So each recipe is tallied on every row (exact bounds, quick estimates), the sums
+are kept, and the row furthest beyond the target is kept whole for the full prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.diagnosis.offline.whatif.keys import KEY_COLUMNS, Keys, TensorKey
+from precdoctor.diagnosis.offline.whatif.recipe import LOSS_SCALED, Recipe
+from precdoctor.diagnosis.offline.whatif.target import Target
+from precdoctor.diagnosis.offline.whatif.trend import Trends
+from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
+from precdoctor.numerics.tally import Bins, Tally, ragged, tally
+
+if TYPE_CHECKING:
+    from precdoctor.runlog.reader import Run
+
+Integers = npt.NDArray[np.int64]
+
+_ROW_COLUMNS = (
+    *("step", "rank", "call", "numel", "zero", "amax", "amin_nonzero", "sum_sq", "exp_lo", "exp_hist", "scale"),
+)
+_LOOKED_AT = ("phase", "module_class", "shape", "order", "nan", "pos_inf")
+_WIDTH = EXP_MAX - EXP_MIN + 1
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows are asked about.
+
+    Attributes:
+        wanted: whether a tensor is.
+        kinds: those of the tensors, to skip reading the rest.
+        steps: half-open; None for no end.
+    """
+
+    wanted: Callable[[TensorKey], bool]
+    kinds: Sequence[str]
+    steps: tuple[int | None, int | None] = (None, None)
+
+    def filters(self) -> list[tuple[str, str, Any]]:
+        """As the reader takes them."""
+        first, last = self.steps
+        terms: list[tuple[str, str, Any]] = [("kind", "in", list(self.kinds))]
+        terms += [("step", ">=", first)] if first is not None else []
+        terms += [("step", "<", last)] if last is not None else []
+        return terms
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Elements over all rows of a tensor that could be judged; each of the two as low, high, estimate."""
+
+    elements: float
+    flushed: tuple[float, float, float]
+    saturated: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the log holds about one tensor.
+
+    Attributes:
+        module_class: where the row says it.
+        shape: of its first row; empty where not recorded.
+        place: rank, attempt, step and execution order of its first row; order None where not recorded.
+        rows: finite ones.
+        non_finite: rows left out because they hold a NaN or +Inf.
+        first_step, last_step: of the finite rows.
+        numel: elements of the largest row.
+        empty: no row has a finite element other than zero.
+        worst: per recipe the row furthest beyond the target, by column; None where it was not recorded.
+        totals: per recipe.
+        drawn: per recipe the exponents over all rows, in the unit of the format, to the nearest binade; empty unless
+            asked for.
+    """
+
+    key: TensorKey
+    module_class: str
+    shape: tuple[int, ...]
+    place: tuple[int, int, int, int | None]
+    rows: int
+    non_finite: int
+    first_step: int
+    last_step: int
+    numel: int
+    empty: bool
+    worst: tuple[dict[str, Any] | None, ...]
+    totals: tuple[Totals, ...]
+    drawn: tuple[ExponentHistogram, ...]
+
+
+@dataclass
+class Gathered:
+    """All tensors of a selection."""
+
+    seen: list[Seen]
+    #: Steps that left at least one row, ascending.
+    steps: list[int]
+    rows: int
+    trends: Trends
+    batches: int = field(default=0)
+
+
+def gather(
+    run: Run, selection: Selection, recipes: Sequence[Recipe], target: Target, *, draw: bool = False
+) -> Gathered:
+    """Read the rows of a selection once, in flat memory: what is kept follows the number of tensors.
+
+    Args:
+        draw: keep ``drawn`` as well.
+
+    Raises:
+        RunUnreadableError: the log is damaged.
+    """
+    sizes = sorted({r.block_size for r in recipes if r.block_size is not None})
+    columns = [*_ROW_COLUMNS, *(f"block{size}_{part}" for size in sizes for part in ("hist", "amax_lo", "amax_hist"))]
+    collector = _Collector(selection, recipes, target, columns, draw=draw)
+    for batch in run.batches(
+        "tensors", columns=[*KEY_COLUMNS, *_LOOKED_AT, *columns, "attempt"], filters=selection.filters()
+    ):
+        collector.take(batch)
+    return collector.result()
+
+
+class _Collector:
+    """The running state of :func:`gather`; arrays with one entry per tensor grow as tensors are met."""
+
+    def __init__(
+        self, selection: Selection, recipes: Sequence[Recipe], target: Target, columns: list[str], *, draw: bool
+    ) -> None:
+        self._keys = Keys(selection.wanted)
+        self._target = target
+        self._columns = columns
+        self._recipes = [_PerRecipe(recipe, draw=draw) for recipe in recipes]
+        self._counts = _Table(rows=0, non_finite=0, filled=0, first=np.iinfo(np.int64).max, last=-1, numel=0)
+        self._first: list[dict[str, Any]] = []
+        self._steps: set[int] = set()
+        self._trends = Trends()
+        self._rows = self._batches = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of one batch."""
+        self._batches += 1
+        phase = batch.column("phase").cast(pa.string())
+        batch = batch.filter(pc.fill_null(pc.not_equal(phase, "recompute"), True))
+        ids = self._keys.of(batch)
+        batch, ids = batch.filter(pa.array(ids >= 0)), ids[ids >= 0]
+        if not ids.size:
+            return
+        self._grow(batch, ids)
+        bad = (_numbers(batch, "nan") + _numbers(batch, "pos_inf")) > 0
+        np.add.at(self._counts["non_finite"], ids[bad], 1)
+        batch, ids = batch.filter(pa.array(~bad)), ids[~bad]
+        step = _numbers(batch, "step").astype(np.int64)
+        self._rows += ids.size
+        np.add.at(self._counts["rows"], ids, 1)
+        np.minimum.at(self._counts["first"], ids, step)
+        np.maximum.at(self._counts["last"], ids, step)
+        np.maximum.at(self._counts["numel"], ids, _numbers(batch, "numel").astype(np.int64))
+        kinds = np.array([key.kind for key in self._keys.known])
+        rows = _Rows(batch, self._columns, np.isin(kinds, LOSS_SCALED)[ids], (kinds == "fp8_operand")[ids])
+        np.add.at(self._counts["filled"], ids[rows.filled], 1)
+        unscaled = np.where(rows.loss_scaled & (rows.recorded > 0.0), 1.0 / rows.recorded, 1.0)
+        self._trends.add(ids, step, rows.amax * unscaled, rows.typical * unscaled)
+        judged = np.zeros(ids.size, dtype=np.bool_)
+        for recipe in self._recipes:
+            judged |= recipe.take(rows, ids, self._target)
+        self._steps.update(np.unique(step[judged]).tolist())
+
+    def _grow(self, batch: pa.RecordBatch, ids: Integers) -> None:
+        """Make room for tensors met for the first time, and keep what their first row says about them."""
+        before, now = len(self._first), len(self._keys.known)
+        if now == before:
+            return
+        self._counts.grow(now)
+        self._trends.grow(now)
+        for recipe in self._recipes:
+            recipe.grow(now)
+        fresh, index = np.unique(ids, return_index=True)
+        index = index[fresh >= before]
+        names = ["module_class", "shape", "order", "rank", "attempt", "step"]
+        self._first += batch.select(names).take(pa.array(index)).to_pylist()
+
+    def result(self) -> Gathered:
+        """Everything, per tensor, in the order in which tensors were met."""
+        worst = [recipe.worst() for recipe in self._recipes]
+        seen = []
+        for i, (key, first) in enumerate(zip(self._keys.known, self._first, strict=True)):
+            seen.append(
+                Seen(
+                    key=key,
+                    module_class=str(first["module_class"] or ""),
+                    shape=tuple(int(n) for n in first["shape"] or ()),
+                    place=(first["rank"], first["attempt"], first["step"], first["order"]),
+                    rows=int(self._counts["rows"][i]),
+                    non_finite=int(self._counts["non_finite"][i]),
+                    first_step=int(self._counts["first"][i]),
+                    last_step=int(self._counts["last"][i]),
+                    numel=int(self._counts["numel"][i]),
+                    empty=not self._counts["filled"][i],
+                    worst=tuple(rows.get(i) for rows in worst),
+                    totals=tuple(recipe.totals(i) for recipe in self._recipes),
+                    drawn=tuple(recipe.drawn(i) for recipe in self._recipes),
+                )
+            )
+        return Gathered(seen, sorted(self._steps), self._rows, self._trends, self._batches)
+
+
+class _Rows:
+    """The columns of a batch as arrays, decoded once for all recipes."""
+
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        columns: list[str],
+        loss_scaled: npt.NDArray[np.bool_],
+        quantised: npt.NDArray[np.bool_],
+    ) -> None:
+        self.batch = batch.select(columns)
+        self.loss_scaled, self.quantised = loss_scaled, quantised
+        self.amax, self.amin = _numbers(batch, "amax"), _numbers(batch, "amin_nonzero")
+        self.recorded = _numbers(batch, "scale")
+        self.first = np.nan_to_num(_numbers(batch, "exp_lo")).astype(np.int64)
+        self.lengths, self.counts = _lists(batch, "exp_hist")
+        filled = _sums(self.lengths, self.counts)
+        whose, place = ragged(self.lengths)
+        exponents = np.bincount(whose, self.counts * (self.first[whose] + place + 0.5), minlength=filled.size)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            self.typical = np.exp2(exponents / filled)  # the geometric mean, which outliers hardly move
+        self.filled = filled > 0
+
+    def bins(self, recipe: Recipe) -> tuple[Bins, npt.NDArray[np.bool_]]:
+        """For a tally: the bins, and which rows have what the recipe needs."""
+        if recipe.block is not None:
+            assert recipe.rule is not None
+            lengths, counts = _lists(self.batch, f"block{recipe.block_size}_hist")
+            known = (_sums(lengths, counts) > 0) | ~self.filled
+            blocks = _sums(*_lists(self.batch, f"block{recipe.block_size}_amax_hist"))
+            return Bins.of_blocks(lengths, counts, blocks, recipe.block, recipe.rule), known
+        scale = recipe.multipliers(self.amax, self.recorded, loss_scaled=self.loss_scaled, quantised=self.quantised)
+        bins = Bins.of_histograms(self.first, self.lengths, self.counts, self.amax, self.amin, scale)
+        return bins, self.filled | ~(self.amax > 0.0)
+
+
+class _PerRecipe:
+    """Sums and worst rows of all tensors under one recipe."""
+
+    def __init__(self, recipe: Recipe, *, draw: bool) -> None:
+        self.recipe = recipe
+        self._draws = draw
+        self._sums = _Table(elements=0.0, fl=0.0, fh=0.0, fe=0.0, sl=0.0, sh=0.0, se=0.0, badness=-1.0)
+        self._drawn = np.zeros((0, _WIDTH if draw else 0), dtype=np.int64)
+        self._kept = _Kept()
+
+    def grow(self, tensors: int) -> None:
+        self._sums.grow(tensors)
+        self._kept.grow(tensors)
+        self._drawn = np.concatenate(
+            [self._drawn, np.zeros((tensors - len(self._drawn), self._drawn.shape[1]), np.int64)]
+        )
+
+    def take(self, rows: _Rows, ids: Integers, target: Target) -> npt.NDArray[np.bool_]:
+        """Tally the rows and keep those that are the worst so far; says which rows could be judged.
+
+        A row without a non-zero element always can, and says nothing of whether its step had block histograms.
+        """
+        bins, known = rows.bins(self.recipe)
+        found = tally(bins, self.recipe.format)
+        for name, values in _columns_of(found):
+            np.add.at(self._sums[name], ids, values)
+        if self._draws:
+            places = np.clip(_exponents(bins), EXP_MIN, EXP_MAX) - EXP_MIN
+            np.add.at(self._drawn, (ids[bins.tensor], places), bins.counts.astype(np.int64))
+        badness = np.where(known, target.badness(found, clips_by_design=self.recipe.clips_by_design), -1.0)
+        order = np.lexsort((badness, ids))
+        last = np.flatnonzero(np.diff(ids[order], append=-1))  # the worst row of each tensor in this batch
+        best = order[last]
+        worse = badness[best] > self._sums["badness"][ids[best]]
+        chosen = best[worse]
+        self._sums["badness"][ids[chosen]] = badness[chosen]
+        self._kept.put(rows.batch, chosen, ids[chosen])
+        return known & rows.filled if self.recipe.block is not None else np.ones(ids.size, dtype=np.bool_)
+
+    def worst(self) -> dict[int, dict[str, Any]]:
+        return self._kept.rows()
+
+    def totals(self, tensor: int) -> Totals:
+        e, fl, fh, fe, sl, sh, se = (
+            float(self._sums[name][tensor]) for name in ("elements", "fl", "fh", "fe", "sl", "sh", "se")
+        )
+        return Totals(e, (fl, fh, fe), (sl, sh, se))
+
+    def drawn(self, tensor: int) -> ExponentHistogram:
+        return ExponentHistogram(EXP_MIN, self._drawn[tensor]).trimmed()
+
+
+class _Kept:
+    """One row of the log per tensor, held as Arrow: replaced rows are dropped when they outnumber the others."""
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+        self._at = np.zeros(0, dtype=np.int64)
+        self._size = 0
+
+    def grow(self, tensors: int) -> None:
+        self._at = np.concatenate([self._at, np.full(tensors - self._at.size, -1, dtype=np.int64)])
+
+    def put(self, batch: pa.RecordBatch, rows: Integers, tensors: Integers) -> None:
+        """Let ``rows`` of the batch stand for ``tensors`` from now on."""
+        if not rows.size:
+            return
+        self._tables.append(pa.Table.from_batches([batch]).take(pa.array(rows)))
+        self._at[tensors] = np.arange(self._size, self._size + rows.size)
+        self._size += rows.size
+        if self._size > 4 * self._at.size + 1024:
+            self._compact()
+
+    def _compact(self) -> None:
+        held = np.flatnonzero(self._at >= 0)
+        table = pa.concat_tables(self._tables).take(pa.array(self._at[held]))
+        self._tables, self._size = [table.combine_chunks()], held.size
+        self._at[held] = np.arange(held.size)
+
+    def rows(self) -> dict[int, dict[str, Any]]:
+        """The rows, by tensor."""
+        if not self._tables:
+            return {}
+        self._compact()
+        return dict(zip(np.flatnonzero(self._at >= 0).tolist(), self._tables[0].to_pylist(), strict=True))
+
+
+class _Table:
+    """Named arrays of equal length, each with the value new entries get."""
+
+    def __init__(self, **fill: float) -> None:
+        self._fill = fill
+        self._arrays: dict[str, Any] = {name: np.zeros(0, dtype=type(value)) for name, value in fill.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arrays[name]
+
+    def grow(self, size: int) -> None:
+        for name, value in self._fill.items():
+            old = self._arrays[name]
+            self._arrays[name] = np.concatenate([old, np.full(size - old.size, value, dtype=old.dtype)])
+
+
+def _exponents(bins: Bins) -> Integers:
+    """The exponent each bin is drawn at: that of its middle."""
+    middle = np.sqrt(np.maximum(bins.likely_lo, bins.likely_hi / 2.0)) * np.sqrt(np.maximum(bins.likely_hi, 1e-300))
+    out: Integers = np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
+    return out
+
+
+def _columns_of(found: Tally) -> list[tuple[str, Floats]]:
+    return [
+        ("elements", found.elements),
+        *zip(("fl", "fh", "fe"), found.flushed, strict=True),
+        *zip(("sl", "sh", "se"), found.saturated, strict=True),
+    ]
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> Floats:
+    """A column as float64; null is NaN. Exact below 2**53, which step numbers and counts of one row are."""
+    out: Floats = batch.column(name).cast(pa.float64()).fill_null(float("nan")).to_numpy(zero_copy_only=False)
+    return out
+
+
+def _lists(batch: pa.RecordBatch, name: str) -> tuple[Integers, Integers]:
+    """A list column as lengths, shape ``(rows,)``, and all entries; null is empty."""
+    column = batch.column(name)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    entries = pc.fill_null(pc.list_flatten(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths, entries
+
+
+def _sums(lengths: Integers, entries: Integers) -> Integers:
+    total = np.concatenate([[0], np.cumsum(entries)])
+    ends = np.cumsum(lengths)
+    out: Integers = total[ends] - total[ends - lengths]
+    return out

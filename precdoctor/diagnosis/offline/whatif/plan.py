@@ -1,0 +1,266 @@
+"""A precision plan: per module the narrowest formats that hold at every recorded step, and at where amax is heading."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from precdoctor.diagnosis.offline.whatif.forecast import forecast_of, predicted
+from precdoctor.diagnosis.offline.whatif.gather import Gathered, Seen, Selection, gather
+from precdoctor.diagnosis.offline.whatif.operands import Operands, modules_with_operands, tied_modules
+from precdoctor.diagnosis.offline.whatif.recipe import Recipe, ask
+from precdoctor.diagnosis.offline.whatif.target import Target
+from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.errors import UsageError
+from precdoctor.numerics.prediction import Prediction
+
+if TYPE_CHECKING:
+    from precdoctor.runlog.reader import Run
+
+_E4M3, _E5M2, _MXFP8, _BF16 = (ask(name) for name in ("e4m3", "e5m2", "mxfp8", "bf16"))
+_RECIPES = (_E4M3, _E5M2, _MXFP8, _BF16)
+#: From the narrowest: a precision, and the recipe of each operand in it. Per-tensor FP8 keeps gradients in E5M2, block
+#: scales spare them that (DESIGN of both: arXiv:2209.05433, section 3; OCP MX 1.0).
+PRECISIONS: dict[str, dict[str, Recipe]] = {
+    "fp8": {"weight": _E4M3, "input": _E4M3, "grad_output": _E5M2},
+    "mxfp8": dict.fromkeys(("weight", "input", "grad_output"), _MXFP8),
+    "bf16": dict.fromkeys(("weight", "input", "grad_output"), _BF16),
+}
+#: What stays as it was recorded.
+WIDE = "wide"
+#: A window that ends before this step is early. Precdoctor's own: outlier channels have been seen to emerge over
+#: thousands of steps (Dettmers et al., LLM.int8(), arXiv:2208.07339, section 3).
+EARLY_STEPS = 1000
+_FEW_STEPS = 8
+#: A line through a steep start is not believed beyond this.
+_MOST_GROWTH = 32.0
+#: Binades a tensor's largest elements gain until the horizon, under a recipe.
+_Growth = Callable[[Seen, Recipe], float]
+_KINDS = ("batch", "input", "output", "weight", "grad_output")
+
+
+@dataclass(frozen=True)
+class OperandPlan:
+    """One operand in the precision chosen.
+
+    Attributes:
+        role: ``weight``, ``input`` or ``grad_output``.
+        source: module and kind of the tensor it is.
+        growth: binades that amax (without a scale) or amax over the geometric mean (with one) gains until the horizon.
+        prediction: at its worst step, growth included.
+    """
+
+    role: str
+    source: str
+    recipe: Recipe
+    step: int
+    growth: float
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class ModulePlan:
+    """One module: ``precision`` is a key of :data:`PRECISIONS` or :data:`WIDE`.
+
+    Attributes:
+        reason: what kept it from the next narrower precision; empty where nothing did.
+        not_recorded: operands nothing is known of.
+    """
+
+    root: str
+    module: str
+    module_class: str
+    precision: str
+    reason: str
+    operands: tuple[OperandPlan, ...]
+    not_recorded: tuple[str, ...]
+    weight_elements: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes the products of the planned modules read: now and under the plan.
+
+    Attributes:
+        weights: copies of the weights as the products take them; master weights are not touched.
+        inputs: inputs kept for the backward pass, one micro-step.
+    """
+
+    weights: tuple[int, int] = (0, 0)
+    inputs: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole plan.
+
+    Attributes:
+        steps: recorded steps it rests on, ascending.
+        horizon: the step amax is extrapolated to.
+        warnings: one sentence each.
+    """
+
+    target: Target
+    modules: tuple[ModulePlan, ...]
+    steps: tuple[int, ...]
+    horizon: int
+    memory: Memory
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """Every recipe the plan uses."""
+        return tuple(dict.fromkeys(o.recipe for m in self.modules for o in m.operands if m.precision != WIDE))
+
+
+def make_plan(
+    run: Run,
+    target: Target,
+    *,
+    module: str | None = None,
+    steps: tuple[int | None, int | None] = (None, None),
+    horizon: int | None = None,
+) -> Plan:
+    """Plan every module that multiplies by a matrix.
+
+    Args:
+        module: a glob over module names.
+        steps: half-open; what the plan rests on.
+        horizon: the step to extrapolate to; by default as far beyond the last step as the window is long.
+
+    Raises:
+        UsageError: there is no such module, or the horizon lies before the last step.
+        RunUnreadableError: the log is damaged.
+    """
+    gathered = gather(run, Selection(lambda _key: True, _KINDS, steps), _RECIPES, target)
+    tied = tied_modules(rank.facts for rank in run.ranks)
+    modules = [m for m in modules_with_operands(gathered.seen, tied) if module is None or fnmatchcase(m.module, module)]
+    if not modules or not gathered.steps:
+        among = f"matching {module!r} " if module is not None else ""
+        raise UsageError(
+            f"no module {among}has a recorded weight matrix to plan for; see precdoctor show for its kinds"
+        )
+    first, last = gathered.steps[0], gathered.steps[-1]
+    goal = 2 * last - first + 1 if horizon is None else horizon
+    if goal < last:
+        raise UsageError(f"--horizon {goal} lies before the last recorded step, {last}")
+    numbers = {s.key: i for i, s in enumerate(gathered.seen)}
+
+    def growth(seen: Seen, recipe: Recipe) -> float:
+        peak, crest = gathered.trends.slopes(numbers[seen.key])
+        slope = peak if recipe.scaling == "none" else crest if recipe.scaling == "tensor" else 0.0
+        return min(max(slope, 0.0) * (goal - last), _MOST_GROWTH)
+
+    plans = tuple(_module_plan(m, target, growth) for m in modules)
+    autocast = any(rank.facts.get("autocast") for rank in run.ranks)
+    return Plan(
+        target,
+        plans,
+        tuple(gathered.steps),
+        goal,
+        _memory(modules, plans, autocast=autocast),
+        tuple(_warnings(gathered)),
+    )
+
+
+def _module_plan(module: Operands, target: Target, growth: _Growth) -> ModulePlan:
+    lacking = tuple(role for role in ("weight", "input", "grad_output") if role not in dict(module.recorded))
+    made: tuple[OperandPlan, ...] = ()
+    precision, reason = WIDE, module.keep and f"{module.keep}: kept wide whatever the numbers say"
+    if not reason and module.input is None:
+        reason = "input: not recorded, and not another module's output"
+    if not reason:
+        for name, recipes in PRECISIONS.items():
+            made, why = _operands(module, recipes, target, growth)
+            if not why:
+                precision = name
+                break
+            reason = why
+        else:
+            made = ()
+    elements = math.prod(module.weight.shape)
+    return ModulePlan(module.root, module.module, module.module_class, precision, reason, made, lacking, elements)
+
+
+def _operands(
+    module: Operands, recipes: Mapping[str, Recipe], target: Target, growth: _Growth
+) -> tuple[tuple[OperandPlan, ...], str]:
+    """The plan of each operand, and why the precision does not do; empty when it does."""
+    made = []
+    for role, seen in module.recorded:
+        recipe = recipes[role]
+        index = _RECIPES.index(recipe)
+        now = forecast_of(seen, index, recipe, target)
+        row = seen.worst[index]
+        if row is None or now.prediction is None or now.step is None:
+            return (), f"{role}: {now.unknown}"
+        grows = growth(seen, recipe)
+        later = predicted(row, seen.key, recipe, growth=grows) if recipe.scaling == "tensor" else now.prediction
+        source = f"{seen.key.module or seen.key.root} {seen.key.kind}"
+        made.append(OperandPlan(role, source, recipe, now.step, grows, later))
+        flushed = max(now.flushed, later.flushed.estimate)
+        misses = list(target.misses(later, flushed, clips_by_design=recipe.clips_by_design))
+        if recipe.scaling == "none" and now.prediction.headroom_binades.estimate < grows:
+            misses.append("headroom")
+        if misses:
+            return (), _why(role, recipe, now.step, misses, later, flushed, grows, first=now.misses)
+    return tuple(made), ""
+
+
+def _why(
+    role: str,
+    recipe: Recipe,
+    step: int,
+    misses: Sequence[str],
+    later: Prediction,
+    flushed: float,
+    grows: float,
+    *,
+    first: Sequence[str],
+) -> str:
+    """``grad_output in E5M2 at step 12: 1.3 % flushed``."""
+    told = {
+        "flushed": f"{100 * flushed:.2g} % flushed",
+        "saturated": f"{100 * later.saturated.estimate:.2g} % saturated",
+        "sqnr": f"SQNR {later.sqnr_db.estimate:.1f} dB",
+        "headroom": f"amax growing by {grows:.1f} binades overflows",
+    }
+    when = f"at step {step}" if first else f"once amax has grown by {grows:.1f} binades"
+    return f"{role} in {recipe.name} {when}: {', '.join(told[m] for m in misses)}"
+
+
+def _memory(modules: Sequence[Operands], plans: Sequence[ModulePlan], *, autocast: bool) -> Memory:
+    """From recorded dtypes and shapes; under autocast products take 16-bit copies."""
+    weights, inputs = [0.0, 0.0], [0.0, 0.0]
+    for module, plan in zip(modules, plans, strict=True):
+        recipes = PRECISIONS.get(plan.precision)
+        if module.keep == "embedding":
+            continue  # a table that is looked up, not multiplied
+        for role, seen, sums in (("weight", module.weight, weights), ("input", module.input, inputs)):
+            if seen is None:
+                continue
+            fmt = known_format(seen.key.dtype)
+            bits = float(fmt.bits) if fmt is not None else 32.0
+            bits = min(bits, 16.0) if autocast else bits
+            count = math.prod(seen.shape)
+            sums[0] += count * bits / 8
+            sums[1] += count * min(bits, recipes[role].bits_per_element if recipes else bits) / 8
+    return Memory((round(weights[0]), round(weights[1])), (round(inputs[0]), round(inputs[1])))
+
+
+def _warnings(gathered: Gathered) -> list[str]:
+    first, last, count = gathered.steps[0], gathered.steps[-1], len(gathered.steps)
+    out = []
+    if last < EARLY_STEPS or count < _FEW_STEPS:
+        window = f"steps {first} to {last}" if first != last else f"step {first}"
+        plural = "s" if count != 1 else ""
+        out.append(
+            f"Rests on {count} recorded step{plural} ({window}), early in training: outliers emerge late, so plan "
+            f"again from a window beyond step {EARLY_STEPS:,} before relying on it."
+            if last < EARLY_STEPS
+            else f"Rests on {count} recorded step{plural} ({window}) only: rare outliers may lie between them."
+        )
+    return out

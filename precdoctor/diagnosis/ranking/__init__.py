@@ -1,0 +1,1 @@
+"""Which finding explains which, in what order they are reported, and the verdict of a run."""

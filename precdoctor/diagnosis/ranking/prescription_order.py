@@ -1,0 +1,49 @@
+"""What a prescription saves by its own prediction: advice that hardly helps does not come first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription
+from precdoctor.diagnosis.survey.rows import number
+
+#: Share of the harm that the first advice must save. Precdoctor's own: what is left then is still the same finding.
+LEAST_SAVING = 0.25
+#: Predicted numbers that count harm: the lower the better, and none is best.
+HARMS = frozenset(
+    (
+        *("accumulation_error", "bad_scale_steps", "below_eps_share", "dead_elements", "flushed_share"),
+        *("flushing_steps", "largest_saturated_share", "lost_share", "magnitude_lost", "nonfinite_elements"),
+        *("nonfinite_steps", "overflows_in_examined_steps", "poisoned_buffers", "relative_error", "saturated_share"),
+        *("skipped_steps", "stale_steps", "stalled_share", "subnormal_share", "weights_without_gradient"),
+        *("wrong_elements", "zero_share"),
+    )
+)
+
+
+def saving(prescription: Prescription) -> float | None:
+    """The largest share of a harm that it is predicted to take away; None where it predicts no harm's change."""
+    shares = []
+    for name, ends in prescription.predicted.items():
+        if name in HARMS and isinstance(ends, Mapping):
+            before, after = number(ends.get("from")), number(ends.get("to"))
+            if before and after is not None:
+                shares.append((before - after) / before)
+    return max(shares, default=None)
+
+
+def is_worthwhile(prescription: Prescription) -> bool:
+    """Whether it may be the first advice: by its own prediction it saves enough, or it predicts something else."""
+    saved = saving(prescription)
+    return saved is None or saved >= LEAST_SAVING
+
+
+def worthwhile_first(finding: Finding) -> Finding:
+    """The finding with those that hardly help behind the others, otherwise in their order."""
+    ordered = _ordered(finding.prescriptions)
+    return finding if list(ordered) == list(finding.prescriptions) else replace(finding, prescriptions=ordered)
+
+
+def _ordered(prescriptions: Sequence[Prescription]) -> Sequence[Prescription]:
+    return tuple(sorted(prescriptions, key=lambda p: not is_worthwhile(p)))

@@ -1,0 +1,74 @@
+"""Exit codes, in one place: what a diagnosis or a gate amounts to for the shell.
+
+    2    usage, configuration or internal error        (errors.py; never decided here)
+    3    no trustworthy verdict                        nothing recorded, damaged, drops, killed with no finding
+    1    findings at or above the level
+    0    clean, or below the level
+
+Priority 2 > 3 > 1 > 0, and never a matter of the output format. Dropped rows make any verdict untrustworthy, as does a
+rule that failed with an exception. Other gaps (a killed run, a rule without its data) do so only where nothing was
+found: a finding stands although data is missing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Severity, Status
+from precdoctor.errors import UsageError
+
+LEVELS = ("error", "warning")
+
+
+class ExitCode(enum.IntEnum):
+    """What the shell sees."""
+
+    CLEAN = 0
+    FINDINGS = 1
+    ERROR = 2
+    UNTRUSTWORTHY = 3
+
+
+def worst(codes: Iterable[int]) -> ExitCode:
+    """The code that stands for several: 2 over 3 over 1 over 0."""
+    order = (ExitCode.ERROR, ExitCode.UNTRUSTWORTHY, ExitCode.FINDINGS)
+    given = set(codes)
+    return next((code for code in order if code in given), ExitCode.CLEAN)
+
+
+def at_or_above(findings: Iterable[Finding], level: str) -> list[Finding]:
+    """The findings that count at this level.
+
+    Raises:
+        UsageError: not a level.
+    """
+    if level not in LEVELS:
+        raise UsageError(f"a level is one of {', '.join(LEVELS)}, got {level!r}")
+    return [f for f in findings if f.severity.weight >= Severity(level).weight]
+
+
+def untrustworthy(diagnosis: Diagnosis) -> str | None:
+    """Why "no finding" cannot be believed of this run; None when it can."""
+    dropped = diagnosis.recorder.get("dropped") or {}
+    if dropped:
+        return f"{sum(dropped.values()):,} rows were dropped while recording ({', '.join(sorted(dropped))})"
+    lacking = [r for r in diagnosis.rules if r.status is Status.INDETERMINATE]
+    if lacking:
+        return f"{lacking[0].code} {lacking[0].name} could not be judged: {lacking[0].reason}"
+    if not diagnosis.run.get("complete", True):
+        return "the run was killed or is still running: its log was never closed"
+    return None
+
+
+def exit_code(diagnosis: Diagnosis, level: str | None) -> ExitCode:
+    """Of one diagnosis; ``level`` None never fails, unless a rule did."""
+    if any(r.defect for r in diagnosis.rules):
+        return ExitCode.UNTRUSTWORTHY
+    if level is None:
+        return ExitCode.CLEAN
+    if diagnosis.recorder.get("dropped"):
+        return ExitCode.UNTRUSTWORTHY
+    if at_or_above(diagnosis.findings, level):
+        return ExitCode.FINDINGS
+    return ExitCode.UNTRUSTWORTHY if untrustworthy(diagnosis) is not None else ExitCode.CLEAN

@@ -1,1 +1,0 @@
-"""The rules, one per file; each ends in a module-level ``RULE``."""

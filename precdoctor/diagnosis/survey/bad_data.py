@@ -1,0 +1,171 @@
+"""Data that was not finite before the model read it: which field, which sample, which column, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from precdoctor.diagnosis.claims.finding import Prescription
+from precdoctor.diagnosis.claims.words import plural
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.survey.op_facts import Operand
+
+#: Samples listed by number.
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class BadTensor:
+    """A tensor of the data that is not finite.
+
+    Attributes:
+        name: as a sentence has it: "`labels`", "field 0", "argument 1"; empty where the data is one tensor.
+        counts: elements that are NaN, +Inf and -Inf.
+        samples: positions in the batch, at most some; ``bad_samples`` is how many there are.
+        indices: of the same samples in the data set; empty where that is unknown.
+        in_order: whether those are certain: no ``collate_fn`` of the user's may have changed the order.
+        rows: the first dimension is not the samples' (the nodes of several graphs).
+    """
+
+    name: str
+    counts: tuple[int, int, int]
+    numel: int
+    first_bad: tuple[int, ...] | None
+    samples: tuple[int, ...] = ()
+    bad_samples: int = 0
+    indices: tuple[int, ...] = ()
+    in_order: bool = False
+    rows: bool = False
+
+    @property
+    def bad(self) -> int:
+        """Non-finite elements."""
+        return sum(self.counts)
+
+    @property
+    def held(self) -> str:
+        """``a NaN``, ``12 NaN and 1 +Inf``."""
+        parts = [(n, word) for n, word in zip(self.counts, ("NaN", "+Inf", "-Inf"), strict=True) if n]
+        if [n for n, _ in parts] == [1]:
+            return "a NaN" if parts[0][1] == "NaN" else f"one {parts[0][1]}"
+        return " and ".join(f"{n:,} {word}" for n, word in parts)
+
+    @property
+    def where(self) -> str:
+        """``sample 137 of the data set, column 5 of `features` ``."""
+        if not self.first_bad:
+            return self.name or "a single number"
+        first, *rest = self.first_bad
+        if self.indices and self.in_order:
+            sample = f"sample {self.indices[0]} of the data set"
+        else:
+            sample = f"row {first}" if self.rows else f"sample {first} of the batch"
+        element = f"column {rest[0]}" if len(rest) == 1 else f"element {rest}" if rest else ""
+        inside = " of ".join(filter(None, (element, self.name)))
+        inside = f"in {inside}" if inside and not element else inside
+        return ", ".join(filter(None, (sample, inside)))
+
+    @property
+    def title(self) -> str:
+        """The first line of a finding."""
+        several = f" in {plural(self.bad_samples, 'row' if self.rows else 'sample')}" if self.bad_samples > 1 else ""
+        begins = "" if self.bad == 1 else "first in " if not several else "the first in "
+        return f"the input data holds {self.held}{several}: {begins}{self.where}"
+
+    @property
+    def more(self) -> str:
+        """What is known of the samples beyond the title, in sentences."""
+        if not self.indices:
+            return ""
+        listed = ", ".join(map(str, self.indices[:_LISTED])) + (", ..." if self.bad_samples > _LISTED else "")
+        if not self.in_order:
+            numbers = "index" if self.bad_samples == 1 else "indices"
+            return f" The loader drew {numbers} {listed} for it, unless `collate_fn` changes the order."
+        return f" The samples are {listed} of the data set." if len(self.indices) > 1 else ""
+
+
+def as_read(name: str, operand: Operand) -> BadTensor:
+    """A tensor as an op read it."""
+    first = operand.first_bad
+    counts = operand.nan, operand.pos_inf, operand.neg_inf
+    return BadTensor(name, counts, operand.numel, first, first[:1] if first else ())
+
+
+def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
+    """A tensor as a loader delivered it.
+
+    Args:
+        facts: of the event.
+        operand: the same, as those of an operand.
+    """
+    samples, indices = (_numbers(facts.get(key)) for key in ("samples", "indices"))
+    return BadTensor(
+        name=field_words(str(facts.get("field") or ""), "field"),
+        counts=(operand.nan, operand.pos_inf, operand.neg_inf),
+        numel=operand.numel,
+        first_bad=operand.first_bad,
+        samples=samples,
+        bad_samples=_number(facts.get("bad_samples")) or len(samples),
+        indices=indices if len(indices) == len(samples) else (),
+        in_order=facts.get("in_order") is True,
+        rows=facts.get("rows") is True,
+    )
+
+
+def field_words(path: str, what: str) -> str:
+    """``field 0`` or `` `labels` ``; of ``0.labels`` the name alone."""
+    position, _, rest = path.partition(".")
+    path = rest if position.isdecimal() and rest and not rest.isdecimal() else path
+    return f"{what} {path}" if path.isdecimal() else f"`{path}`" if path else ""
+
+
+def chosen(fields: Sequence[BadTensor], read: BadTensor) -> BadTensor | None:
+    """The delivered tensor behind one that was read: with the same counts, else bad in the same sample first."""
+    same = [f for f in fields if f.counts == read.counts]
+    here = [f for f in fields if f.first_bad and read.first_bad and f.first_bad[0] == read.first_bad[0]]
+    return next((f for f in same if f.numel == read.numel), next(iter([*same, *here]), None))
+
+
+def drop_samples(data: BadTensor, step: int) -> Prescription:
+    """What to do about it."""
+    certain = data.indices and data.in_order
+    listed = ", ".join(map(str, data.indices[:_LISTED]))
+    which = (
+        f"{'sample' if data.bad_samples == 1 else 'samples'} {listed} of the data set" if certain else "such samples"
+    )
+    return Prescription(
+        title=f"drop or impute {which}; look for missing values, failed parsing and a standard deviation of 0 "
+        f"(the batch of step {step} holds {plural(data.bad, 'such element')})",
+        change={"filter": "isfinite", **({"samples": list(data.indices)} if certain else {})},
+        predicted={"nonfinite_elements": {"from": data.bad, "to": 0}},
+        snippet=_OF_DATA_SET if data.indices else _OF_BATCH,
+    )
+
+
+_OF_DATA_SET = (
+    "import torch\n"
+    "from torch.utils.data import Subset\n\n\n"
+    "def is_finite(sample):\n"
+    "    fields = sample.values() if isinstance(sample, dict) else sample\n"
+    "    return all(torch.as_tensor(x).isfinite().all() for x in fields)\n\n\n"
+    "good = [i for i in range(len(dataset)) if is_finite(dataset[i])]\n"
+    "print('dropped samples', sorted(set(range(len(dataset))) - set(good)))\n"
+    "dataset = Subset(dataset, good)\n"
+)
+_OF_BATCH = (
+    "import torch\n\n"
+    "finite = torch.isfinite(batch).flatten(1).all(dim=1)\n"
+    "if not finite.all():\n"
+    "    print('dropped samples', (~finite).nonzero().flatten().tolist())\n"
+    "batch, target = batch[finite], target[finite]\n"
+)
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(x for x in value if type(x) is int) if isinstance(value, list) else ()

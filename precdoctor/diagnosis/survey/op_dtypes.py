@@ -1,0 +1,94 @@
+"""Which op computed in which dtypes, in which module: the coverage that deep scans recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precdoctor.diagnosis.survey.op_facts import real
+from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.survey.scans import scan_events, short_name
+from precdoctor.diagnosis.survey.view import RunView
+
+_COUNTS = ("calls", "numel", "nan", "pos_inf", "neg_inf")
+_INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True)
+class OpDtypes:
+    """One op in one module, phase and combination of dtypes, over all lines of it.
+
+    ``inputs`` and ``outputs`` are the distinct dtypes of its floating-point operands and results, separated by commas.
+    ``calls`` and ``elements`` (of first results) are of one scanned step; ``amax`` is over finite elements.
+    """
+
+    root: str
+    module: str
+    op: str
+    phase: str
+    inputs: str
+    outputs: str
+    calls: int
+    elements: int
+    non_finite: int
+    amax: float | None
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The same over modules that differ in their numbers only: ``blocks.*.attn``."""
+
+    op: str
+    phase: str
+    inputs: str
+    outputs: str
+    modules: Sequence[str]
+    calls: int
+    elements: int
+    amax: float | None
+
+
+def op_dtypes(view: RunView) -> list[OpDtypes]:
+    """The coverage of every module, as the last scan that differed from the one before saw it; widest use first."""
+    last: dict[tuple[Any, ...], tuple[int, list[OpDtypes]]] = {}
+    for event in scan_events(view):
+        if event["data"].get("kind") != "coverage":
+            continue
+        step, root, module = integer(event.get("step")) or 0, text(event.get("root")), text(event.get("module"))
+        key = (integer(event.get("rank")), root, module)
+        if key not in last or step >= last[key][0]:
+            last[key] = (step, list(_merged(root, module, event["data"].get("ops"))))
+    seen: dict[tuple[str, ...], OpDtypes] = {}
+    for _, entries in last.values():
+        for e in entries:  # ranks run the same: the first one's counts stand for all
+            seen.setdefault((e.root, e.module, e.op, e.phase, e.inputs, e.outputs), e)
+    return sorted(seen.values(), key=lambda e: (-e.elements, e.root, e.module, e.op, e.phase))
+
+
+def _merged(root: str, module: str, ops: Any) -> Iterator[OpDtypes]:
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for entry in ops if isinstance(ops, list) else ():
+        if isinstance(entry, Mapping):
+            key = tuple(text(entry.get(name)) for name in ("op", "phase", "inputs", "outputs"))
+            found.setdefault(key, []).append(entry)
+    for (op, phase, inputs, outputs), entries in found.items():
+        total = {n: sum(integer(e.get(n)) or 0 for e in entries) for n in _COUNTS}
+        amax = max((a for e in entries if (a := real(e.get("amax"))) is not None), default=None)
+        bad = total["nan"] + total["pos_inf"] + total["neg_inf"]
+        yield OpDtypes(root, module, op, phase, inputs, outputs, total["calls"], total["numel"], bad, amax)
+
+
+def patterns(entries: Sequence[OpDtypes]) -> list[Pattern]:
+    """The table a person reads: one row per op, phase and dtypes, modules abbreviated; widest use first."""
+    found: dict[tuple[str, ...], list[OpDtypes]] = {}
+    for e in entries:
+        found.setdefault((short_name(e.op), e.phase, e.inputs, e.outputs), []).append(e)
+    rows = []
+    for (op, phase, inputs, outputs), same in found.items():
+        modules = list(dict.fromkeys(_INDEX.sub("*", e.module) or e.root or "-" for e in same))
+        amax = max((e.amax for e in same if e.amax is not None), default=None)
+        calls, elements = sum(e.calls for e in same), sum(e.elements for e in same)
+        rows.append(Pattern(op, phase, inputs, outputs, modules, calls, elements, amax))
+    return sorted(rows, key=lambda r: (r.op, r.phase, -r.elements))

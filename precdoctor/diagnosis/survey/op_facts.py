@@ -1,0 +1,360 @@
+"""What the microscope saw: the raw op facts of an incident, read from the events table as typed values.
+
+Facts only; which op is to blame is decided in ``blame``, why in ``op_causes``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from precdoctor.diagnosis.claims.finding import Source
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.bad_data import BadTensor, as_delivered
+from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.errors import PrecdoctorError
+from precdoctor.runlog import open_run
+from precdoctor.runlog.files import AUTOPSY_DIR
+
+#: Bits of ``bad_in`` and ``bad_out``.
+NAN, POS_INF, NEG_INF = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor an op read or made; extremes are over finite elements."""
+
+    argument: str
+    dtype: str
+    shape: tuple[int, ...]
+    numel: int
+    nan: int
+    pos_inf: int
+    neg_inf: int
+    zero: int
+    negative: int
+    min: float | None
+    max: float | None
+    amax: float | None
+    amin_nonzero: float | None
+    first_bad: tuple[int, ...] | None
+    #: The element at the result's first bad one; null where it is unknown.
+    value: float | None
+
+    @property
+    def bad(self) -> int:
+        """Non-finite elements."""
+        return self.nan + self.pos_inf + self.neg_inf
+
+    def count_words(self) -> str:
+        """``12 NaN and 3 +Inf of 4,096 elements``."""
+        parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
+        return f"{' and '.join(parts) or 'no non-finite value'} of {plural(self.numel, 'element')}"
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of the replay."""
+
+    index: int
+    name: str
+    phase: str
+    root: str
+    module: str | None
+    source: Source | None
+    node: str | None
+    #: Backward ops: index of the forward op whose gradient this computes.
+    forward: int | None
+    bad_in: tuple[int, ...]
+    bad_out: int
+    #: Per operand the indices of the ops that made it, or ``(kind, name)`` of a tensor from before the replay.
+    makers: tuple[tuple[int, ...] | tuple[str, str], ...]
+    operands: tuple[Operand, ...]
+    results: tuple[Operand, ...]
+    #: The first non-finite result when computed in FP64, the first one of an op without any.
+    reference: Operand | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Optimizer steps: the name of the parameter in its module.
+    parameter: str = ""
+    #: Optimizer steps that left the weight alone: the name of the state tensor they made non-finite.
+    state: str = ""
+
+    @property
+    def short(self) -> str:
+        """``log`` of ``aten.log.default``, in-place spelling taken off."""
+        parts = self.name.split(".")
+        return (parts[1] if len(parts) > 1 else parts[0]).rstrip("_")
+
+    def operand(self, *arguments: str) -> Operand | None:
+        """The first operand with one of these argument names."""
+        return next((o for o in self.operands if o.argument in arguments), None)
+
+    @property
+    def finite_in_fp64(self) -> bool | None:
+        """Whether FP64 would have kept the result finite; null when that was not tried."""
+        return None if self.reference is None else self.reference.bad == 0
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """A buffer or a tensor of optimizer state that the step made non-finite."""
+
+    root: str
+    module: str
+    name: str
+    last_finite: int | None
+    facts: Operand
+
+    @property
+    def full_name(self) -> str:
+        """``encoder.norm.running_var``."""
+        return ".".join(filter(None, (self.module, self.name)))
+
+
+@dataclass(frozen=True)
+class BadSetting:
+    """A hyper-parameter that is NaN or infinite."""
+
+    #: Number of the parameter group.
+    group: int
+    #: ``lr``, ``weight_decay``, ``betas[1]`` ...
+    name: str
+    value: float
+
+    @property
+    def words(self) -> str:
+        """``the learning rate of parameter group 0``."""
+        what = {"lr": "learning rate", "weight_decay": "weight decay"}.get(self.name, f"setting `{self.name}`")
+        return f"the {what} of parameter group {self.group}"
+
+    @property
+    def is_words(self) -> str:
+        """``NaN``, ``infinite``."""
+        return "NaN" if math.isnan(self.value) else "infinite"
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One incident under the microscope."""
+
+    outcome: str
+    phase: str
+    why: str
+    reproduced: str
+    micro_step: int | None
+    origins: tuple[int, ...]
+    path: tuple[int, ...]
+    externals: tuple[tuple[str, str, int], ...]
+    ops: Mapping[int, Op]
+    call: Source | None
+    root: str
+    #: The floating-point arguments of the top-level call.
+    batch: tuple[Operand, ...] = ()
+    changed_arguments: tuple[str, ...] = ()
+    changed_attributes: tuple[str, ...] = ()
+    #: ``buffers`` or ``optimizer-state`` when nothing else was non-finite.
+    target: str = ""
+    poisoned: tuple[Poisoned, ...] = ()
+    #: Weights, optimizer state and buffers were looked at, and were finite as the step began; null: nobody looked.
+    finite_before: bool | None = None
+    #: Root, module and name of the first parameter an optimizer step spoilt.
+    weight: tuple[str, str, str] | None = None
+    #: Steps a loss scaler had skipped by then without a break, this one included.
+    skips: int = 1
+    #: Seen in the training itself as it was traced, not in a replay.
+    live: bool = False
+    #: The origin is in the user's own code between the backward pass and the optimizer.
+    by_hand: bool = False
+    #: Hyper-parameters of the groups of the parameters that an optimizer step spoilt, as far as they are not finite.
+    bad_settings: tuple[BadSetting, ...] = ()
+    #: What data loaders delivered non-finite of late; whether all of it was finite, null where that is unknown.
+    bad_data: tuple[BadTensor, ...] = ()
+    data_is_finite: bool | None = None
+
+
+def examined_at(view: RunView, process: Process, step: int) -> Examined | None:
+    """What the microscope saw at a step of a process; None when it did not look."""
+    return view.remember("examined", lambda: _all(view)).get((process.rank, step))
+
+
+def poisoned_steps(view: RunView, process: Process) -> tuple[int, ...]:
+    """Steps that made a buffer or optimizer state non-finite while loss and gradients were finite, in order."""
+    seen = view.remember("examined", lambda: _all(view))
+    return tuple(sorted(step for (rank, step), e in seen.items() if rank == process.rank and e.target))
+
+
+def _all(view: RunView) -> dict[tuple[int, int], Examined]:
+    found = _own(view)
+    if (again := second_run_of(view)) is not None:  # what was traced live knows more than what was run again
+        traced = {at: e for at, e in _own(again).items() if e.outcome == "origin"}
+        for at, e in traced.items():
+            own = found.get(at, e)
+            more = own.bad_settings, own.bad_data, own.data_is_finite
+            found[at] = replace(e, bad_settings=more[0], bad_data=more[1], data_is_finite=more[2])
+    return found
+
+
+def second_run_of(view: RunView) -> RunView | None:
+    """The traced run that ``precdoctor autopsy`` left in this one, as long as it can be read."""
+    path = Path(view.run.path) / AUTOPSY_DIR
+    if not path.is_dir():
+        return None
+    try:
+        again = type(view)(open_run(path))
+        return again if again.processes else None
+    except PrecdoctorError:
+        return None
+
+
+def traced_steps(view: RunView, process: Process) -> dict[int, str]:
+    """Steps a live trace saw go wrong, each with the kind of tensor that it began with."""
+    seen = view.remember("examined", lambda: _all(view))
+    kinds = {"forward": "loss", "backward": "weight_grad", "optimizer": "weight"}
+    return {s: kinds.get(e.phase, "loss") for (rank, s), e in sorted(seen.items()) if rank == process.rank and e.live}
+
+
+def _own(view: RunView) -> dict[tuple[int, int], Examined]:
+    events = view.events_of("incident", "op")
+    ops: dict[str, list[Mapping[str, Any]]] = {}
+    for event in events:
+        if event["event"] == "op":
+            ops.setdefault(text(event.get("parent_id")), []).append(event)
+    found: dict[tuple[int, int], Examined] = {}
+    for event in events:
+        rank, step = integer(event.get("rank")), integer(event.get("step"))
+        if event["event"] == "incident" and rank is not None and step is not None:
+            examined = _examined(event, ops.get(text(event.get("id")), ()))
+            if (rank, step) not in found or found[rank, step].target:  # of a loss or gradient before that of a buffer
+                found[rank, step] = examined
+    return found
+
+
+def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Examined:
+    data = event["data"]
+    ops = {op.index: op for op in map(_op, rows) if op is not None}
+    before = data.get("finite_before")
+    externals = [e for e in _list(data.get("externals")) if isinstance(e, Mapping)]
+    return Examined(
+        outcome=text(data.get("outcome")),
+        phase=text(data.get("phase")),
+        why=text(data.get("why")),
+        reproduced=text(data.get("reproduced")),
+        micro_step=integer(data.get("micro_step")),
+        origins=tuple(i for i in _integers(data.get("origins")) if i in ops),
+        path=tuple(i for i in _integers(data.get("path")) if i in ops),
+        externals=tuple((text(e.get("kind")), text(e.get("name")), integer(e.get("op")) or 0) for e in externals),
+        ops=ops,
+        call=_source(event),
+        root=text(event.get("root")),
+        batch=tuple(_operand(o) for o in _list(data.get("batch")) if isinstance(o, Mapping)),
+        changed_arguments=tuple(map(text, _list(data.get("changed_arguments")))),
+        changed_attributes=tuple(map(text, _list(data.get("changed_attributes")))),
+        target=text(data.get("target")),
+        weight=_weight(text(data.get("weight"))),
+        skips=integer(data.get("skips_in_a_row")) or 1,
+        live=data.get("live") is True,
+        by_hand=data.get("by_hand") is True,
+        poisoned=tuple(_poisoned(p) for p in _list(data.get("poisoned")) if isinstance(p, Mapping)),
+        finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
+        bad_settings=tuple(_bad_setting(s) for s in _list(data.get("bad_settings")) if isinstance(s, Mapping)),
+        bad_data=tuple(as_delivered(f, _operand(f)) for f in _list(data.get("bad_fields")) if isinstance(f, Mapping)),
+        data_is_finite=data["data_is_finite"] if isinstance(data.get("data_is_finite"), bool) else None,
+    )
+
+
+def _bad_setting(data: Mapping[str, Any]) -> BadSetting:
+    value = real(data.get("value"))
+    return BadSetting(integer(data.get("group")) or 0, text(data.get("name")), math.nan if value is None else value)
+
+
+def _weight(name: str) -> tuple[str, str, str] | None:
+    root, _, rest = name.partition("/")
+    module, _, own = rest.partition("/")
+    return (root, module, own) if own else None
+
+
+def _poisoned(data: Mapping[str, Any]) -> Poisoned:
+    root, module, name = (text(data.get(k)) for k in ("root", "module", "name"))
+    return Poisoned(root, module, name, integer(data.get("last_finite_step")), _operand(data))
+
+
+def _op(event: Mapping[str, Any]) -> Op | None:
+    data = event["data"]
+    index = integer(data.get("index"))
+    if index is None:
+        return None
+    return Op(
+        index=index,
+        name=text(event.get("op")),
+        phase=text(data.get("phase")),
+        root=text(event.get("root")),
+        module=event["module"] if isinstance(event.get("module"), str) else None,
+        source=_source(event),
+        node=text(data.get("node")) or None,
+        forward=integer(data.get("forward")),
+        bad_in=_integers(data.get("bad_in")),
+        bad_out=integer(data.get("bad_out")) or 0,
+        makers=tuple(map(_maker, _list(data.get("sources")))),
+        operands=tuple(_operand(o) for o in _list(data.get("operands")) if isinstance(o, Mapping)),
+        results=tuple(_operand(o) for o in _list(data.get("results")) if isinstance(o, Mapping)),
+        reference=_operand(data["reference"]) if isinstance(data.get("reference"), Mapping) else None,
+        parameter=text(data.get("parameter")),
+        state=text(data.get("state")),
+        settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
+    )
+
+
+def _operand(data: Mapping[str, Any]) -> Operand:
+    first = data.get("first_bad")
+    return Operand(
+        argument=text(data.get("argument")),
+        dtype=text(data.get("dtype")),
+        shape=_integers(data.get("shape")),
+        numel=integer(data.get("numel")) or 0,
+        nan=integer(data.get("nan")) or 0,
+        pos_inf=integer(data.get("pos_inf")) or 0,
+        neg_inf=integer(data.get("neg_inf")) or 0,
+        zero=integer(data.get("zero")) or 0,
+        negative=integer(data.get("negative")) or 0,
+        min=real(data.get("min")),
+        max=real(data.get("max")),
+        amax=real(data.get("amax")),
+        amin_nonzero=real(data.get("amin_nonzero")),
+        first_bad=_integers(first) if isinstance(first, list) else None,
+        value=real(data.get("value")),
+    )
+
+
+def _maker(value: Any) -> tuple[int, ...] | tuple[str, str]:
+    if isinstance(value, Mapping):
+        return (text(value.get("kind")), text(value.get("name")))
+    return _integers(value)
+
+
+def _source(event: Mapping[str, Any]) -> Source | None:
+    line = integer(event.get("line"))
+    file = text(event.get("file"))
+    return Source.read(file, line, text(event.get("code"))) if file and line is not None else None
+
+
+def real(value: Any) -> float | None:
+    """A JSON number, or one of the strings for those JSON lacks."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _integers(value: Any) -> tuple[int, ...]:
+    numbers = (real(v) for v in _list(value))
+    return tuple(int(n) for n in numbers if n is not None and math.isfinite(n))

@@ -1,0 +1,219 @@
+"""Telling the producer of a non-finite value from those that only pass it on.
+
+Within one step of one process the rows are walked in execution order. The origin is the first bad row that is neither
+an intentional ``-inf`` mask nor bad in the same way on healthy steps; everything before it is finite, so whatever lies
+between the last healthy tensor and it is the producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from precdoctor.diagnosis.claims.finding import Phase
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow
+
+#: Containers whose own ``forward`` computes nothing: code between their children runs in the module above.
+_CONTAINERS = ("ModuleList", "ModuleDict", "Sequential")
+#: A module that turns these into NaN is the consumer of a mask, not the victim of an overflow.
+_MASK_CONSUMERS = ("softmax", "attention", "attn")
+
+#: Binades below the maximum within which the largest survivors of an overflow lie: values that grow from step to step
+#: fill the last binade before some of them leave it.
+NEAR_LIMIT = 1.0
+
+ModuleClasses = Mapping[tuple[str, str], str]
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One tensor on one healthy step: how it was non-finite there, if at all, and how large."""
+
+    step: int
+    badness: frozenset[str]
+    neg_inf_share: float
+    amax: float | None
+    headroom: float | None
+
+
+#: Sightings per tensor over the healthy reference steps, in order of step.
+Reference = Mapping[Key, Sequence[Sighting]]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the first non-finite value of a step was made."""
+
+    row: TensorRow
+    phase: Phase
+    root: str
+    module: str
+    module_class: str
+    #: module | functional | own-code | data | loss | loss-backward | reduction
+    how: str
+    #: The last finite tensor before it.
+    after: TensorRow | None
+    masks: tuple[TensorRow, ...] = field(default=())
+
+    @property
+    def maker(self) -> str:
+        """Who made it, in words."""
+        name = f"`{self.module or self.root}`" + (f" ({self.module_class})" if self.module_class else "")
+        after = f"`{self.after.place}`" if self.after is not None else "its arguments"
+        if self.how == "functional":
+            return f"functional code in {name}, between {after} and `{self.row.place}`"
+        if self.how == "own-code":
+            return f"the code of {name} itself, after its submodule {after}"
+        if self.how == "loss-backward":
+            return "the backward pass of the loss code"
+        if self.how == "between-roots":
+            return f"the code between {after} and {name}"
+        return name
+
+
+def is_loss_module(root: str, module: str, module_class: str) -> bool:
+    """Whether a module computes a loss (``CrossEntropyLoss``, ``BCEWithLogitsLoss`` ...), by its class name."""
+    return (
+        (module_class or (root.split("#", maxsplit=1)[0] if not module else "")).lower().endswith(("loss", "criterion"))
+    )
+
+
+def class_of(classes: ModuleClasses, root: str, module: str, known: str = "") -> str:
+    """The class of a module, from its row or else from the module tree."""
+    return known or classes.get((root, module), "") or ("" if module else root.split("#", maxsplit=1)[0])
+
+
+def caller_of(root: str, module: str, previous: TensorRow | None, classes: ModuleClasses) -> str:
+    """The FQN of the module whose code handed ``module`` its input: the nearest ancestor common with ``previous``."""
+    parts = module.split(".")[:-1] if module else []
+    if previous is not None and previous.root == root:
+        others = previous.module.split(".") if previous.module else []
+        common = 0
+        while common < min(len(parts), len(others)) and parts[common] == others[common]:
+            common += 1
+        parts = parts[:common]
+    while parts and class_of(classes, root, ".".join(parts)) in _CONTAINERS:
+        parts = parts[:-1]
+    return ".".join(parts)
+
+
+def suspicious(
+    rows: Sequence[TensorRow], reference: Reference, *, loss_is_finite: bool
+) -> tuple[TensorRow | None, tuple[TensorRow, ...]]:
+    """The first row of ``rows`` (one step, by position) that is non-finite without excuse, and the masks before it.
+
+    Excuses: bad in the same way on a healthy step; or nothing but ``-inf`` where that is a mask: seen on healthy steps,
+    consumed without harm (the loss is finite), or, with no healthy step to compare with, turned into something worse by
+    a later tensor. A mask in which finite values have overflowed as well is no excuse.
+    """
+    bad = sorted((r for r in rows if r.bad), key=lambda r: r.position)
+    masks: list[TensorRow] = []
+    for i, row in enumerate(bad):
+        seen = reference.get(row.key, ())
+        healthy_badness = frozenset().union(*(s.badness for s in seen)) if seen else frozenset()
+        if not loss_is_finite and overflowed_mask(row, seen):
+            return row, tuple(masks)
+        if row.badness <= healthy_badness:
+            if row.mask_like:
+                masks.append(row)
+            continue
+        if row.mask_like and (loss_is_finite or _becomes_worse(row, bad[i + 1 :], known=bool(seen))):
+            masks.append(row)
+            continue
+        return row, tuple(masks)
+    return None, tuple(masks)
+
+
+def overflowed_mask(row: TensorRow, seen: Sequence[Sighting]) -> bool:
+    """Whether some of the ``-inf`` of a masked tensor are overflowed values: logits below the format's range.
+
+    Then there are more of them than on any healthy step, and the largest survivors have reached the limit themselves. A
+    mask made of the format's lowest finite number instead shows as elements exactly at the maximum, and is spared.
+    """
+    if not row.mask_like or row.headroom is None or row.headroom >= NEAR_LIMIT or row.at_max > row.neg_inf:
+        return False
+    return all(row.neg_inf / row.numel > s.neg_inf_share for s in seen)
+
+
+def _becomes_worse(mask: TensorRow, later: Sequence[TensorRow], *, known: bool) -> bool:
+    """Whether a ``-inf``-only row reads as a mask given what came of it.
+
+    ``known``: the tensor was seen finite on healthy steps, so a new ``-inf`` needs a consumer of masks to be one.
+    """
+    worse = next((r for r in later if not r.mask_like), None)
+    if worse is None or worse.kind == "loss":
+        return False
+    consumer = f"{worse.module_class} {worse.module} {mask.module_class} {mask.module}".lower()
+    return not known or any(word in consumer for word in _MASK_CONSUMERS)
+
+
+def last_healthy(rows: Iterable[TensorRow], before: TensorRow, kinds: Sequence[str]) -> TensorRow | None:
+    """The last finite row of these kinds executed before ``before``; masks count as healthy."""
+    chosen = [r for r in rows if r.kind in kinds and r.order is not None and (not r.bad or r.mask_like)]
+    earlier = [r for r in chosen if before.order is not None and (r.order or 0) < before.order]
+    return max(earlier, key=lambda r: r.order or 0, default=None)
+
+
+def locate_forward(
+    row: TensorRow, rows: Sequence[TensorRow], masks: tuple[TensorRow, ...], classes: ModuleClasses
+) -> Origin:
+    """Who made the bad forward tensor (or loss) ``row``."""
+    after = last_healthy(rows, row, FORWARD_KINDS)
+    module_class = class_of(classes, row.root, row.module, row.module_class)
+    if row.kind == "loss":
+        return Origin(row, Phase.LOSS, row.root, row.module, "", "loss", after, masks)
+    if row.kind == "batch":
+        return Origin(row, Phase.DATA, row.root, row.module, module_class, "data", after, masks)
+    if row.kind == "input" and not row.module:  # a root's argument with a graph behind it: made after another root
+        phase = Phase.LOSS if is_loss_module(row.root, "", module_class) else Phase.FORWARD
+        return Origin(row, phase, row.root, row.module, module_class, "between-roots", after, masks)
+    if row.kind == "input":
+        caller = caller_of(row.root, row.module, after, classes)
+        name = class_of(classes, row.root, caller)
+        phase = Phase.LOSS if is_loss_module(row.root, caller, name) else Phase.FORWARD
+        return Origin(row, phase, row.root, caller, name, "functional", after, masks)
+    if is_loss_module(row.root, row.module, module_class):
+        return Origin(row, Phase.LOSS, row.root, row.module, module_class, "module", after, masks)
+    inside = (
+        after is not None and after.root == row.root and is_below(after.module, row.module) and after.kind == "output"
+    )
+    how = "own-code" if inside else "module"
+    return Origin(row, Phase.FORWARD, row.root, row.module, module_class, how, after, masks)
+
+
+def is_below(module: str, ancestor: str) -> bool:
+    """Whether a module is inside another one, by their FQNs; all others are inside the root, whose FQN is empty."""
+    return module != ancestor and (not ancestor or module.startswith(ancestor + "."))
+
+
+def locate_backward(row: TensorRow, rows: Sequence[TensorRow], classes: ModuleClasses) -> Origin:
+    """Who made the bad gradient ``row``: the backward pass of whatever consumed that tensor in the forward pass."""
+    after = last_healthy(rows, row, ("loss", "grad_output", "weight_grad"))
+    own_class = class_of(classes, row.root, row.module, row.module_class)
+    if row.kind != "grad_output":
+        how = "reduction" if row.kind == "weight_grad_step" else "module"
+        return Origin(row, Phase.BACKWARD, row.root, row.module, own_class, how, after)
+    consumer = _consumer(row, rows)
+    if consumer is None:
+        return Origin(row, Phase.BACKWARD, row.root, row.module, own_class, "loss-backward", after)
+    if consumer.kind == "output" and consumer.root == row.root and not is_below(row.module, consumer.module):
+        name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
+        return Origin(row, Phase.BACKWARD, consumer.root, consumer.module, name, "module", after)
+    if consumer.root != row.root:
+        name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
+        return Origin(row, Phase.BACKWARD, consumer.root, consumer.module, name, "module", after)
+    if consumer.kind == "output":  # the parent's own code after its last child
+        name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
+        return Origin(row, Phase.BACKWARD, consumer.root, consumer.module, name, "own-code", row)
+    caller = caller_of(row.root, consumer.module, row, classes)
+    name = class_of(classes, row.root, caller)
+    return Origin(row, Phase.BACKWARD, row.root, caller, name, "functional", consumer)
+
+
+def _consumer(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
+    """The forward row that follows the output whose gradient ``row`` is; None when the loss code consumed it."""
+    own = next((r for r in rows if r.kind == "output" and r.key[:2] == row.key[:2] and r.key[3:] == row.key[3:]), None)
+    if own is None or own.order is None:
+        return None
+    later = [r for r in rows if r.kind in FORWARD_KINDS and r.order is not None and r.order > own.order]
+    return min(later, key=lambda r: r.order or 0, default=None)

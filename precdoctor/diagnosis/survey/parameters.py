@@ -1,0 +1,98 @@
+"""Weights and optimizer settings as the facts of a run state them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from precdoctor.diagnosis.survey.rows import number, text
+from precdoctor.diagnosis.survey.view import RunView
+
+#: Adam as torch has it: moments in the dtype of the weight, ``eps`` outside the root.
+ADAM = ("Adam", "AdamW")
+HALF = ("bfloat16", "float16")
+#: No module has a parameter with a dot in its own name.
+_BARE = re.compile(r"\d+\.\d+")
+
+
+def parameter_label(root: str, module: str, name: str) -> str:
+    """The parameter's dotted name; of one that no module owns, where its optimizer has it.
+
+    Such a parameter (a bare ``nn.Parameter`` that the script made) is recorded under its optimizer, as group and index.
+    """
+    if is_bare(module, name):
+        group, index = name.split(".")
+        return f"parameter {index} of group {group} of {root}"
+    return ".".join(part for part in (module, name) if part)
+
+
+def is_bare(module: str, name: str) -> bool:
+    """Whether no module owns the parameter of this name."""
+    return not module and _BARE.fullmatch(name) is not None
+
+
+def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
+    """``root.parameter`` and element count of the weights in these dtypes that require gradients."""
+    found: dict[str, int] = {}
+    for process in view.processes if view.trains else ():
+        for root in view.facts(process).get("roots") or ():
+            for p in root.get("parameters") or ():
+                if p.get("requires_grad") and text(p.get("dtype")) in dtypes:
+                    elements = 1
+                    for n in p.get("shape") or ():
+                        elements *= int(n)
+                    name = ".".join(s for s in (text(p.get("module")), text(p.get("name"))) if s)
+                    found[f"{text(root.get('name'))}.{name}"] = elements
+    return found
+
+
+def count_of(view: RunView, dtypes: Sequence[str], *, trained: bool) -> int:
+    """How many parameters in these dtypes require gradients, or do not; of the process that has most."""
+    counts = [
+        sum(
+            bool(p.get("requires_grad")) == trained and text(p.get("dtype")) in dtypes
+            for root in view.facts(process).get("roots") or ()
+            for p in root.get("parameters") or ()
+        )
+        for process in view.processes
+    ]
+    return max(counts, default=0)
+
+
+def stepped(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
+    """Of the trainable weights in these dtypes those whose own gradient an optimizer is given.
+
+    Where 16-bit weights are copies of FP32 master weights, the optimizer is given the masters' gradients instead. All
+    that have no master when no such gradient is on record.
+    """
+    masters, given = (_names(view, kind) for kind in ("master_weight", "weight_grad_step"))
+    weights = {name: n for name, n in trainable(view, dtypes).items() if name not in masters}
+    return {name: n for name, n in weights.items() if name in given} if given else weights
+
+
+def _names(view: RunView, kind: str) -> set[str]:
+    return {f"{root}.{'.'.join(s for s in rest if s)}" for root, *rest in view.places(kind)}
+
+
+def adam_groups(view: RunView) -> list[Mapping[str, Any]]:
+    """The parameter groups of torch's own Adam and AdamW."""
+    return [g for o in view.optimizers if text(o.get("class")) in ADAM for g in o.get("groups") or ()]
+
+
+def beta2_of(group: Mapping[str, Any]) -> float | None:
+    """The second moment's decay; None when it is not on record."""
+    betas = group.get("betas")
+    return number(betas[1]) if isinstance(betas, Sequence) and len(betas) == 2 and not isinstance(betas, str) else None
+
+
+def states_per_parameter(view: RunView) -> int:
+    """Optimizer tensors of the weight's size, from the optimizer's class and settings."""
+    most = 0
+    for optimizer in view.optimizers:
+        groups = optimizer.get("groups") or ()
+        if "adam" in text(optimizer.get("class")).lower():
+            most = max(most, 3 if any(g.get("amsgrad") for g in groups) else 2)
+        elif any(number(g.get("momentum")) for g in groups):
+            most = max(most, 1)
+    return most

@@ -1,0 +1,50 @@
+"""What recording cost: of the whole run, of the steps it began with, and of those after them."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.survey.view import RunView
+
+#: Fewer steps than these behind the first ones show nothing of what a longer run would pay.
+_SETTLED_STEPS: Final = 16
+
+
+def overhead(view: RunView) -> dict[str, Any]:
+    """``overhead_fraction`` and, where a budget led and most of it was spent on the first steps, ``cost``.
+
+    ``overhead_fraction`` is host time inside the recorder by wall time, null where it was not measured; what its hooks
+    waited for a device is no part of it, and ``waited_fraction``, which is there if they did. ``cost`` holds
+    ``full_steps`` (how many steps at the beginning were recorded in full), ``scanned_steps`` (how many of them op by
+    op), ``budget`` (a fraction), and ``settled_fraction`` and ``settled_ns`` (a step) of what came after them, null
+    where that is too short to show it.
+    """
+    known = view.steps[["step", "sampled", "recorder_ns", "step_ns"]].dropna()
+    total, spent = float(known["step_ns"].sum()), float(known["recorder_ns"].sum())
+    if total <= 0.0:
+        return {"overhead_fraction": None}
+    found: dict[str, Any] = {"overhead_fraction": round(spent / total, 6)}
+    if (waited := float(view.steps["wait_ns"].sum())) > 0.0:
+        found["waited_fraction"] = round(waited / total, 6)
+    sampled = known.groupby("step")["sampled"].max()
+    full = sum(1 for _ in takewhile(bool, sampled))
+    begun = sampled.index[:full]
+    first = known["step"].isin(begun)
+    options = view.run.info.get("options") or {}
+    if options.get("every", 1) is not None or 2.0 * float(known["recorder_ns"][first].sum()) <= spent:
+        return found
+    later = known[~first]
+    later_ns, later_spent = float(later["step_ns"].sum()), float(later["recorder_ns"].sum())
+    settled = len(sampled) - full >= _SETTLED_STEPS and later_ns > 0.0
+    scans = {e["step"] for e in view.events_of("scan") if e["data"].get("outcome") == "done"}
+    return found | {
+        "cost": {
+            "full_steps": full,
+            "scanned_steps": len(scans & set(begun.tolist())),
+            "budget": options.get("budget"),
+            "settled_fraction": round(later_spent / later_ns, 6) if settled else None,
+            "settled_ns": round(later_spent / len(later)) if settled else None,
+        }
+    }

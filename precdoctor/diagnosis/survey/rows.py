@@ -1,0 +1,254 @@
+"""One tensor row of the log as a typed value, and the few facts about it that every rule asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precdoctor.diagnosis.claims.finding import Location, Phase
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.errors import UsageError
+from precdoctor.numerics.formats import Format, Kind, format_of_dtype
+from precdoctor.numerics.histogram import ExponentHistogram
+
+FORWARD_KINDS = ("batch", "input", "output")
+BACKWARD_KINDS = ("grad_output", "weight_grad")
+#: Non-finite values in these are incidents; a non-finite activation alone is evidence (DESIGN section 8).
+TRIGGER_KINDS = ("loss", "weight_grad", "weight_grad_step", "weight", "update")
+#: How many tensors a path names, the finding's own included.
+PATH_LENGTH = 8
+
+#: What identifies a tensor across steps.
+Key = tuple[str, str, str, str, int]
+
+#: The columns a :class:`TensorRow` is built from.
+ROW_COLUMNS = (
+    *("step", "rank", "root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "shape", "numel"),
+    *("first_bad_micro_step", "order", "first_bad_order", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max"),
+    *("amax", "amin_nonzero", "sum", "sum_sq", "exp_lo", "exp_hist", "scale"),
+)
+
+
+def number(value: Any) -> float | None:
+    """``value`` as a float; every spelling of "missing" (None, NA, NaN of a nullable column) is None."""
+    if value is None:  # most often; an exception takes ten times as long
+        return None
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        return None
+    return None if math.isnan(result) else result
+
+
+def integer(value: Any) -> int | None:
+    """``value`` as an int; missing is None."""
+    if type(value) is int:
+        return value
+    result = number(value)
+    return None if result is None or math.isinf(result) else int(result)
+
+
+def text(value: Any) -> str:
+    """``value`` as a string; missing is empty."""
+    return value if isinstance(value, str) else ""
+
+
+def known_format(dtype: str) -> Format | None:
+    """The floating-point format of a logged dtype; None for any other: range and headroom of integers mean nothing."""
+    try:
+        fmt = format_of_dtype(dtype)
+    except UsageError:
+        return None
+    return fmt if fmt.kind is Kind.FLOAT else None
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One tensor at one step; columns mean what ``runlog.schema`` says."""
+
+    step: int
+    rank: int
+    attempt: int
+    root: str
+    module: str
+    module_class: str
+    kind: str
+    name: str
+    call: int
+    phase: str
+    dtype: str
+    shape: tuple[int, ...]
+    numel: int
+    first_bad_micro_step: int | None
+    order: int | None
+    first_bad_order: int | None
+    nan: int
+    pos_inf: int
+    neg_inf: int
+    zero: int
+    subnormal: int
+    at_max: int
+    amax: float | None
+    amin_nonzero: float | None
+    sum: float | None
+    sum_sq: float | None
+    histogram: ExponentHistogram
+    scale: float | None
+    #: The run has several models, so that words about it put the root in front of the module.
+    qualified: bool = False
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], *, qualified: bool = False) -> TensorRow:
+        """From one record of a tensors frame holding at least :data:`ROW_COLUMNS`."""
+        shape, exponents = record.get("shape"), record.get("exp_hist")
+        return cls(
+            step=int(record["step"]),
+            rank=int(record["rank"]),
+            attempt=integer(record.get("attempt")) or 0,
+            root=text(record.get("root")),
+            module=text(record.get("module")),
+            module_class=text(record.get("module_class")),
+            kind=text(record["kind"]),
+            name=text(record.get("name")),
+            call=integer(record.get("call")) or 0,
+            phase=text(record.get("phase")),
+            dtype=text(record["dtype"]),
+            shape=() if shape is None or isinstance(shape, float) else tuple(int(n) for n in shape),
+            numel=int(record["numel"]),
+            first_bad_micro_step=integer(record.get("first_bad_micro_step")),
+            order=integer(record.get("order")),
+            first_bad_order=integer(record.get("first_bad_order")),
+            nan=int(record["nan"]),
+            pos_inf=int(record["pos_inf"]),
+            neg_inf=int(record["neg_inf"]),
+            zero=integer(record.get("zero")) or 0,
+            subnormal=integer(record.get("subnormal")) or 0,
+            at_max=integer(record.get("at_max")) or 0,
+            amax=number(record.get("amax")),
+            amin_nonzero=number(record.get("amin_nonzero")),
+            sum=number(record.get("sum")),
+            sum_sq=number(record.get("sum_sq")),
+            histogram=ExponentHistogram.of(
+                integer(record.get("exp_lo")), exponents if hasattr(exponents, "__len__") else None
+            ),
+            scale=number(record.get("scale")),
+            qualified=qualified,
+        )
+
+    @property
+    def key(self) -> Key:
+        """The tensor this row is about, the same on every step and rank."""
+        return (self.root, self.module, self.kind, self.name, self.call)
+
+    @property
+    def inf(self) -> int:
+        """Infinities of both signs."""
+        return self.pos_inf + self.neg_inf
+
+    @property
+    def bad(self) -> bool:
+        """Whether it holds a NaN or an infinity."""
+        return self.nan + self.pos_inf + self.neg_inf > 0
+
+    @property
+    def mask_like(self) -> bool:
+        """Nothing non-finite but ``-inf``: what an additive attention mask looks like."""
+        return self.neg_inf > 0 and self.nan == 0 and self.pos_inf == 0
+
+    @property
+    def badness(self) -> frozenset[str]:
+        """Which kinds of non-finite values it holds."""
+        counts = {"nan": self.nan, "pos_inf": self.pos_inf, "neg_inf": self.neg_inf}
+        return frozenset(name for name, count in counts.items() if count)
+
+    @property
+    def position(self) -> float:
+        """Where its first non-finite value (for a healthy row: its first tensor) stands in execution order."""
+        order = self.first_bad_order if self.bad and self.first_bad_order is not None else self.order
+        return math.inf if order is None else float(order)
+
+    @property
+    def headroom(self) -> float | None:
+        """Binades between its amax and the dtype's maximum; None without a non-zero finite element."""
+        fmt = known_format(self.dtype)
+        return fmt.headroom(self.amax) if fmt is not None and self.amax else None
+
+    @property
+    def rms(self) -> float | None:
+        """Root mean square of the finite elements."""
+        finite = self.numel - self.nan - self.inf
+        return math.sqrt(self.sum_sq / finite) if self.sum_sq is not None and finite > 0 else None
+
+    @property
+    def place(self) -> str:
+        """The module, its root in front where the run has several models; the root for the root's own tensors."""
+        own = f"{self.root}.{self.module}" if self.qualified and self.module and self.root else self.module
+        return own or self.root or "the loss"
+
+    @property
+    def label(self) -> str:
+        """How messages call it: ``blocks.3.attn.proj output``."""
+        if self.kind == "loss":
+            return "the loss"
+        if self.kind == "opt_state" and self.name:
+            parameter, _, state = self.name.rpartition(".")
+            owner = ".".join(p for p in (self.place if self.module else "", parameter) if p)
+            return f"state `{state}` of `{owner or self.place}`"
+        what = {"grad_output": "gradient of the output", "weight_grad": "gradient", "weight_grad_step": "gradient"}
+        what["fp8_operand"] = "FP8 operand"
+        words = [f"`{self.place}`", what.get(self.kind, self.kind)]
+        if self.name:
+            words.append(f"`{self.name}`")
+        return " ".join(words)
+
+    def count_words(self) -> str:
+        """Its non-finite values in words: ``12 NaN and 3 Inf of 4096 elements``."""
+        parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
+        return f"{' and '.join(parts) or 'no non-finite value'} of {plural(self.numel, 'element')}"
+
+
+def location(row: TensorRow | None, phase: Phase, rank: int, step: int) -> Location:
+    """Where a finding about ``row`` happened; without a row it is about the run."""
+    if row is None:
+        return Location(phase=phase, rank=rank, step=step)
+    return Location(row.root, row.module, row.module_class or None, row.kind, phase, rank, step)
+
+
+def range_evidence(row: TensorRow) -> dict[str, Any]:
+    """The fixed-shape ``range`` entry of a finding's evidence."""
+    return {
+        "dtype": row.dtype,
+        "amax": row.amax,
+        "amin_nonzero": row.amin_nonzero,
+        "exp_lo": row.histogram.lo,
+        "exp_hist": row.histogram.counts.tolist(),
+    }
+
+
+def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
+    """The fixed-shape ``path`` entry: the last :data:`PATH_LENGTH` of ``rows``, given in execution order."""
+    return [
+        {
+            "module": row.module or row.root,
+            "kind": row.kind,
+            "name": row.name,
+            "dtype": row.dtype,
+            "order": row.order,
+            "amax": row.amax,
+            "headroom_binades": row.headroom,
+            "nan": row.nan,
+            "inf": row.inf,
+        }
+        for row in rows[-PATH_LENGTH:]
+    ]
+
+
+def path_to(rows: Sequence[TensorRow], target: TensorRow) -> list[TensorRow]:
+    """The tensors in execution order up to and including ``target``; just ``target`` when the order is unknown."""
+    if target.order is None:
+        return [target]
+    before = [r for r in rows if r.order is not None and r.order < target.order]
+    before.sort(key=lambda r: r.order or 0)
+    return [*before[-(PATH_LENGTH - 1) :], target]

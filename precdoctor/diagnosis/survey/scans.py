@@ -1,0 +1,354 @@
+"""What deep scans saw of healthy steps: the facts of the ``scan`` events, and what the rules on them share."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Source, Status
+from precdoctor.diagnosis.claims.rule import Checked, RuleOption
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.op_facts import real
+from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.survey.view import RunView
+
+#: Places in the code told apart in one diagnosis, per rule, and modules listed for each.
+_MAX_PLACES, _MAX_MODULES = 8, 16
+#: Certainty of what one scanned step alone shows, and of what could not be followed to the result that it feeds.
+_ONE_STEP, _NOT_FOLLOWED = 0.7, 0.7
+#: What a scan event calls its evidence, as words.
+_EVIDENCE = {
+    "zeros": "share of zeros",
+    "squares": "amax, whose square leaves its format,",
+    "headroom": "amax, less than one binade below the maximum,",
+    "loss-scale": "loss scale",
+    "learning-rate": "learning rate",
+    "grad-norm": "gradient norm",
+    "discarded": "two discarded steps in a row",
+}
+#: What the rules on scan facts share: an error counts by the result it ends in.
+EFFECT = RuleOption(
+    "effect",
+    2.0**-8,
+    "fraction",
+    "Least share of the result of the op that it feeds that the error must make up.",
+    "Half a unit in the last place of BF16: training stands as much in the result of every op.",
+    maximum=1.0,
+)
+
+
+#: Where an op that belongs to no module ran, by the phase of its fact.
+_STAGES = {
+    "backward": "the backward pass",
+    "loss": "the loss code",
+    "optimizer": "the code after the backward pass",
+    "script": "the code between two steps",
+}
+
+
+_PHASES = {
+    "backward": Phase.BACKWARD,
+    "loss": Phase.LOSS,
+    "optimizer": Phase.OPTIMIZER,
+    "script": Phase.OPTIMIZER,
+}
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One scan of one process.
+
+    Attributes:
+        outcome: done | refused | dropped.
+        reason: first | spaced | evidence; empty in logs of older recorders.
+        evidence: recorded numbers that gave reason for it, in words.
+        found: facts it left.
+    """
+
+    step: int
+    rank: int
+    outcome: str
+    why: str
+    ops: int
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+    found: int = 0
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something measured at one op."""
+
+    kind: str
+    step: int
+    rank: int
+    root: str
+    module: str
+    op: str
+    source: Source | None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def short(self) -> str:
+        """``mul`` of ``aten.mul_.Tensor``."""
+        return short_name(self.op)
+
+    @property
+    def phase(self) -> str:
+        """In which the op ran: script, forward, loss, backward, optimizer."""
+        return text(self.data.get("phase"))
+
+    @property
+    def backward(self) -> bool:
+        """Whether the op ran in the backward pass."""
+        return self.phase == "backward"
+
+    @property
+    def dtype(self) -> str:
+        """Of its first result."""
+        results = self.data.get("results")
+        first = results[0] if isinstance(results, list) and results else None
+        return text(first.get("dtype")) if isinstance(first, Mapping) else ""
+
+    @property
+    def line(self) -> str:
+        """`` at train.py:42``; empty when the line is not known."""
+        return f" at {self.source.file}:{self.source.line}" if self.source is not None else ""
+
+    def number(self, name: str) -> float:
+        """A number of ``data``; NaN where there is none."""
+        value = real(self.data.get(name))
+        return math.nan if value is None else value
+
+    def count(self, name: str) -> int:
+        """A whole number of ``data``; 0 where there is none."""
+        return integer(self.data.get(name)) or 0
+
+    def where(self, name: str) -> tuple[str, Source | None]:
+        """Op and line of another op that ``data`` names: what the value was used by."""
+        other = self.data.get(name)
+        if not isinstance(other, Mapping):
+            return "", None
+        line, file = integer(other.get("line")), text(other.get("file"))
+        return text(other.get("op")), Source.read(file, line, text(other.get("code"))) if line is not None else None
+
+
+def short_name(op: str) -> str:
+    """``mul`` of ``aten.mul_.Tensor``."""
+    parts = op.split(".")
+    return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
+
+
+def scans(view: RunView) -> Sequence[Scan]:
+    """Every scan, in order of time."""
+    return view.remember("scans", lambda: _scans(scan_events(view)))
+
+
+def _scans(events: Sequence[Mapping[str, Any]]) -> list[Scan]:
+    found = Counter(
+        (integer(e.get("rank")), integer(e.get("step")))
+        for e in events
+        if text(e["data"].get("kind")) not in ("", "step", "coverage")
+    )
+    own = [e for e in events if e["data"].get("kind") == "step"]
+    return [_scan(e, found[integer(e.get("rank")), integer(e.get("step"))]) for e in own]
+
+
+def _scan(event: Mapping[str, Any], found: int) -> Scan:
+    data = event["data"]
+    step, rank = integer(event.get("step")) or 0, integer(event.get("rank")) or 0
+    told = data.get("evidence")
+    words = tuple(_evidence_words(e) for e in told if isinstance(e, Mapping)) if isinstance(told, list) else ()
+    return Scan(step, rank, text(data.get("outcome")), text(data.get("why")), integer(data.get("ops")) or 0,
+                text(data.get("reason")), words, found)  # fmt: skip
+
+
+def _evidence_words(evidence: Mapping[str, Any]) -> str:
+    """``amax of `layers.2` output 12.5 -> 310 at step 20``."""
+    what = text(evidence.get("what"))
+    name = _EVIDENCE.get(what, what)
+    place, _, tensor = text(evidence.get("tensor")).partition(":")
+    kind, _, parameter = tensor.partition(":")
+    module = ".".join(filter(None, (place.partition("/")[2], parameter if kind.startswith("weight") else "")))
+    of = f" of `{module or place.partition('/')[0]}` {kind.replace('_', ' ')}" if place else ""
+    before, now = real(evidence.get("before")), real(evidence.get("now"))
+    numbers = f" {before:.3g} -> {now:.3g}" if before is not None and now is not None else ""
+    return f"{name}{of}{numbers} at step {integer(evidence.get('step')) or 0}"
+
+
+def in_vain_words(view: RunView) -> str:
+    """Which recorded numbers gave reason for scans that found nothing: the cause had come and gone; mostly empty."""
+    vain = [s for s in scans(view) if s.outcome == "done" and s.evidence and not s.found]
+    if not vain:
+        return ""
+    steps = ", ".join(str(s.step) for s in vain[:3])
+    return f"; recorded numbers gave reason to scan step {steps}, which found nothing: {vain[0].evidence[0]}"
+
+
+def facts(view: RunView, *kinds: str) -> list[Fact]:
+    """What was measured, on steps with a finite loss and without an incident: those have findings of their own."""
+    return [f for f in view.remember("scan-facts", lambda: _facts(view)) if f.kind in kinds]
+
+
+def _facts(view: RunView) -> list[Fact]:
+    sick = {(integer(e.get("rank")), integer(e.get("step"))) for e in view.events_of("incident")}
+    sick |= {(p.rank, s.step) for p, steps in view.timeline.items() for s in steps if s.loss_is_bad}
+    found = []
+    for event in scan_events(view):
+        step, rank = integer(event.get("step")), integer(event.get("rank"))
+        kind = text(event["data"].get("kind"))
+        if step is None or rank is None or (rank, step) in sick or kind in ("step", "coverage"):
+            continue
+        line, file = integer(event.get("line")), text(event.get("file"))
+        source = Source.read(file, line, text(event.get("code"))) if file and line is not None else None
+        root, module, op = (text(event.get(name)) for name in ("root", "module", "op"))
+        found.append(Fact(kind, step, rank, root, module, op, source, event["data"]))
+    return found
+
+
+def scan_events(view: RunView) -> list[dict[str, Any]]:
+    """Every ``scan`` event, ``data`` decoded, in order of time."""
+    return view.remember("scan-events", lambda: view.events_of("scan"))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Facts of one place in the code, the worst first; layers of one class share their lines."""
+
+    worst: Fact
+    facts: Sequence[Fact]
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules it runs in."""
+        return sorted({f.module for f in self.facts})[:_MAX_MODULES]
+
+    @property
+    def steps(self) -> list[int]:
+        """The scanned steps it was seen on."""
+        return sorted({f.step for f in self.facts})
+
+
+def wrong_share(fact: Fact) -> float:
+    """Share of the result in which a hidden overflow or underflow shows that is off by more than half."""
+    return fact.number("wrong") / max(fact.count("of"), 1)
+
+
+def has_effect(fact: Fact, limit: float) -> bool:
+    """Whether the error makes up enough of the result it ends in; True where that was not measured."""
+    return not fact.number("effect") < limit
+
+
+def effect_words(fact: Fact, limit: float) -> str:
+    """What became of an error, in a sentence; empty where that was not measured."""
+    op, source = fact.where("fed")
+    if not op:
+        return ""
+    there = f" at {source.file}:{source.line}" if source is not None else ""
+    share = percent(fact.number("effect"))
+    return f" The error makes up {share} of the result of {short_name(op)}{there} (limit {percent(limit)})."
+
+
+def check_facts(
+    view: RunView,
+    kinds: Sequence[str],
+    guilty: Callable[[Fact], float],
+    tell: Callable[[Group], Finding],
+    *,
+    seen: str,
+    flushes: Callable[[Fact], bool] = lambda _: False,
+    keep: Callable[[Group], bool] = lambda _: True,
+) -> Checked:
+    """The check of a rule on scan facts.
+
+    Args:
+        kinds: of facts it is about.
+        guilty: how bad one is; 0: not at all.
+        tell: makes the finding of one place in the code.
+        seen: what a scan of which nothing is told has looked at.
+        flushes: facts that count only if they last. Weights that begin at zero are flushed until they have grown, and
+            a later scan no longer sees it.
+        keep: places that count, by all that was seen of them.
+    """
+    known = scans(view)
+    done = [s for s in known if s.outcome == "done"]
+    if not done:
+        why = next((s.why for s in known if s.why), "no step was looked at op by op (record --deep-scan)")
+        return Checked.not_applicable(why)
+    looked = f"{plural(sum(s.ops for s in done), 'op')} of {plural(len(done), 'scanned step')}"
+    bad = [(weight, f) for f in facts(view, *kinds) if (weight := guilty(f)) > 0]
+    if not bad:
+        return Checked((), f"{looked}: {seen}{in_vain_words(view)}")
+    groups = [g for g in _grouped(bad) if keep(g) and not (flushes(g.worst) and _passed(g, done))]
+    if not groups:
+        return Checked((), f"{looked}: {seen} on several steps, or beyond the first ones")
+    places = plural(len(groups), "place")
+    return Checked([tell(g) for g in groups[:_MAX_PLACES]], f"{places} in {looked}", Status.FAILED)
+
+
+def _grouped(bad: Iterable[tuple[float, Fact]]) -> list[Group]:
+    places: dict[tuple[Any, ...], list[tuple[float, Fact]]] = {}
+    for weight, fact in bad:
+        at = fact.source
+        key = (fact.root, fact.op, at.file, at.line) if at is not None else (fact.root, fact.op, fact.module)
+        places.setdefault(key, []).append((weight, fact))
+    ordered = [sorted(found, key=lambda f: -f[0]) for found in places.values()]
+    ordered.sort(key=lambda found: -found[0][0])
+    return [Group(found[0][1], [f for _, f in found]) for found in ordered]
+
+
+def _passed(group: Group, done: Sequence[Scan]) -> bool:
+    """Whether it was seen on one step only, and a later scan of its process did not see it any more."""
+    fact = group.worst
+    return len(group.steps) == 1 and any(s.rank == fact.rank and s.step > fact.step for s in done)
+
+
+def certainty(group: Group, most: float, reason: str) -> tuple[float, str]:
+    """The confidence of a finding and its reason: ``most`` if several scanned steps show it with its effect."""
+    if len(group.steps) < 2:
+        return min(most, _ONE_STEP), f"{reason}, on one scanned step only"
+    if not group.worst.backward and math.isnan(group.worst.number("effect")):
+        return min(most, _NOT_FOLLOWED), f"{reason}; what it does to the result it feeds was not measured"
+    return most, reason
+
+
+def locate(view: RunView, group: Group) -> Location:
+    """The place of a group: that of its worst fact."""
+    fact = group.worst
+    return Location(
+        root=fact.root or None,
+        module=fact.module if fact.root else None,
+        module_class=view.module_classes.get((fact.root, fact.module)),
+        phase=_PHASES.get(fact.phase, Phase.FORWARD),
+        rank=fact.rank,
+        step=min(group.steps),
+        op=fact.op,
+        source=fact.source,
+    )
+
+
+def place_words(fact: Fact) -> str:
+    """``in `blocks.3.attn```."""
+    return f"in `{fact.module or fact.root}`" if fact.root else f"in {_STAGES.get(fact.phase, _STAGES['backward'])}"
+
+
+def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[str, Any]:
+    """What was measured at the worst place, where else, and against which limits."""
+    kept = {k: v for k, v in group.worst.data.items() if k not in ("kind", "phase", "settings")}
+    return {
+        **kept,
+        "limits": dict(limits),
+        "modules": group.modules,
+        "scanned_steps": group.steps,
+        "confidence_reason": reason,
+    }
+
+
+def elsewhere_words(group: Group) -> str:
+    """In how many modules and on how many scanned steps."""
+    modules, steps = len({f.module for f in group.facts}), len(group.steps)
+    also = f" The same line does so in {modules} modules." if modules > 1 else ""
+    return f"{also} Seen on {plural(steps, 'scanned step')}, first at step {group.steps[0]}."

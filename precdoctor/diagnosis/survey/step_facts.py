@@ -1,0 +1,111 @@
+"""What the ``steps`` table says of one step, as typed values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from precdoctor.diagnosis.survey.rows import integer, number, text
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What the ``steps`` table says about one step of one process, over all its optimizers."""
+
+    step: int
+    loss: float | None
+    non_finite: int
+    skipped: bool
+    complete: bool
+    sampled: bool
+    loss_scale: float | None
+    lr: float | None
+    loss_is_bad: bool
+    #: Of the attempt's optimizer: class + ``#n``.
+    optimizer: str = ""
+    #: Backward passes; none where gradients of the step before were used again.
+    micro_steps: int = 1
+    #: L2, unscaled, before clipping.
+    grad_norm: float | None = None
+    clip_norm: float | None = None
+    clipped_before_unscale: bool | None = None
+    growth_tracker: int | None = None
+    autocast_dtype: str | None = None
+    found_inf: bool | None = None  # by the loss scaler, in what this optimizer was given
+    #: Parameter groups whose learning rate is NaN or infinite, and that rate.
+    bad_rates: tuple[tuple[int, float], ...] = ()
+
+    #: Of each parameter group.
+    lrs: tuple[float, ...] = ()
+
+    @property
+    def inference(self) -> bool:
+        """A model was called and nothing trained (``record --inference``)."""
+        return self.complete and not self.optimizer and not self.micro_steps
+
+
+def _truth(value: Any) -> bool:
+    return number(value) not in (None, 0.0)
+
+
+def step_facts(record: Mapping[str, Any]) -> StepFacts:
+    """Of one row of ``RunView.steps``."""
+    return StepFacts(
+        step=int(record["step"]),
+        loss=number(record.get("loss")),
+        non_finite=integer(record.get("non_finite")) or 0,
+        skipped=_truth(record.get("skipped")),
+        complete=_truth(record.get("complete")),
+        sampled=_truth(record.get("sampled")),
+        loss_scale=number(record.get("loss_scale")),
+        lr=number(record.get("lr")),
+        loss_is_bad=bool(record["loss_is_bad"]),
+        optimizer=text(record.get("optimizer")),
+        micro_steps=1 if (micro_steps := integer(record.get("micro_steps"))) is None else micro_steps,
+        grad_norm=number(record.get("grad_norm")),
+        clip_norm=number(record.get("clip_norm")),
+        clipped_before_unscale=None if (early := number(record.get("clipped_before_unscale"))) is None else early != 0,
+        growth_tracker=integer(record.get("growth_tracker")),
+        autocast_dtype=text(record.get("autocast_dtype")) or None,
+        found_inf=None if (found := number(record.get("found_inf"))) is None else found != 0,
+        bad_rates=_bad_rates(record.get("lrs")),
+        lrs=_rates(record.get("lrs")),
+    )
+
+
+def _rates(rates: Any) -> tuple[float, ...]:
+    known = rates if isinstance(rates, (list, np.ndarray)) else ()
+    return tuple(math.nan if r is None else float(r) for r in known)
+
+
+def _bad_rates(rates: Any) -> tuple[tuple[int, float], ...]:
+    known = rates if isinstance(rates, (list, np.ndarray)) else ()
+    return tuple((i, float(r)) for i, r in enumerate(known) if r is not None and not math.isfinite(r))
+
+
+def together(a: StepFacts, b: StepFacts) -> StepFacts:
+    """Of two rows of one step: those of its optimizers."""
+    return StepFacts(
+        step=a.step,
+        loss=a.loss if a.loss is not None else b.loss,
+        non_finite=max(a.non_finite, b.non_finite),
+        skipped=a.skipped or b.skipped,
+        complete=a.complete and b.complete,
+        sampled=a.sampled or b.sampled,
+        loss_scale=b.loss_scale if b.loss_scale is not None else a.loss_scale,
+        lr=max((x for x in (a.lr, b.lr) if x is not None), default=None),
+        loss_is_bad=a.loss_is_bad or b.loss_is_bad,
+        optimizer=a.optimizer or b.optimizer,
+        micro_steps=max(a.micro_steps, b.micro_steps),
+        grad_norm=a.grad_norm if a.grad_norm is not None else b.grad_norm,
+        clip_norm=a.clip_norm if a.clip_norm is not None else b.clip_norm,
+        clipped_before_unscale=a.clipped_before_unscale or b.clipped_before_unscale,
+        growth_tracker=b.growth_tracker if b.growth_tracker is not None else a.growth_tracker,
+        autocast_dtype=a.autocast_dtype or b.autocast_dtype,
+        found_inf=a.found_inf or b.found_inf,
+        bad_rates=a.bad_rates or b.bad_rates,
+    )
