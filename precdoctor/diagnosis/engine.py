@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from precdoctor.diagnosis.advice.prescription_order import worthwhile_first
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.ranking.consequences import fold
 from precdoctor.diagnosis.ranking.ending import facts_of_end
 from precdoctor.diagnosis.ranking.model_names import with_model
-from precdoctor.diagnosis.ranking.prescription_order import worthwhile_first
 from precdoctor.diagnosis.registry import RULES, Named, find, nearest, select_rules
 from precdoctor.diagnosis.survey.recording_cost import overhead
 from precdoctor.diagnosis.survey.view import RunView

@@ -201,7 +201,7 @@ def test_one_internal_error_costs_one_row(runs):
     assert run.steps() == list(range(40))
     (error,) = events(run, "error")
     assert error["message"] == "ZeroDivisionError: ours"
-    assert error["where"].startswith("recording/forward.py:")
+    assert error["where"].startswith("recording/observe/forward_hooks.py:")
     assert run.end()["errors"] == 1
 
 

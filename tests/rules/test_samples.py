@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.advice.prescription_order import is_worthwhile
 from precdoctor.diagnosis.claims.finding import Finding, Severity, Status, jsonable
-from precdoctor.diagnosis.ranking.prescription_order import is_worthwhile
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.runlog import open_run
 from tests.support import samples

@@ -267,7 +267,7 @@ class Event:
             CUDA.refuse("an event while a graph is captured")
         frame = sys._getframe(2)
         #: The guard spins on what it waits for.
-        self.blocking = blocking or frame.f_code.co_filename == OURS + "sentinel.py"
+        self.blocking = blocking or frame.f_code.co_filename == OURS + "steps/sentinel.py"
         self._number = 0
 
     def record(self, _stream=None) -> None:
@@ -384,8 +384,8 @@ def install(*, batches: bool = True) -> None:
         cuda._kernel = lambda: None
 
     def step() -> int:
-        from precdoctor.recording import hooks
+        from precdoctor.recording import installation
 
-        return -1 if hooks._installed is None else hooks._installed.step
+        return -1 if installation._installed is None else installation._installed.step
 
     CUDA.step = step

@@ -1,1 +1,1 @@
-"""Prescriptions that rules of more than one family give: FP32 weights, a stable learning rate."""
+"""Prescriptions that several families give, and which advice is worth giving first."""

@@ -1,7 +1,7 @@
 """What a rule is: a code, a name, a page, options, the data it needs, and one pure function.
 
-One rule is one file in a folder of ``diagnosis/families/``, ending in a module-level ``RULE``. The page has fixed headings because
-``explain``, the documentation and machine-readable reports all render this same text.
+One rule is one file in a folder of ``diagnosis/families/``, ending in a module-level ``RULE``. The page has fixed
+headings because ``explain``, the documentation and machine-readable reports all render this same text.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
-from precdoctor.diagnosis.survey.view import RunView
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.survey.view import RunView
 
 #: Option values by name, defaults filled in.
 Options = Mapping[str, float]

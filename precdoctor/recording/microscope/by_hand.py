@@ -13,10 +13,10 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from precdoctor.recording.microscope.frames import is_foreign
 from precdoctor.recording.microscope.functions import Follower, FunctionNode, function_of, names_in
 from precdoctor.recording.microscope.makers import preceding
-from precdoctor.recording.variables import Variables
+from precdoctor.recording.ops.source_lines import is_foreign
+from precdoctor.recording.scene.local_variables import Variables
 
 #: Functions of the user's looked into for whether they write to gradients.
 _MAX_DEPTH = 3

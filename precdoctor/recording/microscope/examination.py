@@ -10,22 +10,23 @@ from typing import Any
 
 from torch import Size, Tensor
 
-from precdoctor.recording import attach, static
-from precdoctor.recording.loss_graph import LossGraph
-from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
-from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import bring_again, replay_loss
 from precdoctor.recording.microscope.outward import aims, replay_outward
 from precdoctor.recording.microscope.preparation import prepared
 from precdoctor.recording.microscope.replay import Replay, replay
-from precdoctor.recording.microscope.restore import Attributes, RandomState, no_anomalies
 from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.suspects import Spot, Wanted
 from precdoctor.recording.microscope.tracer import External, OpRecord
 from precdoctor.recording.microscope.unseen import replay_statements
-from precdoctor.recording.naming import Names, unwrap
-from precdoctor.recording.scene import RootCall, Scene
-from precdoctor.recording.variables import Variables
+from precdoctor.recording.model import static
+from precdoctor.recording.model.module_names import Names, unwrap
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
+from precdoctor.recording.process import attach
+from precdoctor.recording.scene.local_variables import Variables
+from precdoctor.recording.scene.loss_graph import LossGraph
+from precdoctor.recording.scene.state_restore import Attributes, RandomState, no_anomalies
+from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
 #: Arguments of a root call told of.
 _MAX_ARGUMENTS = 8

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import static
 from precdoctor.recording.microscope import transforms
 from precdoctor.recording.microscope.pure import (
     OPERATORS,
@@ -35,6 +34,7 @@ from precdoctor.recording.microscope.pure import (
 from precdoctor.recording.microscope.teachers import called_again
 from precdoctor.recording.microscope.values import Bound, Values
 from precdoctor.recording.microscope.weights import Weight, listed
+from precdoctor.recording.model import static
 
 
 class Evaluator(Values):

@@ -15,14 +15,14 @@ from typing import Any
 
 from torch import Tensor
 
-from precdoctor.recording import attach
 from precdoctor.recording.microscope.expressions import Evaluator
-from precdoctor.recording.microscope.frames import is_foreign
 from precdoctor.recording.microscope.pure import IN_PLACE, OPERATORS, UnknownValueError, guarded, is_data, items, truth
 from precdoctor.recording.microscope.tracer import Tracer
 from precdoctor.recording.microscope.values import Bound
 from precdoctor.recording.microscope.weights import Gradients
-from precdoctor.recording.variables import DROPPED
+from precdoctor.recording.ops.source_lines import is_foreign
+from precdoctor.recording.process import attach
+from precdoctor.recording.scene.local_variables import DROPPED
 
 #: Calls followed into one another.
 _MAX_DEPTH = 8

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.recording.microscope.frames import is_foreign
 from precdoctor.recording.microscope.functions import FunctionNode, function_of, names_in, statements_in
-from precdoctor.recording.variables import Variables
+from precdoctor.recording.ops.source_lines import is_foreign
+from precdoctor.recording.scene.local_variables import Variables
 
 #: Functions of the user's looked into for whether they write to what they are given.
 _MAX_DEPTH = 3

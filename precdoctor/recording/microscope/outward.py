@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.loss_graph import LossGraph
-from precdoctor.recording.microscope.facts import NAN, badness
-from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.functions import Follower, FunctionNode, function_of
 from precdoctor.recording.microscope.makers import changed_by, expressions_in, preceding, statement_at, withs_around
 from precdoctor.recording.microscope.pure import UnknownValueError
 from precdoctor.recording.microscope.replay import Replay, same_bits
-from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import External, Tracer
-from precdoctor.recording.naming import unwrap
-from precdoctor.recording.scene import RootCall
-from precdoctor.recording.variables import DROPPED, Variables
+from precdoctor.recording.model.module_names import unwrap
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.tensor_facts import NAN, badness
+from precdoctor.recording.scene.local_variables import DROPPED, Variables
+from precdoctor.recording.scene.loss_graph import LossGraph
+from precdoctor.recording.scene.state_restore import Autocast
+from precdoctor.recording.scene.step_snapshot import RootCall
 
 _SECONDS = 10.0
 #: Texts tried for one bad loss.

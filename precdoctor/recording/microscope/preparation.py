@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording import attach
-from precdoctor.recording.deliveries import Deliveries
-from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.functions import Follower, function_of, statements_in
 from precdoctor.recording.microscope.makers import preceding, statement_at
 from precdoctor.recording.microscope.replay import Replay, same_bits
-from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import Tracer
-from precdoctor.recording.scene import RootCall
-from precdoctor.recording.variables import DROPPED, Variables
+from precdoctor.recording.ops.tensor_facts import badness
+from precdoctor.recording.process import attach
+from precdoctor.recording.scene.deliveries import Deliveries
+from precdoctor.recording.scene.local_variables import DROPPED, Variables
+from precdoctor.recording.scene.state_restore import Autocast
+from precdoctor.recording.scene.step_snapshot import RootCall
 
 #: Seconds that evaluating may take.
 _SECONDS = 10.0

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import attach
+from precdoctor.recording.process import attach
 
 
 class UnknownValueError(Exception):

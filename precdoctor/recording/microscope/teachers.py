@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from precdoctor.recording import static
 from precdoctor.recording.microscope.pure import UnknownValueError, guarded
 from precdoctor.recording.microscope.replay import eager
-from precdoctor.recording.microscope.restore import Attributes, buffers_aside, without_hooks
 from precdoctor.recording.microscope.tracer import Tracer
-from precdoctor.recording.scene import why_not_replayable
+from precdoctor.recording.model import static
+from precdoctor.recording.scene.state_restore import Attributes, buffers_aside, without_hooks
+from precdoctor.recording.scene.step_snapshot import why_not_replayable
 
 
 def called_again(

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from precdoctor.recording import attach
 from precdoctor.recording.microscope.pure import UnknownValueError, guarded
 from precdoctor.recording.microscope.teachers import called_again
 from precdoctor.recording.microscope.tracer import Tracer
+from precdoctor.recording.process import attach
 
 _FOLDER = str(Path("torch", "_functorch"))
 #: They make a function of a function, and call nothing.

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.microscope.by_hand import run_writers
-from precdoctor.recording.microscope.facts import NAN, NEG_INF, badness
-from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.functions import Follower, function_of
 from precdoctor.recording.microscope.makers import Making, expressions_in, loops_around, making_of, statement_at
 from precdoctor.recording.microscope.pure import UnknownValueError
 from precdoctor.recording.microscope.replay import Replay, same_bits
-from precdoctor.recording.microscope.restore import Autocast, RandomState
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.microscope.weights import Gradients
-from precdoctor.recording.variables import Held, Variables
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF, badness
+from precdoctor.recording.scene.local_variables import Held, Variables
+from precdoctor.recording.scene.state_restore import Autocast, RandomState
 
 #: Seconds that evaluating may take: the user's functions may be slow, and training waits.
 _SECONDS = 10.0

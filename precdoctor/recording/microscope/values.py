@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from precdoctor.recording import leaves
 from precdoctor.recording.microscope import transforms
-from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.pure import (
     BUILTINS,
     ITERATORS,
@@ -30,7 +28,9 @@ from precdoctor.recording.microscope.pure import (
 )
 from precdoctor.recording.microscope.tracer import External, Tracer
 from precdoctor.recording.microscope.weights import Gradients, Weight
-from precdoctor.recording.variables import DROPPED, Held
+from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.scene.local_variables import DROPPED, Held
 
 if TYPE_CHECKING:
     from precdoctor.recording.microscope.outward import Outputs
@@ -170,7 +170,7 @@ class Values:
         if issubclass(kind, Tensor):
             if kind is nn.Parameter and self.gradients is not None:
                 return Weight(value)
-            if not is_data(value) or (leaves.has_graph(value) and self.gradients is None):
+            if not is_data(value) or (tensor_leaves.has_graph(value) and self.gradients is None):
                 raise UnknownValueError(f"{name} has a graph, or computes by itself")  # a graph says where it came from
             alias = self.gradients.aliased(self.tracer, value) if self.gradients is not None else None
             return self._copy(External("variable", name), value) if alias is None else alias
@@ -195,7 +195,7 @@ class Values:
         if value is DROPPED:
             raise UnknownValueError(name)
         if type(value) is Held:
-            if leaves.version(value.value) != value.version:
+            if tensor_leaves.version(value.value) != value.version:
                 raise UnknownValueError(f"{name} was written to")
             return value.value
         return value

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from precdoctor.recording import static
-from precdoctor.recording.microscope.facts import badness
-from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.pure import PLACEHOLDERS, UnknownValueError, guarded
 from precdoctor.recording.microscope.tracer import External, Tracer
+from precdoctor.recording.model import static
+from precdoctor.recording.ops.dispatched_ops import storage_key
+from precdoctor.recording.ops.tensor_facts import badness
 
 #: What a loop over a model's weights calls, and what it must not have overridden.
 _LISTS = frozenset(("parameters", "named_parameters"))

@@ -117,7 +117,7 @@ def step():
 
 def test_a_step_leaves_the_device_in_one_copy_to_memory_that_is_used_again(tmp_path):
     body = """
-from precdoctor.recording.kernels.memory import Bank
+from precdoctor.recording.kernels.slot_memory import Bank
 sent, copies, large = Bank._sent, [], []
 def counted(bank, rows):
     before = CUDA.copies

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from precdoctor.diagnosis.advice.prescription_order import is_worthwhile, saving, worthwhile_first
 from precdoctor.diagnosis.claims.finding import Finding, Location, Prescription, Severity
-from precdoctor.diagnosis.ranking.prescription_order import is_worthwhile, saving, worthwhile_first
 
 
 def advice(title: str, **predicted: object) -> Prescription:

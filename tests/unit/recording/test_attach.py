@@ -10,8 +10,8 @@ import types
 
 import pytest
 
-from precdoctor.recording import attach
-from precdoctor.recording.launch import default_run_directory, why_nothing_armed
+from precdoctor.recording.process import attach
+from precdoctor.recording.process.launch import default_run_directory, why_nothing_armed
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ def test_a_folder_called_like_a_package_is_not_the_package(monkeypatch):
 def test_our_own_frames_are_named_from_the_package_down():
     with pytest.raises(TypeError) as ours:
         attach.glob_allows(("a",), (), None)
-    assert attach.innermost_own_frame(ours.value).startswith("recording/attach.py:")
+    assert attach.innermost_own_frame(ours.value).startswith("recording/process/attach.py:")
     with pytest.raises(ZeroDivisionError) as theirs:
         _ = 1 / 0
     assert attach.innermost_own_frame(theirs.value) is None

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.unseen import replay_statements
-from precdoctor.recording.variables import Notebook
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.scene.local_variables import Notebook
 
 NAMES = itertools.count()
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.loss_graph import LossGraph
-from precdoctor.recording.microscope.facts import NAN
-from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.outward import aims, replay_outward
-from precdoctor.recording.variables import Notebook
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.tensor_facts import NAN
+from precdoctor.recording.scene.local_variables import Notebook
+from precdoctor.recording.scene.loss_graph import LossGraph
 
 NAMES = itertools.count()
 SOFTMIN = """

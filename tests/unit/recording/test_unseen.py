@@ -11,13 +11,13 @@ import weakref
 import pytest
 import torch
 
-from precdoctor.recording.microscope.frames import Line
-from precdoctor.recording.microscope.restore import DEVICES, Autocast
 from precdoctor.recording.microscope.tracer import External
 from precdoctor.recording.microscope.unseen import replay_statements
+from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.scene import Scene
-from precdoctor.recording.variables import Notebook, Variables
+from precdoctor.recording.scene.local_variables import Notebook, Variables
+from precdoctor.recording.scene.state_restore import DEVICES, Autocast
+from precdoctor.recording.scene.step_snapshot import Scene
 
 NAMES = itertools.count()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from precdoctor.diagnosis.advice.prescription_order import is_worthwhile
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.families.loss_scaling.fp32_layer_option import relieved
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, Overflow
-from precdoctor.diagnosis.ranking.prescription_order import is_worthwhile
 from precdoctor.diagnosis.survey.loss_scales import STOCK_INTERVAL
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.step_facts import StepFacts
