@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Prescription, Severity, Status
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.survey.view import RunView
@@ -42,7 +42,7 @@ class RuleOption:
     #: What it decides, one sentence.
     doc: str
     #: Where the default comes from.
-    source: str
+    source: str = "Chosen empirically; no published source."
     minimum: float = 0.0
     maximum: float = float("inf")
 
@@ -103,6 +103,38 @@ class Rule:
     columns: tuple[str, ...]
     check: Callable[[RunView, Options], Checked]
     step_columns: tuple[str, ...] = ()
+
+    def finding(
+        self,
+        *,
+        title: str,
+        message: str,
+        confidence: float,
+        location: Location,
+        severity: Severity | None = None,
+        cause: str | None = None,
+        evidence: Mapping[str, Any] | None = None,
+        prescriptions: Sequence[Prescription] = (),
+    ) -> Finding:
+        """A finding under this rule's code and name.
+
+        Args:
+            confidence: probability that the claim is right, in [0, 1].
+            severity: the rule's own where it is left out.
+            evidence: measured values and limits; see :class:`.finding.Finding`.
+        """
+        return Finding(
+            code=self.code,
+            name=self.name,
+            severity=self.severity if severity is None else severity,
+            confidence=confidence,
+            title=title,
+            message=message,
+            location=location,
+            cause=cause,
+            evidence={} if evidence is None else evidence,
+            prescriptions=prescriptions,
+        )
 
     def markdown(self) -> str:
         """The whole page."""

@@ -113,10 +113,7 @@ def _same(steps: Mapping[int, _Step]) -> bool:
 def _finding(process: Process, starved: Mapping[int, _Step], of: int, options: Options) -> Finding:
     first, weights = min(starved), max(len(s.made) for s in starved.values())
     share = len(starved) / of
-    return Finding(
-        code="PD510",
-        name="cleared-gradients",
-        severity=Severity.ERROR,
+    return RULE.finding(
         confidence=0.95,
         title="nothing is trained: the optimizer is given no gradient, although the backward pass makes them",
         message=(
@@ -153,10 +150,8 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption("share", 0.9, "share of sampled steps", "Steps without a gradient for the optimizer.",
-                   "Chosen empirically; no published source.", maximum=1.0),
-        RuleOption("min_steps", 8, "steps", "Minimum number of such steps.",
-                   "Chosen empirically; no published source.", minimum=2),
+        RuleOption("share", 0.9, "share of sampled steps", "Steps without a gradient for the optimizer.", maximum=1.0),
+        RuleOption("min_steps", 8, "steps", "Minimum number of such steps.", minimum=2),
     ),
     kinds=("weight_grad",),
     columns=_COLUMNS,
