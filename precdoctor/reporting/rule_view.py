@@ -24,7 +24,8 @@ def print_rules(rules: Sequence[Rule], console: Console) -> None:
     table.add_column(no_wrap=True)
     for rule in rules:
         severity = rule.severity.value
-        table.add_row(clean(rule.code), clean(rule.name), Text(severity, f"pd.{severity}"))
+        mark = Text(" preview", "pd.quiet") if rule.preview else Text()
+        table.add_row(clean(rule.code), clean(rule.name), Text(severity, f"pd.{severity}") + mark)
     console.print(table)
     for words, listed in (
         ("With a baseline, gate also checks:", REGRESSIONS),

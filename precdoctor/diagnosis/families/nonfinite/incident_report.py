@@ -14,6 +14,11 @@ from precdoctor.diagnosis.families.nonfinite.incident import Incident, incidents
 from precdoctor.diagnosis.survey.rows import TensorRow, known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
+#: Rules whose findings lead to a non-finite value, or show the same fault from another side: reported with it, whatever
+#: their steps.
+LEAD_TO_NONFINITE = (
+    *("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD606", "PD709"),
+)
 #: Occurrences listed by number before "and N more".
 _LISTED = 16
 #: Backward passes behind the last optimizer step, in those of a usual step, that are no accumulation any more.

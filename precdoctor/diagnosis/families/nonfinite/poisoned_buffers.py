@@ -169,7 +169,5 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=("buffer",),
-    columns=("nan", "pos_inf", "neg_inf"),
     check=check,
 )

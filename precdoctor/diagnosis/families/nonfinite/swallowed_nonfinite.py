@@ -144,7 +144,6 @@ RULE = Rule(
         ),
         EFFECT,
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
     check=check,
 )
