@@ -55,6 +55,8 @@ def print_page(rule: Rule, console: Console) -> None:
         ("Confidence", page.confidence),
         ("References", "\n".join(f"- {reference}" for reference in page.references)),
     )
+    if rule.preview:
+        _print_block(reflow(f"\n{rule.preview_note}"), console)
     for title, text in sections:
         if text.strip():
             console.print(Text(f"\n{title}", "pd.strong"))

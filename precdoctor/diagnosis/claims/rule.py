@@ -141,6 +141,11 @@ class Rule:
             prescriptions=prescriptions,
         )
 
+    @property
+    def preview_note(self) -> str:
+        """How a rule in preview is turned on, and why it is off."""
+        return f"Preview: runs when it is selected by its code, or with `--preview`. {self.preview}"
+
     def markdown(self) -> str:
         """The whole page."""
         rows = [f"| `{o.name}` | {o.default:g} | {o.unit} | {o.doc} {o.source} |" for o in self.options]
@@ -148,7 +153,7 @@ class Rule:
         parts = [
             f"# {self.name} ({self.code})",
             f"Severity: {self.severity.value}. Triage: {self.triage.name.lower().replace('_', ' ')}.",
-            *([f"Preview: off unless selected by code, or with `--preview`. {self.preview}"] if self.preview else []),
+            *([self.preview_note] if self.preview else []),
             f"## What it finds\n\n{self.page.finds.strip()}",
             f"## Why it matters\n\n{self.page.matters.strip()}",
             "## Example\n\n" + self.page.example.strip("\n"),
