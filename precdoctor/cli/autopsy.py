@@ -48,7 +48,7 @@ def autopsy(
     """Run the recorded command again, and trace every op of the step at which it went wrong.
 
     Finds what no replay of a step reaches: loss code, optimizers, code between modules. What it finds is added to RUN,
-    where diagnose reads it. The command does all it does once more (it writes its checkpoints, too) up to that step,
+    where diagnose reads it. The command does all it does once more (it also writes its checkpoints) up to that step,
     and is ended there.
     """
     found = opened(run)
@@ -136,7 +136,7 @@ def _command(run: Run) -> tuple[list[str], str]:
     """The recorded command and where it ran."""
     command, cwd = run.info.get("command"), run.info.get("cwd")
     if not isinstance(command, list) or not command or not all(isinstance(c, str) for c in command):
-        raise UsageError(f"{run.path} does not say which command was recorded, so it cannot be run again")
+        raise UsageError(f"{run.path} does not name the recorded command, so it cannot be run again")
     if not isinstance(cwd, str) or (run.info.get("options") or {}).get("redact_names"):
         raise UsageError(f"{run.path} was recorded with --redact-names: its command is not in the log")
     if not Path(cwd).is_dir():

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     a: Annotated[Path, typer.Argument(help="The run to compare with.", metavar="A")],
-    b: Annotated[Path, typer.Argument(help="The run that is held against it.", metavar="B")],
+    b: Annotated[Path, typer.Argument(help="The run to judge.", metavar="B")],
     rename: Annotated[
         list[str] | None,
         typer.Option(help="Modules named OLD... in A are NEW... in B; may be repeated.", metavar="OLD=NEW"),
@@ -41,10 +41,10 @@ def compare(
         typer.Option(help="Exit with 1 on a finding of this level (error, warning); default: never.", metavar="LEVEL"),
     ] = None,
 ) -> int:
-    """Say where two runs part, what moved, and what got worse.
+    """Report where two runs part, what moved, and what got worse.
 
     Bits first: the first tensor in execution order that differs. Then how far the exponents of every tensor moved, the
-    gap of the losses, and the regressions that gate knows. Exits with 0 unless --fail-on says otherwise, and with 3
+    gap of the losses, and the regressions that gate checks. Exits with 0 unless --fail-on is given, and with 3
     when the runs have nothing in common.
     """
     from precdoctor.comparison.compare import compare as judge

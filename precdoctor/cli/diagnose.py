@@ -56,10 +56,10 @@ def diagnose(
         typer.Option(help="Exit with 1 on a finding of this level (error, warning); default: never.", metavar="LEVEL"),
     ] = None,
 ) -> int:
-    """Say what went wrong numerically, most important first.
+    """Report what went wrong numerically, most important first.
 
     Names where it started, why, what to change, and what the log predicts that change to do. Exits with 0 whatever it
-    finds, unless --fail-on says otherwise, and with 3 when the log supports no verdict.
+    finds, unless --fail-on is given, and with 3 when the log supports no verdict.
     """
     from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
     from precdoctor.diagnosis.ranking.verdict import exit_code

@@ -52,7 +52,7 @@ def export(
     get the tables as they are. Nothing is sent anywhere.
     """
     if not to:
-        raise UsageError(f"say which tool with --to: {', '.join(_TARGETS)}")
+        raise UsageError(f"name the tool with --to: {', '.join(_TARGETS)}")
     try:
         target = choice(*_TARGETS)(to)
     except ValueError as error:

@@ -36,7 +36,7 @@ def gate(
     baseline: Annotated[
         list[Path] | None,
         typer.Option(
-            help="What to hold them against: a file of --write-baseline, or a healthy run (may be repeated).",
+            help="What to compare with: a file of --write-baseline, or a healthy run (may be repeated).",
             metavar="FILE|RUN",
         ),
     ] = None,

@@ -27,7 +27,7 @@ def _group(context: typer.Context) -> None:
 
 @_log.command("verify", epilog="\b\nExamples:\n  precdoctor log verify runs/a")
 def verify(run: Annotated[Path, typer.Argument(help="Run directory.", metavar="RUN")]) -> int:
-    """Check every part against its checksum, and say what is missing.
+    """Check every part against its checksum, and report what is missing.
 
     Exits with 0 when the log is whole and with 3 when something in it cannot be trusted.
     """

@@ -90,8 +90,8 @@ def record(
     on_nonfinite: Annotated[
         str | None,
         typer.Option(
-            help="At a non-finite loss or gradient: examine (replay the step, go on; the default), stop (exit code "
-            "66), skip (leave the weights alone, go on), observe (only log it).",
+            help="At a non-finite loss or gradient: examine (replay the step, continue; the default), stop (exit code "
+            "66), skip (leave the weights alone, continue), observe (only log it; adds no device sync).",
             metavar="examine|stop|skip|observe",
         ),
     ] = None,
@@ -108,7 +108,8 @@ def record(
     deep_scan: Annotated[
         str | None,
         typer.Option(
-            help="Look at every op of N healthy steps, or off; default: a few steps, within --budget.", metavar="N|off"
+            help="Check every op of N healthy steps against FP64, or off; default: a few steps, within --budget.",
+            metavar="N|off",
         ),
     ] = None,
     compiled: Annotated[

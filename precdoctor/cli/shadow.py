@@ -66,8 +66,8 @@ def shadow(
 ) -> int:
     """Run a training command; on some steps, run them again in FP32 and compare.
 
-    Says which layer is further from FP32 than its format explains, or that none is: then it is not precision. Your
-    script is not modified, and its training stays bitwise identical. The exit status is the command's own.
+    Reports which layers are further from FP32 than their format explains. If none is, precision is not the problem.
+    Your script is not modified, and its training stays bitwise identical. The exit status is the command's own.
     """
     import datetime as dt
 

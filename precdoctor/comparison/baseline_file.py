@@ -65,7 +65,7 @@ def _starts(baseline: Baseline) -> Iterator[str]:
     if not count:
         return
     yield "\n# The first step tensor by tensor: RMS, mean, amax. Runs from the same weights and data must agree with it"
-    yield "# but for rounding."
+    yield "# up to rounding."
     for at in range(count):
         for root in sorted({key[0] for key in baseline.tensors}):
             yield f"[start.{at}.{_key(root)}]"

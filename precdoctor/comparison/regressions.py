@@ -276,7 +276,7 @@ def _rounding(regression: Regression, pairing: Pairing, options: Options) -> lis
         Line(
             regression.check,
             f"{subject(shown.key)}, {shown.figure} at step {step}{more}",
-            "equal but for rounding",
+            "equal up to rounding",
             f"{shown.error:.1e} apart (relative)",
             f"{shown.limit:.1e}",
             not beyond,

@@ -32,7 +32,7 @@ def print_dtypes(entries: Sequence[OpDtypes], console: Console) -> None:
     """One row per op, phase and dtypes."""
     if not entries:
         console.print(
-            Text("No step of this run was looked at op by op; record it with --deep-scan N to see dtypes per op.")
+            Text("No step of this run was scanned op by op; record it with --deep-scan N to see dtypes per op.")
         )
         return
     console.print(Text("Ops and the dtypes they computed in, of one scanned step", "pd.strong"))

@@ -94,7 +94,7 @@ def _verdict(answer: LossScaleReplay) -> str:
 def _sureness(answer: LossScaleReplay) -> str:
     doubt = answer.replay.uncertain_steps
     if not doubt:
-        return "The log tells of every step whether it overflows at that scale."
+        return "The log shows for every step whether it overflows at that scale."
     return (
         f"On {doubt} of {plural(answer.steps, 'step')} the log does not prove whether they overflow at that scale; "
         "the likelier is taken."

@@ -71,7 +71,7 @@ def verdict(answer: Answer) -> str:
         head = (
             f"{total - unknown} of {plural(total, 'tensor')} hold" if unknown else f"All {plural(total, 'tensor')} hold"
         )
-    told = f"; nothing can be told of {unknown}" if unknown else ""
+    told = f"; nothing can be predicted for {unknown}" if unknown else ""
     return f"{head}{told}. Target: {target(answer)} {every}."
 
 
@@ -123,7 +123,7 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
     recipe = answer.question.recipe
     yield f"\nAsked about: {', '.join(answer.kinds)}. Numbers are of each tensor's worst step, most likely values."
     if recipe.block is not None:
-        yield "Blocks run along the last dimension: the numbers speak for products that contract it."
+        yield "Blocks run along the last dimension: the numbers hold for products that contract it."
     if recipe.clips_by_design:
         yield "Block scales rounded down clip the largest elements a little (--scale-rule up does not): judged by SQNR."
     if recipe.format.bits < 8:
@@ -146,7 +146,7 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
         yield f"Left out: {plural(answer.non_finite, 'row')} holding a NaN or +Inf."
     unknown = Counter(f.unknown for f in answer.unknown)
     for why, count in unknown.items():
-        yield f"Not told: {plural(count, 'tensor')}, {why}."
+        yield f"Not evaluated: {plural(count, 'tensor')}, {why}."
     sentence = not_native([recipe], run.get("device"))
     if sentence:
         yield sentence

@@ -98,7 +98,7 @@ class Check:
             diagnosis = json.loads(answer)
             findings, step = diagnosis["findings"], diagnosis["run"].get("last_step")
         except (ValueError, TypeError, KeyError, AttributeError):
-            self.problem = said[-1].removeprefix("precdoctor: ") if said else "the diagnosis came to no answer"
+            self.problem = said[-1].removeprefix("precdoctor: ") if said else "the diagnosis has no answer"
             return
         self.problem = None
         self.findings = [f for f in findings if isinstance(f, dict)]

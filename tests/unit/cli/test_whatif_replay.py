@@ -57,7 +57,7 @@ def test_what_overflows_first_is_named(capsys):
     _, out, _ = run(capsys, GAN, "--loss-scaler", "used")
     assert "14 of 20 steps would be skipped; the run itself skipped 14" in " ".join(out.split())
     assert "2 grad_output" in out and "14 of 14 overflows examined" in out
-    assert "The log tells of every step whether it overflows" in out
+    assert "The log shows for every step whether it overflows" in out
 
 
 @pytest.mark.parametrize("recipe", ["current", "delayed:16:max", "delayed:16:recent:1", "mxfp8", "tile128"])

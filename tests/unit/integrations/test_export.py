@@ -153,7 +153,7 @@ def test_a_missing_package_is_one_sentence(run, monkeypatch, capsys, tool, extra
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [
-        (["RUN"], "say which tool with --to: tensorboard, wandb, csv, parquet", 2),
+        (["RUN"], "name the tool with --to: tensorboard, wandb, csv, parquet", 2),
         (["RUN", "--to", "cvs"], "did you mean 'csv'?", 2),
         (["RUN", "--to", "csv", "--kind", "outputs"], "there are no 'outputs' tensors; did you mean 'output'?", 2),
         (["RUN", "--to", "csv", "-o", "RUN"], "holds something already", 2),
