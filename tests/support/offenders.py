@@ -19,7 +19,7 @@ def check_each(check: Callable[[Case], None], cases: Iterable[Case], name: Calla
             check(case)
         except Exception as error:
             reason = "\n    ".join(str(error).splitlines()[:8])
-            offenders.append(f"{str(name(case))[:100]}: {type(error).__name__}: {reason}")
+            offenders.append(f"{str(name(case))[-100:]}: {type(error).__name__}: {reason}")
     assert tried, "a loop over nothing checks nothing"
     if offenders:
         pytest.fail(f"{len(offenders)} of {tried}:\n" + "\n".join(offenders), pytrace=False)

@@ -7,8 +7,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from precdoctor.cli import main
 from precdoctor.cli.config import SETTINGS
 from precdoctor.runlog.schema import EVENTS, KINDS, TABLES
@@ -49,11 +47,12 @@ def test_the_page_of_screens_shows_ten_that_fit_and_what_to_type_next(tmp_path, 
             assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if "://" not in target and not target.endswith("diagnose.svg"):  # the picture comes with `make samples`
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+def test_links_lead_somewhere():
+    links = [(page, target) for page in PAGES for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())]
+    here = [(page, target) for page, target in links if "://" not in target and not target.endswith("diagnose.svg")]
+    assert len(here) > 100  # without the picture that comes with `make samples`
+    dead = [f"{page.relative_to(ROOT)}: {target}" for page, target in here if not (page.parent / target).exists()]
+    assert dead == []
 
 
 def test_the_navigation_of_the_site_names_pages_that_are_there():

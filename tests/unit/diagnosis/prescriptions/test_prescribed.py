@@ -16,9 +16,8 @@ from precdoctor.diagnosis.view import RunView
 from precdoctor.runlog import open_run
 from precdoctor.runlog.changes import Change
 from tests.support import samples
+from tests.support.offenders import check_each
 from tests.support.training import Training
-
-RECORDED = [pytest.param(code, path, id=f"{code}-{path.name}") for code, path in samples.recorded("firing")]
 
 
 @functools.cache
@@ -27,8 +26,11 @@ def prescriptions_of(path: Path):
     return prescribe(view, diagnose_view(view, RULES, resolve_options({})))
 
 
-@pytest.mark.parametrize(("code", "path"), RECORDED)
-def test_nothing_is_applied_without_a_number_from_the_run(code, path):
+def test_nothing_is_applied_without_a_number_from_the_run():
+    check_each(check_promises, [path for _, path in samples.recorded("firing")])
+
+
+def check_promises(path):
     for one in prescriptions_of(path):
         flags_only = all(change.setting.startswith("flag.") for change in one.changes)
         assert not one.apply or one.effects or flags_only, "no promise without a number"
