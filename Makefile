@@ -74,8 +74,8 @@ bench: $(VENV)/.installed-dev  ## what recording costs on this CPU beside others
 
 faults: $(VENV)/.installed-dev  ## score the fault corpus and its peers; a table under benchmarks/results/
 	mkdir -p benchmarks/results
-	$(BIN)/python -m benchmarks.faults.oracle --half every $(ARGS)
-	$(BIN)/python -m benchmarks.faults.score --half every --tools all $(ARGS) | tee benchmarks/results/faults.md
+	$(BIN)/python -m benchmarks.faults.oracle --set every $(ARGS)
+	$(BIN)/python -m benchmarks.faults.score --set every --tools all $(ARGS) | tee benchmarks/results/faults.md
 
 gating: $(VENV)/.installed-dev  ## how often the gate is wrong, on recorded runs; benchmarks/results/gate.md
 	mkdir -p benchmarks/results
@@ -83,7 +83,7 @@ gating: $(VENV)/.installed-dev  ## how often the gate is wrong, on recorded runs
 
 reliability: $(VENV)/.installed-dev  ## stated confidence against the fault corpus; benchmarks/results/reliability.md
 	mkdir -p benchmarks/results
-	test -d precdoctor-runs/faults || $(BIN)/python -m benchmarks.faults.score --half every --keep precdoctor-runs/faults
+	test -d precdoctor-runs/faults || $(BIN)/python -m benchmarks.faults.score --set every --keep precdoctor-runs/faults
 	$(BIN)/python -m benchmarks.reliability precdoctor-runs/faults > benchmarks/results/reliability.md
 
 # Beside torch, whose build is what requirements/torch.txt brings: the constraints name all but torch, so nothing replaces it.
