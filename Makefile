@@ -99,7 +99,7 @@ zoo: $(ZOO)/.installed  ## train with real libraries, plain and recorded; benchm
 	mkdir -p benchmarks/results
 	$(ZOO)/bin/python benchmarks/zoo/run.py $(ARGS)
 
-docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
+docs: $(VENV)/.installed-dev  ## write the page of screens and the picture under docs/ again
 	$(BIN)/python docs/generate.py
 
 site: $(VENV)/.installed  ## build the documentation site into build/site, strictly (requirements/docs.txt)
