@@ -33,7 +33,7 @@ $(VENV)/.installed: pyproject.toml precdoctor-boot.pth requirements/torch.txt | 
 
 $(VENV)/.installed-dev: pyproject.toml precdoctor-boot.pth requirements/torch.txt requirements/dev.txt tests/support/quick/quick_torch.pth | $(BIN)/python
 	@echo "installing precdoctor, torch and the development tools into $(VENV) ..."
-	$(INSTALL) --editable . --requirement requirements/dev.txt
+	$(INSTALL) --requirement requirements/dev.txt
 	@# lets children of tests start in half the time, where tests ask for it
 	@cp tests/support/quick/quick_torch.pth $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 	@$(COMPILE)

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): it gets all pages of its folders, those of the rules, and the schemas."""
+"""Hooks of the documentation site (mkdocs.yml): all pages of its folders, the rules' own, the schemas."""
 
 from __future__ import annotations
 
