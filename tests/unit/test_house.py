@@ -72,7 +72,7 @@ def test_arrows_point_one_way():
                 offenders.append(f"{place(module, line)}: imports are absolute")
             elif top == "precdoctor" and other in ARROWS and other not in {own, *LEAVES, *ARROWS[own]}:
                 offenders.append(f"{place(module, line)}: {own} must not import {other}")
-    assert offenders == []
+    assert not offenders, "\n".join(offenders)
 
 
 def test_only_recording_imports_torch_and_nothing_loads_pickles():
@@ -90,7 +90,7 @@ def test_only_recording_imports_torch_and_nothing_loads_pickles():
                 called = ast.unparse(node)
                 if called in {"torch.load", "pd.read_pickle", "np.load"}:
                     offenders.append(f"{place(module, node.lineno)}: {called} can run code")
-    assert offenders == []
+    assert not offenders, "\n".join(offenders)
 
 
 def test_every_top_level_part_is_in_the_plan():
@@ -109,7 +109,7 @@ def test_modules_and_functions_stay_short():
                 length = (node.end_lineno or node.lineno) - node.lineno + 1 - declared(node)
                 if length > MAX_FUNCTION:
                     offenders.append(f"{place(module, node.lineno)}: {node.name} has {length} lines")
-    assert offenders == []
+    assert not offenders, "\n".join(offenders)
 
 
 def declared(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
