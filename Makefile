@@ -15,10 +15,11 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit slow gpu aot bench faults docs samples clean predictions prescriptions gating reliability site zoo new-rule
+.PHONY: help demo test lint unit gpu bench docs clean new-rule slow aot site faults reliability gating zoo predictions prescriptions samples
 
-help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help:
+	@awk -F':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # --- environments; the stamps make a second run quick ---------------------------------------------------------------
 
@@ -33,13 +34,13 @@ $(VENV)/.installed: pyproject.toml precdoctor-boot.pth requirements/torch.txt | 
 
 $(VENV)/.installed-dev: pyproject.toml precdoctor-boot.pth requirements/torch.txt requirements/dev.txt tests/support/quick/quick_torch.pth | $(BIN)/python
 	@echo "installing precdoctor, torch and the development tools into $(VENV) ..."
-	$(INSTALL) --editable . --requirement requirements/dev.txt
+	$(INSTALL) --requirement requirements/dev.txt
 	@# lets children of tests start in half the time, where tests ask for it
 	@cp tests/support/quick/quick_torch.pth $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 	@$(COMPILE)
 	@touch $(VENV)/.installed $@
 
-# --- what people run --------------------------------------------------------------------------------------------------
+##@ Every day
 
 demo: $(VENV)/.installed  ## record a training run that goes wrong, live, and diagnose it
 	$(BIN)/precdoctor demo
@@ -54,12 +55,28 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 unit: $(VENV)/.installed-dev  ## the tests alone; make unit ARGS="-k gate" picks some
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not slow" $(ARGS)
 
+# Installs nothing and needs no network: any Python with torch and the packages of pyproject.toml runs the source tree.
+gpu:  ## ten minutes on a CUDA device: checks, numbers, tests (PYTHON=... SECTIONS=...)
+	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu
+
+bench: $(VENV)/.installed-dev  ## what recording costs on this CPU beside others (requirements/bench.txt), as a table
+	mkdir -p benchmarks/results
+	-$(PIP) install --requirement requirements/bench.txt
+	$(BIN)/python benchmarks/overhead.py | tee benchmarks/results/cpu.md
+
+docs: $(VENV)/.installed-dev  ## write the page of screens and the picture under docs/ again
+	$(BIN)/python docs/generate.py
+
+new-rule: $(VENV)/.installed-dev  ## write the skeleton of a rule and its samples (CODE=PD511 NAME=zero-learning-rate)
+	$(BIN)/python -m tests.support.new_rule "$(CODE)" "$(NAME)"
+
+clean:  ## remove the environment and every cache
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+##@ Takes longer
+
 slow: $(VENV)/.installed-dev  ## the tests that `make test` leaves out because they take long
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow" $(ARGS)
-
-# Installs nothing and needs no network: any Python with torch and the packages of pyproject.toml runs the source tree.
-gpu:  ## ten minutes on a CUDA device: checks, numbers, tests; a table under benchmarks/results/ (PYTHON=... SECTIONS=...)
-	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu
 
 aot: $(VENV)/.installed-dev  ## compile the CUDA kernels without a GPU: their tests, interpreted, and a table of their loops
 	$(INSTALL) triton==3.9.0
@@ -67,24 +84,25 @@ aot: $(VENV)/.installed-dev  ## compile the CUDA kernels without a GPU: their te
 	mkdir -p benchmarks/results
 	PYTHONPATH=. $(BIN)/python benchmarks/kernels_aot.py > benchmarks/results/kernels-aot.md
 
-bench: $(VENV)/.installed-dev  ## what recording costs on this CPU beside others (requirements/bench.txt), as a table
-	mkdir -p benchmarks/results
-	-$(PIP) install --requirement requirements/bench.txt
-	$(BIN)/python benchmarks/overhead.py | tee benchmarks/results/cpu.md
+site: $(VENV)/.installed  ## build the documentation site into build/site, strictly (requirements/docs.txt)
+	$(PIP) install --requirement requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+##@ Measure or record again; each writes files that are committed
 
 faults: $(VENV)/.installed-dev  ## score the fault corpus and its peers; a table under benchmarks/results/
 	mkdir -p benchmarks/results
-	$(BIN)/python -m benchmarks.faults.oracle --half every $(ARGS)
-	$(BIN)/python -m benchmarks.faults.score --half every --tools all $(ARGS) | tee benchmarks/results/faults.md
+	$(BIN)/python -m benchmarks.faults.oracle --set every $(ARGS)
+	$(BIN)/python -m benchmarks.faults.score --set every --tools all $(ARGS) | tee benchmarks/results/faults.md
+
+reliability: $(VENV)/.installed-dev  ## stated confidence against the fault corpus; benchmarks/results/reliability.md
+	mkdir -p benchmarks/results
+	test -d precdoctor-runs/faults || $(BIN)/python -m benchmarks.faults.score --set every --keep precdoctor-runs/faults
+	$(BIN)/python -m benchmarks.reliability precdoctor-runs/faults > benchmarks/results/reliability.md
 
 gating: $(VENV)/.installed-dev  ## how often the gate is wrong, on recorded runs; benchmarks/results/gate.md
 	mkdir -p benchmarks/results
 	$(BIN)/python -m benchmarks.gating.rates precdoctor-runs/gating > benchmarks/results/gate.md
-
-reliability: $(VENV)/.installed-dev  ## stated confidence against the fault corpus; benchmarks/results/reliability.md
-	mkdir -p benchmarks/results
-	test -d precdoctor-runs/faults || $(BIN)/python -m benchmarks.faults.score --half every --keep precdoctor-runs/faults
-	$(BIN)/python -m benchmarks.reliability precdoctor-runs/faults > benchmarks/results/reliability.md
 
 # Beside torch, whose build is what requirements/torch.txt brings: the constraints name all but torch, so nothing replaces it.
 ZOO := build/zoo-venv
@@ -99,13 +117,6 @@ zoo: $(ZOO)/.installed  ## train with real libraries, plain and recorded; benchm
 	mkdir -p benchmarks/results
 	$(ZOO)/bin/python benchmarks/zoo/run.py $(ARGS)
 
-docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
-	$(BIN)/python docs/generate.py
-
-site: $(VENV)/.installed  ## build the documentation site into build/site, strictly (requirements/docs.txt)
-	$(PIP) install --requirement requirements/docs.txt
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-
 predictions: $(VENV)/.installed-dev  ## hold predictions against real casts in a recorded run; docs/predictions.md
 	$(BIN)/python benchmarks/predictions.py
 
@@ -115,9 +126,3 @@ prescriptions: $(VENV)/.installed-dev  ## diagnose, apply, verify on small fault
 samples: $(VENV)/.installed-dev  ## record sample_runs/ and the rules' recorded samples again
 	$(BIN)/python sample_runs/regenerate.py
 	$(BIN)/python docs/generate.py
-
-new-rule: $(VENV)/.installed-dev  ## write the skeleton of a rule and its samples (CODE=PD511 NAME=zero-learning-rate)
-	$(BIN)/python -m tests.support.new_rule "$(CODE)" "$(NAME)"
-
-clean:  ## remove the environment and every cache
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

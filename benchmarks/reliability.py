@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults.score import Answer, Result, verdicts
-from benchmarks.faults.truth import HALVES, QUIET, Truth, load
+from benchmarks.faults.truth import SETS, Truth, load
 from benchmarks.intervals import wilson
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.claims.finding import Finding, Severity
@@ -149,13 +149,13 @@ def report(found: Sequence[Claim], silent: Sequence[Truth]) -> Iterator[str]:
 
 def blind(found: Sequence[Claim]) -> str:
     """What the first sight of the sets says of the confidence stated there now."""
-    heard = [c for c in found if c.rank == 0 and c.truth.half in BLIND]
+    heard = [c for c in found if c.rank == 0 and c.truth.set_name in BLIND]
     total, right = (sum(counts) for counts in zip(*BLIND.values(), strict=True))
     low, high = wilson(right, total)
     stated = sum(c.confidence for c in heard) / len(heard) if heard else 0.0
     return (
         "## At first sight\n\nBefore anybody had read them,\n"
-        + ",\n".join(f"`{half}` had {hits} right codes among {n} first findings" for half, (n, hits) in BLIND.items())
+        + ",\n".join(f"`{name}` had {hits} right codes among {n} first findings" for name, (n, hits) in BLIND.items())
         + f"\n(`benchmarks/results/faults.md`): {right}/{total}, {low:.0%} to {high:.0%}. What their first findings"
         f"\nstate now is {stated:.2f} in the mean. The difference is what a new fault has to expect."
     )
@@ -174,7 +174,7 @@ def main() -> int:
     runs: Path = parser.parse_args().runs
     truths = [t for t in load("every") if (runs / t.name.replace("/", "-")).is_dir()]
     if not truths:
-        print(f"{runs} holds no log of a corpus script; `python -m benchmarks.faults.score --half every --keep {runs}` "
+        print(f"{runs} holds no log of a corpus script; `python -m benchmarks.faults.score --set every --keep {runs}` "
               "records them", file=sys.stderr)  # fmt: skip
         return 2
     found: list[Claim] = []
@@ -186,12 +186,12 @@ def main() -> int:
         silent += [truth] * (truth.faulty and not said)
     print(HEAD)
     print("| set | faulty | healthy | of them with a finding at warning or above |\n|---|---|---|---|")
-    for half in (*HALVES, *QUIET):
-        mine = [t for t in truths if t.half == half]
+    for name in SETS:
+        mine = [t for t in truths if t.set_name == name]
         spoken = {c.truth.name for c in found}
         sets = [t for t in mine if t.faulty], [t for t in mine if not t.faulty]
         alarms = " + ".join(str(sum(t.name in spoken for t in s)) for s in sets)
-        print(f"| {half} | {len(sets[0])} | {len(sets[1])} | {alarms} |")
+        print(f"| {name} | {len(sets[0])} | {len(sets[1])} | {alarms} |")
     print("\n" + "\n\n".join((blind(found), *report(found, silent))))
     return 0
 

@@ -1,7 +1,7 @@
-"""Writes the generated pages: docs/rules/ from the rules themselves, docs/screens.md and docs/images/diagnose.svg from
-recorded runs.
+"""Generates pages: those of the rules, which the site builds and nobody commits, and docs/screens.md and
+docs/images/diagnose.svg from recorded runs.
 
-``make docs`` runs it; a test compares the pages with what it would write.
+``make docs`` writes the latter; a test compares the page with what it would write.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ SCREENS = (
 )
 
 
-def pages() -> dict[Path, str]:
-    """Every generated page with its content."""
+def rule_pages() -> dict[str, str]:
+    """The pages of the rules, the index first: content by path below docs/."""
     rows = [f"| [{r.code}]({r.code}.md) | {r.name} | {r.severity.value} |" for r in RULES]
     index = [
         "# Rules",
@@ -128,8 +128,7 @@ def pages() -> dict[Path, str]:
         *(f"| {i.code} | {i.name} | {i.severity.value} | {i.doc} |" for i in INDICATORS),
         "",
     ]
-    generated = {DOCS / "rules" / f"{rule.code}.md": rule.markdown() for rule in RULES}
-    return generated | {DOCS / "rules" / "index.md": "\n".join(index), DOCS / "screens.md": screens()}
+    return {"rules/index.md": "\n".join(index)} | {f"rules/{rule.code}.md": rule.markdown() for rule in RULES}
 
 
 def screens() -> str:
@@ -167,14 +166,11 @@ def picture(run: Path) -> str:
 
 
 def main() -> None:
-    """Write what has changed, and remove pages of rules that are gone."""
-    wanted = pages()
-    for stale in set((DOCS / "rules").glob("*.md")) - set(wanted):
-        stale.unlink()
+    """Write what has changed."""
+    wanted = {DOCS / "screens.md": screens()}
     if PICTURED.is_dir():
         wanted[DOCS / "images" / "diagnose.svg"] = picture(PICTURED)
     for path, content in wanted.items():
-        path.parent.mkdir(exist_ok=True)
         if not path.exists() or path.read_text() != content:
             path.write_text(content)
             print(f"Wrote {path.relative_to(DOCS.parent)}")

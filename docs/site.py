@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): folders become their pages, schemas come along, nothing is left out."""
+"""Hooks of the documentation site (mkdocs.yml): all pages of its folders, the rules' own, the schemas."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from generate import rule_pages
 from mkdocs.structure.files import File
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 DOCS = Path(__file__).resolve().parent
+RULES = rule_pages()
 SCHEMAS = DOCS.parent / "precdoctor" / "reporting" / "schema"
 
 
@@ -26,8 +28,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     for section in sections:
         for title, inside in section.items():
             if isinstance(inside, str) and inside.endswith("/"):
-                pages = sorted((DOCS / inside).glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
-                section[title] = [inside + page.name for page in pages]
+                pages = {inside + page.name for page in (DOCS / inside).glob("*.md")}
+                pages |= {page for page in RULES if page.startswith(inside)}
+                section[title] = sorted(pages, key=lambda page: (not page.endswith("/index.md"), page))
     named = str(config.nav)
     (last,) = sections[-1].values()
     last += [page.name for page in sorted(DOCS.glob("*.md")) if f"'{page.name}'" not in named]
@@ -35,7 +38,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The JSON Schemas lie in the package; on the site they are at ``schema/``."""
+    """The rules make their pages; the JSON Schemas lie in the package, and on the site at ``schema/``."""
+    for page, content in RULES.items():
+        files.append(File.generated(config, page, content=content))
     for schema in sorted(SCHEMAS.glob("*.json")):
         files.append(File.generated(config, f"schema/{schema.name}", abs_src_path=str(schema)))
     return files

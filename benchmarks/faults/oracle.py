@@ -1,6 +1,6 @@
 """Checks the truth against an oracle that knows nothing of precdoctor.
 
-    python -m benchmarks.faults.oracle [--half first|second|all|quiet|extension|every] [--only NAME]
+    python -m benchmarks.faults.oracle [--set first|second|...|all|every] [--only NAME]
 
 Each script is run under the tracer of ``tracer.py``. Phase, module, op, line and step must be what it found; the cause
 must fit what went into the op and whether the same op in FP64 stays finite; a healthy script must do no harm at all.
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.faults import twins
-from benchmarks.faults.truth import HALVES, QUIET, SCRIPTS, Truth, base_name, environment, load
+from benchmarks.faults.truth import SCRIPTS, SETS, Truth, base_name, environment, load
 
 Facts = dict[str, Any]
 PATIENCE = 300
@@ -181,14 +181,14 @@ CAUSES: dict[str, Callable[[Facts, Facts], bool]] = {
 def main() -> int:
     """Check the chosen scripts; see the module's text."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--half", choices=(*HALVES, "all", *QUIET, "every"), default="all")
+    parser.add_argument("--set", "--half", choices=("all", "every", *SETS), default="all", dest="set_name")
     parser.add_argument("--only", metavar="NAME", help="scripts whose name contains NAME")
     arguments = parser.parse_args()
     wrong = 0
-    for truth in load(arguments.half, arguments.only):
+    for truth in load(arguments.set_name, arguments.only):
         found = twins.disagreements(truth) if truth.quiet else disagreements(truth, run(truth))
         wrong += bool(found)
-        print(f"{'WRONG' if found else 'ok':6}{truth.name:28}{'; '.join(found)[:600]}", flush=True)
+        print(f"{'WRONG' if found else 'ok':6}{truth.name:44}{'; '.join(found)[:600]}", flush=True)
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""Scores diagnoses against the truth: python -m benchmarks.faults.score [--half first] [--only NAME] [--tools all] ...
+"""Scores diagnoses against the truth: python -m benchmarks.faults.score [--set first] [--only NAME] [--tools all] ...
 
 Every script is recorded with `precdoctor record` in a process of its own, the log is diagnosed with
 `diagnose --output-format json`, and the first finding at warning or above (for module@3: any of the first three) is
@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.truth import HALVES, QUIET, Truth, base_name, environment, load
+from benchmarks.faults.truth import QUIET_SETS, SETS, Truth, base_name, environment, load
 
 PATIENCE = 300
 QUESTIONS = ("found", "family", "code", "phase", "module@1", "module@3", "op", "line", "cause")
@@ -187,12 +187,12 @@ def peer(kind: str, truth: Truth) -> Result:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def row(tool: str, half: str, results: Iterable[Result], questions: Sequence[str] = QUESTIONS) -> str:
+def row(tool: str, set_name: str, results: Iterable[Result], questions: Sequence[str] = QUESTIONS) -> str:
     """One line of the table: of the scripts where a question has an answer, how many were answered rightly."""
     results = list(results)
     faulty = [verdicts(r) for r in results if r.truth.faulty]
     healthy = [r for r in results if not r.truth.faulty]
-    cells = [tool, half, str(len(faulty))]
+    cells = [tool, set_name, str(len(faulty))]
     for question in questions:
         asked = [v[question] for v in faulty if v[question] is not None and question in SPEAKS[tool]]
         cells.append(f"{sum(map(bool, asked))}/{len(asked)}" if asked else "-")
@@ -203,7 +203,7 @@ def row(tool: str, half: str, results: Iterable[Result], questions: Sequence[str
 
 def table(rows: Iterable[str], questions: Sequence[str] = QUESTIONS) -> str:
     """The Markdown table."""
-    heads = ["tool", "half", "faults", *questions, "false alarms", "median s"]
+    heads = ["tool", "set", "faults", *questions, "false alarms", "median s"]
     return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *rows])
 
 
@@ -236,7 +236,7 @@ def _score(tool: Callable[[Truth], Result], truths: Sequence[Truth], jobs: int) 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--half", choices=(*HALVES, "all", *QUIET, "every"), default="all")
+    parser.add_argument("--set", "--half", choices=("all", "every", *SETS), default="all", dest="set_name")
     parser.add_argument("--only", metavar="NAME", help="scripts whose name contains NAME")
     parser.add_argument("--jobs", type=int, default=1, help="scripts at a time (default 1: run times mean something)")
     parser.add_argument("--record-options", default="", metavar="OPTIONS", help="passed on, as in '--every 1'")
@@ -248,12 +248,12 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Score the chosen scripts; see the module's text."""
     arguments = _arguments()
-    truths = load(arguments.half, arguments.only)
+    truths = load(arguments.set_name, arguments.only)
     if not truths:
         print("no script matches", file=sys.stderr)
         return 2
     options = shlex.split(arguments.record_options)
-    halves = list(dict.fromkeys(t.half for t in truths))
+    sets = list(dict.fromkeys(t.set_name for t in truths))
     with tempfile.TemporaryDirectory() as scratch:
         runs = arguments.keep or Path(scratch)
         tools: dict[str, Callable[[Truth], Result]] = {"precdoctor": lambda t: precdoctor(t, options, runs)}
@@ -266,12 +266,14 @@ def main() -> int:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("precdoctor", "torch", "transformers"))
     print(f"{versions}, Python {platform.python_version()}; record options: {shlex.join(options) or 'none'}\n")
     for title, some, questions in (
-        ("", [h for h in halves if h not in QUIET], QUESTIONS),
-        ("## Faults that make no NaN\n\n", [h for h in halves if h in QUIET], QUIET_QUESTIONS),
+        ("", [s for s in sets if s not in QUIET_SETS], QUESTIONS),
+        ("## Faults that make no NaN\n\n", [s for s in sets if s in QUIET_SETS], QUIET_QUESTIONS),
     ):
         if some:
             rows = [
-                row(n, h, [r for r in rs if r.truth.half == h], questions) for n, rs in results.items() for h in some
+                row(name, s, [r for r in rs if r.truth.set_name == s], questions)
+                for name, rs in results.items()
+                for s in some
             ]
             print(f"{title}{table(rows, questions)}\n")
     for name, rs in results.items():

@@ -12,9 +12,13 @@ import tomli
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
-HALVES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
-#: Faults that make no non-finite value (underflow, scaling, FP8, updates, growth): another set, with other questions.
-QUIET = ("quiet", "extension", "quiet2", "quiet3", "quiet4", "quiet5", "quiet6", "quiet7", "silent", "silent2")
+#: Folders of scripts, each with its truth: the family of the code that names the fault, or none.
+SUBJECTS = ("nonfinite", "underflow", "loss_scaling", "fp8", "updates", "growth", "configuration", "healthy")
+#: The sets that the scripts were written in; README.md has their provenance.
+NAN_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
+#: Sets of faults that leave the loss finite. They are asked other questions.
+QUIET_SETS = ("quiet", "extension", "quiet2", "quiet3", "quiet4", "quiet5", "quiet6", "quiet7", "silent", "silent2")
+SETS = NAN_SETS + QUIET_SETS
 
 #: Causes of non-finite values, and the phases they arise in.
 CAUSES = (
@@ -50,8 +54,10 @@ PRECISIONS = ("fp32", "bf16", "fp16", "fp16+scaler")
 class Truth:
     """One script. Of a healthy one only the first fields are set."""
 
+    #: The subject and the file's name, which no other script of the corpus has.
     name: str
-    half: str
+    #: One of ``SETS``.
+    set_name: str
     architecture: str
     precision: str = "fp32"
     #: accumulation | checkpointing | compile | ...
@@ -101,7 +107,7 @@ class Truth:
 
     @property
     def quiet(self) -> bool:
-        return self.half in QUIET
+        return self.set_name in QUIET_SETS
 
     @property
     def script(self) -> Path:
@@ -155,18 +161,19 @@ def base_name(op: str) -> str:
     return name.removeprefix("_foreach_").strip("_")
 
 
-def load(half: str = "all", only: str | None = None) -> list[Truth]:
-    """The truth of one set, of all about non-finite values (``all``) or of ``every`` one.
+def load(set_name: str = "all", only: str | None = None) -> list[Truth]:
+    """The truth of one set, of all about non-finite values (``all``) or of ``every`` one, set by set.
 
     ``only`` picks names by substring.
     """
+    wanted = {"all": NAN_SETS, "every": SETS}.get(set_name, (set_name,))
     found = []
-    for name in {"all": HALVES, "every": HALVES + QUIET}.get(half, (half,)):
-        path = HERE / "truth" / f"{name}.toml"
-        for key, facts in (tomli.loads(path.read_text()) if path.exists() else {}).items():
+    for subject in SUBJECTS:
+        for key, facts in tomli.loads((HERE / "truth" / f"{subject}.toml").read_text()).items():
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
-            found.append(Truth(name=key, half=name, **values))
-    return [t for t in found if only is None or only in t.name]
+            found.append(Truth(name=key, set_name=values.pop("set"), **values))
+    found = [t for t in found if t.set_name in wanted and (only is None or only in t.name)]
+    return sorted(found, key=lambda t: SETS.index(t.set_name))
 
 
 def environment() -> dict[str, str]:

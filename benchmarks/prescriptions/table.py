@@ -23,8 +23,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "prescriptions.md"
-#: Scripts of the first half of the fault corpus whose fault a setting mends; most take an edit.
-CORPUS = ("gpt_chars", "denoising_autoencoder", "tabular_half")
+#: Scripts of the fault corpus whose fault a setting mends; most take an edit.
+CORPUS = ("nonfinite/gpt_chars", "nonfinite/denoising_autoencoder", "nonfinite/tabular_half")
 
 HEAD = """\
 # Prescriptions, predicted and measured

@@ -42,7 +42,7 @@ def print_rules(rules: Sequence[Rule], console: Console) -> None:
 
 
 def print_page(rule: Rule, console: Console) -> None:
-    """The same text as docs/rules/, laid out for a terminal."""
+    """The text of the rule's page, laid out for a terminal."""
     severity = rule.severity.value
     console.print(Text.assemble((rule.code, "pd.strong"), f"  {clean(rule.name)}  ", (severity, f"pd.{severity}")))
     page = rule.page

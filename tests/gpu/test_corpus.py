@@ -12,18 +12,18 @@ from benchmarks.faults.truth import SCRIPTS, load
 from tests.support.processes import record
 
 FAULTS = (
-    "gpt_chars",
-    "vit_patches",
-    "moe_router",
-    "realnvp_rings",
-    "siamese_signatures",
-    "seq2seq_reverse",
-    "pose_geodesic",
-    "convnext_grn",
-    "style_gram",
-    "bert_mlm",
+    "nonfinite/gpt_chars",
+    "nonfinite/vit_patches",
+    "nonfinite/moe_router",
+    "nonfinite/realnvp_rings",
+    "nonfinite/siamese_signatures",
+    "nonfinite/seq2seq_reverse",
+    "nonfinite/pose_geodesic",
+    "nonfinite/convnext_grn",
+    "nonfinite/style_gram",
+    "nonfinite/bert_mlm",
 )
-HEALTHY = ("translation_masks", "extreme_logits")
+HEALTHY = ("healthy/translation_masks", "healthy/extreme_logits")
 TRUTH = {truth.name: truth for truth in load("all")}
 DEVICE = os.environ.get("DEVICE", "cuda")
 RUNNER = Path(__file__).with_name("on_device.py")

@@ -9,7 +9,7 @@ from benchmarks.faults.oracle import disagreements, run
 from benchmarks.faults.truth import load
 
 #: One each of forward in a helper module, backward, optimizer, and healthy with backoffs.
-HANDFUL = ["gcn/train", "realnvp_rings", "tabular_half", "cnn_fresh_scaler"]
+HANDFUL = ["nonfinite/gcn/train", "nonfinite/realnvp_rings", "nonfinite/tabular_half", "healthy/cnn_fresh_scaler"]
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_truth_is_what_the_oracle_sees(name):
 
 @pytest.mark.slow
 def test_a_quiet_fault_is_in_the_script_and_not_in_its_twin(monkeypatch):
-    truth = next(t for t in load("extension") if t.name == "extension/depth_maps")
+    truth = next(t for t in load("extension") if t.name == "underflow/depth_maps")
     facts = {twin: twins.measure(truth, twin) for twin in (False, True)}
     monkeypatch.setattr(twins, "measure", lambda _, twin: facts[twin])
 

@@ -9,6 +9,8 @@ import pytest
 
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.claims.finding import Severity, Status
+from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
+from precdoctor.diagnosis.prescriptions.prescribed import Prescribed, prescribe
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.runlog import open_run
 from tests.support import samples
@@ -61,7 +63,8 @@ def test_stays_quiet(code: str, make: Callable[[], Training], tmp_path: Path) ->
 
 @pytest.mark.parametrize(("code", "folder"), RECORDED_FIRING)
 def test_recorded_run_fires(code: str, folder: Path) -> None:
-    diagnosis = diagnose(open_run(folder / "run"), preview=True)
+    view = view_of(open_run(folder / "run"))
+    diagnosis = diagnose_view(view, RULES, resolve_options({}))
 
     [finding] = [f for f in diagnosis.findings if f.severity is not Severity.INFO or f.code == code]
     assert finding.code == code
@@ -72,6 +75,19 @@ def test_recorded_run_fires(code: str, folder: Path) -> None:
     assert {key: seen[key] for key in expected} == expected
     assert {"kind", "cause", "severity"} <= expected.keys()
     check_form(finding, bare="path" not in finding.evidence)
+    for prescribed in prescribe(view, diagnosis):
+        _check_promise(prescribed)
+
+
+def _check_promise(prescribed: Prescribed) -> None:
+    """Nothing is applied without a number from the run."""
+    flags_only = all(change.setting.startswith("flag.") for change in prescribed.changes)
+    assert not prescribed.apply or prescribed.effects or flags_only, "no promise without a number"
+    assert not prescribed.apply or prescribed.changes
+    assert prescribed.apply or prescribed.why_not
+    for effect in prescribed.effects:
+        assert effect.measure.unit != "share" or 0.0 <= effect.after <= 1.0
+        assert effect.measure.unit != "steps" or 0 <= effect.after <= effect.steps
 
 
 @pytest.mark.parametrize(("code", "folder"), RECORDED_HEALTHY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from precdoctor.runlog.layout import create_rank_directory, create_run
 from precdoctor.runlog.schema import TABLES
@@ -36,6 +37,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+#: Nobody pulls the plug on a test, and waiting for the disk is half the time of writing a small run.
+@mock.patch("os.fsync", new=int)
 def write_run(
     path: Path,
     tensors: Sequence[Row] = (),

@@ -6,31 +6,67 @@ import re
 import pytest
 
 from benchmarks.faults.score import Answer, Result, verdicts
-from benchmarks.faults.truth import CAUSES, HALVES, PHASES, PRECISIONS, QUIET, SCRIPTS, base_name, load
+from benchmarks.faults.truth import (
+    CAUSES,
+    HERE,
+    NAN_SETS,
+    PHASES,
+    PRECISIONS,
+    SCRIPTS,
+    SETS,
+    SUBJECTS,
+    base_name,
+    load,
+)
 from precdoctor.diagnosis import registry
+from tests.support.offenders import check_each
 
 TRUTHS = load()
 FAULTY = [t for t in TRUTHS if t.faulty]
-QUIET_TRUTHS = [t for half in QUIET for t in load(half)]
+QUIET_TRUTHS = [t for t in load("every") if t.quiet]
 QUIET_FAULTY = [t for t in QUIET_TRUTHS if t.faulty]
 
 
-def names(truths):
-    return [t.name for t in truths]
+def name_of(truth):
+    return truth.name
 
 
 def test_every_script_has_truth_and_every_truth_a_script():
-    folders = {SCRIPTS, *(SCRIPTS / half for half in ("third", "fourth", "fifth", "sixth", "seventh", *QUIET))}
+    folders = {SCRIPTS / subject for subject in SUBJECTS}
     mains = {p for p in SCRIPTS.rglob("*.py") if p.parent in folders or p.name == "train.py"}
-    truths = TRUTHS + QUIET_TRUTHS
+    truths = load("every")
 
     assert {t.script for t in truths} == mains
-    assert len(set(names(truths))) == len(truths)
+    assert {p.name for p in SCRIPTS.iterdir()} == set(SUBJECTS)
 
 
-@pytest.mark.parametrize("half", HALVES)
-def test_halves_are_of_about_the_same_size(half):
-    mine = load(half)
+def test_no_two_scripts_have_one_file_name():
+    """Tables name a script by it, and ``--only`` picks it out."""
+    own = [t.name.removesuffix("/train").partition("/")[2] for t in load("every")]
+
+    assert {n for n in own if own.count(n) > 1} == set()
+
+
+def test_a_script_lies_where_its_code_belongs():
+    families = dict(zip("1234567", SUBJECTS, strict=False))
+
+    assert {t.name: t.set_name for t in load("every") if t.set_name not in SETS} == {}
+    assert {t.name for t in TRUTHS + QUIET_TRUTHS if t.name.split("/")[0] != (
+        families[t.code[2]] if t.faulty else "healthy")} == set()  # fmt: skip
+
+
+def test_the_table_of_provenance_counts_every_set():
+    table = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|", (HERE / "README.md").read_text(), re.MULTILINE)
+    sets = {name: load(name) for name in SETS}
+
+    assert [(name, int(faulty), int(healthy)) for name, faulty, healthy in table] == [
+        (name, sum(t.faulty for t in mine), sum(not t.faulty for t in mine)) for name, mine in sets.items()
+    ]
+
+
+@pytest.mark.parametrize("set_name", NAN_SETS)
+def test_sets_are_of_about_the_same_size(set_name):
+    mine = load(set_name)
 
     assert sum(t.faulty for t in mine) >= 14
     assert sum(not t.faulty for t in mine) >= 6
@@ -42,8 +78,11 @@ def test_every_cause_and_phase_occurs():
     assert {t.precision for t in FAULTY} == set(PRECISIONS)
 
 
-@pytest.mark.parametrize("truth", FAULTY, ids=names(FAULTY))
-def test_truth_is_complete(truth):
+def test_truth_is_complete():
+    check_each(check_truth, FAULTY, name_of)
+
+
+def check_truth(truth):
     assert truth.fault
     assert truth.causes <= set(CAUSES)
     assert truth.phase in PHASES
@@ -64,8 +103,11 @@ def test_the_quiet_set_is_large_enough():
     assert {t.code[:3] for t in mine if t.faulty} >= {"PD2", "PD3", "PD4", "PD5", "PD6"}
 
 
-@pytest.mark.parametrize("truth", QUIET_FAULTY, ids=names(QUIET_FAULTY))
-def test_truth_of_a_quiet_fault_is_complete(truth):
+def test_truth_of_quiet_faults_is_complete():
+    check_each(check_quiet_truth, QUIET_FAULTY, name_of)
+
+
+def check_quiet_truth(truth):
     """What was meant, where it may be named, and what the oracle has to find there and not in the twin."""
     scope, _, gauge = truth.gauge.partition(".")
 
@@ -79,22 +121,29 @@ def test_truth_of_a_quiet_fault_is_complete(truth):
     assert truth.script_range != truth.twin_range
 
 
-@pytest.mark.parametrize("truth", QUIET_TRUTHS, ids=names(QUIET_TRUTHS))
-def test_the_words_that_mend_a_script_are_in_it_once(truth):
+def test_the_words_that_mend_a_script_are_in_it_once():
+    check_each(check_mend, QUIET_TRUTHS, name_of)
+
+
+def check_mend(truth):
     source = truth.script.read_text()
 
     assert [source.count(old) for old, _ in truth.mend] == [1] * len(truth.mend)
 
 
-@pytest.mark.parametrize("script", sorted(SCRIPTS.rglob("*.py")), ids=lambda p: str(p.relative_to(SCRIPTS)))
-def test_script_is_a_users_own(script):
+def test_scripts_are_a_users_own():
+    mains = {t.script for t in load("every")}
+    check_each(lambda script: check_script(script, main=script in mains), sorted(SCRIPTS.rglob("*.py")))
+
+
+def check_script(script, *, main):
     """It knows nothing of who reads it, runs on Python 3.10, and is seeded."""
     code = script.read_text()
 
     assert "precdoctor" not in code
     assert "fault" not in code.lower().replace("default", "")
     ast.parse(code, feature_version=(3, 10))
-    if script in {t.script for t in TRUTHS + QUIET_TRUTHS}:
+    if main:
         assert "torch.manual_seed(" in code
 
 
@@ -113,7 +162,7 @@ def test_base_name(op, base):
 
 
 def test_scoring():
-    truth = next(t for t in TRUTHS if t.name == "gpt_chars")
+    truth = next(t for t in TRUTHS if t.name == "nonfinite/gpt_chars")
     right = Answer("PD101", "forward", "GPT#0", "h.1.attn", "aten.bmm.default", "x/gpt_chars.py", truth.lines()[0])
     other = Answer("PD103", "loss", "GPT#0", "", None, "gpt_chars.py", 1, "exp-overflow")
 
@@ -125,7 +174,7 @@ def test_scoring():
 
 
 def test_scoring_of_a_quiet_fault():
-    truth = next(t for t in QUIET_TRUTHS if t.name == "quiet/ddpm_minsnr")
+    truth = next(t for t in QUIET_TRUTHS if t.name == "underflow/ddpm_minsnr")
     right = Answer("PD303", "backward", "UNet#0", "mid.conv1")
     other = Answer("PD501", None, "UNet#0", "time.0")
 
@@ -137,6 +186,6 @@ def test_scoring_of_a_quiet_fault():
 
 
 def test_a_scaler_has_no_module():
-    truth = next(t for t in QUIET_TRUTHS if t.name == "quiet/moe_eager_growth")
+    truth = next(t for t in QUIET_TRUTHS if t.name == "loss_scaling/moe_eager_growth")
 
     assert verdicts(Result(truth, (Answer("PD302"),), 1.0))["module@1"] is None

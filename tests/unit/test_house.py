@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "precdoctor"
@@ -40,45 +38,59 @@ def part_of(module: Path) -> str:
     return inner.parts[0] if len(inner.parts) > 1 else inner.stem
 
 
-def imports(module: Path) -> Iterator[tuple[str, int]]:
-    """Every imported dotted name of a module, those inside functions and type checks too."""
-    for node in ast.walk(ast.parse(module.read_text())):
+@functools.cache
+def nodes(module: Path) -> tuple[ast.AST, ...]:
+    """A module's syntax, parsed once for every test."""
+    return tuple(ast.walk(ast.parse(module.read_text())))
+
+
+@functools.cache
+def imports(module: Path) -> tuple[tuple[str, int], ...]:
+    """Every imported dotted name of a module, also inside functions and type checks; relative ones begin with a dot."""
+    found = []
+    for node in nodes(module):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}:{node.lineno}: imports are absolute"
-            base = node.module or ""
-            yield base, node.lineno
-            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+            base = "." * node.level + (node.module or "")
+            found += [(base, node.lineno), *((f"{base}.{alias.name}", node.lineno) for alias in node.names)]
+    return tuple(found)
 
 
-def ids(paths):
-    return [str(p.relative_to(ROOT)) for p in paths]
+def place(module: Path, line: int) -> str:
+    return f"{module.relative_to(ROOT)}:{line}"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=ids(MODULES))
-def test_arrows_point_one_way(module):
-    own = part_of(module)
-    for name, line in imports(module):
-        parts = name.split(".")
-        if parts[0] != "precdoctor" or len(parts) == 1:
-            continue
-        other = parts[1]
-        if other in {own, *LEAVES} or other not in ARROWS:
-            continue
-        assert other in ARROWS[own], f"{module}:{line}: {own} must not import {other}"
+def test_arrows_point_one_way():
+    offenders = []
+    for module in MODULES:
+        own = part_of(module)
+        for name, line in imports(module):
+            top, _, rest = name.partition(".")
+            other = rest.split(".")[0]
+            if not top:
+                offenders.append(f"{place(module, line)}: imports are absolute")
+            elif top == "precdoctor" and other in ARROWS and other not in {own, *LEAVES, *ARROWS[own]}:
+                offenders.append(f"{place(module, line)}: {own} must not import {other}")
+    assert not offenders, "\n".join(offenders)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=ids(MODULES))
-def test_only_recording_imports_torch_and_nothing_loads_pickles(module):
-    own = part_of(module)
-    for name, line in imports(module):
-        top = name.split(".")[0]
-        assert top != "torch" or own in TORCH_ALLOWED, f"{module}:{line}: {own} must not import torch"
-        assert top not in {"pickle", "cloudpickle", "dill", "shelve", "marshal"}, f"{module}:{line}: no pickles"
-    for node in ast.walk(ast.parse(module.read_text())):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"torch.load", "pd.read_pickle", "np.load"}:
-            assert own in TORCH_ALLOWED, f"{module}:{node.lineno}: {ast.unparse(node)} can run code"
+def test_only_recording_imports_torch_and_nothing_loads_pickles():
+    offenders = []
+    for module in MODULES:
+        own = part_of(module)
+        for name, line in imports(module):
+            top = name.split(".")[0]
+            if top == "torch" and own not in TORCH_ALLOWED:
+                offenders.append(f"{place(module, line)}: {own} must not import torch")
+            if top in {"pickle", "cloudpickle", "dill", "shelve", "marshal"}:
+                offenders.append(f"{place(module, line)}: no pickles")
+        for node in nodes(module) if own not in TORCH_ALLOWED else ():
+            if isinstance(node, ast.Attribute) and node.attr in {"load", "read_pickle"}:
+                called = ast.unparse(node)
+                if called in {"torch.load", "pd.read_pickle", "np.load"}:
+                    offenders.append(f"{place(module, node.lineno)}: {called} can run code")
+    assert not offenders, "\n".join(offenders)
 
 
 def test_every_top_level_part_is_in_the_plan():
@@ -86,14 +98,18 @@ def test_every_top_level_part_is_in_the_plan():
     assert parts <= set(ARROWS), f"add to ARROWS, deliberately: {parts - set(ARROWS)}"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=ids(MODULES))
-def test_modules_and_functions_stay_short(module):
-    text = module.read_text()
-    assert text.count("\n") <= MAX_MODULE, f"{module} has {text.count(chr(10))} lines"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1 - declared(node)
-            assert length <= MAX_FUNCTION, f"{module}:{node.lineno}: {node.name} has {length} lines"
+def test_modules_and_functions_stay_short():
+    offenders = []
+    for module in MODULES:
+        lines = module.read_text().count("\n")
+        if lines > MAX_MODULE:
+            offenders.append(f"{module.relative_to(ROOT)} has {lines} lines")
+        for node in nodes(module):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1 - declared(node)
+                if length > MAX_FUNCTION:
+                    offenders.append(f"{place(module, node.lineno)}: {node.name} has {length} lines")
+    assert not offenders, "\n".join(offenders)
 
 
 def declared(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

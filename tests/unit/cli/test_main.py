@@ -17,6 +17,7 @@ from precdoctor.cli import BROKEN_PIPE, INTERRUPTED, main
 from precdoctor.cli.values import OUTPUT_FORMATS
 from precdoctor.reporting.json_report import schema
 from tests.support.hostile import NAMES
+from tests.support.offenders import check_each
 from tests.support.processes import ROOT
 from tests.support.runs import write_run
 
@@ -329,17 +330,23 @@ def test_reading_a_run_never_imports_torch(command, bad_run):
     assert done.stdout
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if "\udcff" not in n])  # a name that is not UTF-8 cannot be logged
-def test_hostile_names_in_a_log_reach_no_terminal(name, tmp_path, capsys):
-    tensors, steps = rows(module=name)
-    run = write_run(
-        tmp_path / "r", tensors, steps, info={"command": ["python", name]}, facts={"device": {"name": name}}
-    )
-    for command in (["diagnose"], ["diagnose", "--output-format", "concise"], ["show"], ["log", "verify"], ["gate"]):
-        assert main([*command, str(run)]) in (0, 1)
-        out = capsys.readouterr().out
-        assert not any((ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u2028\u200b" for c in out)
-        assert not any(line.lstrip().startswith("::") for line in out.splitlines())
+def test_hostile_names_in_a_log_reach_no_terminal(tmp_path, capsys):
+    """Each as the origin of a NaN, and a log that holds them all, to every command that prints names."""
+    storable = [n for n in NAMES if "\udcff" not in n]  # a name that is not UTF-8 cannot be logged
+    every = [["diagnose"], ["diagnose", "--output-format", "concise"], ["show"], ["log", "verify"], ["gate"]]
+
+    def check(names):
+        runs = [rows(module=name) for name in names]
+        tensors, steps = [row for run in runs for row in run[0]], runs[0][1]
+        info, facts = {"command": ["python", *names]}, {"device": {"name": "".join(names)[:200]}}
+        run = write_run(tmp_path / f"{len(names)}-{storable.index(names[0])}", tensors, steps, info=info, facts=facts)
+        for command in every if names == storable else (["diagnose"], ["show"]):
+            assert main([*command, str(run)]) in (0, 1)
+            out = capsys.readouterr().out
+            assert re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2028\u200b]", out) is None
+            assert not any(line.lstrip().startswith("::") for line in out.splitlines())
+
+    check_each(check, [storable, *([name] for name in storable)], repr)
 
 
 def test_a_working_directory_that_is_gone_is_said_to_be(tmp_path, monkeypatch, capsys):

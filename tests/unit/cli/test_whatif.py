@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import sys
 
@@ -176,15 +177,18 @@ def test_mistakes_get_one_sentence(capsys, run, options, words):
     assert status == 2 and out == "" and words in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_hostile_names(capsys, tmp_path, name):
-    rows = [row_of(NORMAL, module=name, kind=kind, name=name, order=n) for n, kind in enumerate(("weight", "output"))]
+def test_hostile_names(capsys, tmp_path):
+    rows = [
+        row_of(NORMAL, module=name, kind=kind, name=name, order=n)
+        for n, (name, kind) in enumerate(itertools.product(NAMES, ("weight", "output")))
+    ]
     path = write_run(tmp_path / "run", rows, [{}])
-    for options in ([], ["--output-format", "markdown"], ["--plan"], ["--plan", "--output-format", "toml"]):
+    worst = ["--worst", str(len(rows))]
+    for options in (worst, [*worst, "--output-format", "markdown"], ["--plan"], ["--plan", "--output-format", "toml"]):
         status, out, _ = whatif(capsys, path, *options)
         assert status == 0 and not any(c in out for c in "\x1b\r\x07\u202e")
     plan = tomllib.loads(whatif(capsys, path, "--plan", "--output-format", "toml")[1])
-    assert len(plan["modules"]) == 1
+    assert len(plan["modules"]) == len(NAMES)
 
 
 def test_an_empty_run(capsys, tmp_path):

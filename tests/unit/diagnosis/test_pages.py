@@ -11,6 +11,7 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.registry import RULES, find, select_rules
 from precdoctor.errors import UsageError
 from precdoctor.runlog.schema import STEPS
+from tests.support.offenders import check_each
 
 HEADINGS = [
     "What it finds", "Why it matters", "Example", "What to do", "Options", "Confidence", "References",
@@ -78,12 +79,19 @@ NAMES = {
 }
 
 
+def _code(rule: Rule) -> str:
+    return rule.code
+
+
 def test_codes_and_names_are_the_published_ones() -> None:
     assert {r.code: r.name for r in RULES} == NAMES
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
-def test_page_is_complete(rule: Rule) -> None:
+def test_page_is_complete() -> None:
+    check_each(_check_page, RULES, _code)
+
+
+def _check_page(rule: Rule) -> None:
     text = rule.markdown()
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == HEADINGS
     for heading in HEADINGS:
@@ -92,8 +100,11 @@ def test_page_is_complete(rule: Rule) -> None:
     assert f"({rule.code})" in text.splitlines()[0]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
-def test_options_have_unit_meaning_and_source(rule: Rule) -> None:
+def test_options_have_unit_meaning_and_source() -> None:
+    check_each(_check_options, RULES, _code)
+
+
+def _check_options(rule: Rule) -> None:
     assert rule.options
     for option in rule.options:
         assert option.unit
@@ -123,8 +134,11 @@ def test_rules_in_preview_run_when_they_are_asked_for() -> None:
         assert "--preview" in rule.markdown()
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
-def test_examples_in_pages_are_python(rule: Rule) -> None:
+def test_examples_in_pages_are_python() -> None:
+    check_each(_check_example, RULES, _code)
+
+
+def _check_example(rule: Rule) -> None:
     shown = rule.markdown().split("## Example\n\n")[1].split("\n## ")[0]
     indented = re.compile(r"(?:^    .*\n?)+", flags=re.MULTILINE)
     assert [b.rstrip() for b in indented.findall(shown)] == [b.rstrip() for b in indented.findall(rule.page.example)]
@@ -132,8 +146,11 @@ def test_examples_in_pages_are_python(rule: Rule) -> None:
         ast.parse("\n".join(line.removeprefix("    ") for line in block.splitlines()))
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
-def test_no_bare_threshold_in_a_check(rule: Rule) -> None:
+def test_no_bare_threshold_in_a_check() -> None:
+    check_each(_check_thresholds, RULES, _code)
+
+
+def _check_thresholds(rule: Rule) -> None:
     """Each option is read where the rule is checked, so changing it changes something."""
     source = Path(rule.check.__code__.co_filename)
     shared = source.parents[1] / "nonfinite" / "incident_report.py"

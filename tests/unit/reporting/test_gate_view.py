@@ -9,6 +9,7 @@ from precdoctor.reporting.console import make_console
 from precdoctor.reporting.gate_view import print_gate
 from tests.support.diagnoses import CLEAN
 from tests.support.hostile import NAMES
+from tests.support.offenders import check_each
 
 
 def check(name="PD803 headroom-lost", passed=True, fails=False, **texts):
@@ -60,8 +61,11 @@ def test_the_verdict_comes_first(code, words):
     assert "  rows were dropped\n" in text and "  Note: worth knowing\n" in text
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_hostile_names(name):
+def test_hostile_names():
+    check_each(check_printed, NAMES, repr)
+
+
+def check_printed(name):
     text = printed([check(subject=name, found=name, expected=name, limit=name, passed=False)], 1, notes=(name,))
     assert not any(ord(c) < 32 and c != "\n" for c in text)
     assert not any(line.lstrip().startswith("::") for line in text.splitlines())

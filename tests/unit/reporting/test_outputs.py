@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import re
 from pathlib import Path
@@ -16,11 +17,12 @@ from sarif_pydantic import Sarif
 
 from precdoctor.cli.values import OUTPUT_FORMATS
 from precdoctor.comparison.gate import GateCheck, GateReport
-from precdoctor.diagnosis.claims.finding import Diagnosis, Location, Prescription, Severity, Source
+from precdoctor.diagnosis.claims.finding import Finding, Location, Prescription, Severity, Source
 from precdoctor.reporting.github import MAX_ANNOTATIONS
 from precdoctor.reporting.outputs import WRITERS, Report
 from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNDERFLOW, UNKNOWN
 from tests.support.hostile import NAMES
+from tests.support.offenders import check_each
 
 BROKEN_REPORT = Report(BROKEN, 1, "error")
 
@@ -37,16 +39,22 @@ def written(name: str, report: Report = BROKEN_REPORT) -> str:
     return stream.getvalue()
 
 
-def hostile(name: str) -> Diagnosis:
-    """Every recorded text of a finding is ``name``."""
+def hostile(*names: str) -> Report:
+    """One finding for each of ``names``, which is every recorded text of it."""
+    rules = tuple(
+        dataclasses.replace(rule, reason=name) for rule, name in zip(BROKEN.rules, itertools.cycle(names), strict=False)
+    )
+    run = {**BROKEN.run, "path": names[0], "command": ["python", *(name + ".py" for name in names)]}
+    return Report(
+        dataclasses.replace(BROKEN, findings=tuple(map(hostile_finding, names)), rules=rules, run=run), 1, "error"
+    )
+
+
+def hostile_finding(name: str) -> Finding:
     location = Location(root=name, module=name, module_class=name, kind=name, step=3, op=name)
     location = dataclasses.replace(location, source=Source(name, 7, name))
     advice = (Prescription(name, {"module": name}, {"headroom_binades": 3.0}, name),)
-    finding = dataclasses.replace(OVERFLOW, title=name, message=name, location=location, prescriptions=advice)
-    rules = tuple(dataclasses.replace(rule, reason=name) for rule in BROKEN.rules)
-    return dataclasses.replace(
-        BROKEN, findings=(finding,), rules=rules, run={**BROKEN.run, "path": name, "command": ["python", name + ".py"]}
-    )
+    return dataclasses.replace(OVERFLOW, title=name, message=name, location=location, prescriptions=advice)
 
 
 def gated(code: int, *checks: GateCheck, reasons: tuple[str, ...] = ()) -> Report:
@@ -124,19 +132,25 @@ def test_github_never_exceeds_what_is_shown_and_counts_the_rest() -> None:
     assert sum(a[0] == "warning" for a in found) == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", ["github", "gitlab", "sarif"])
 def test_recorded_names_are_looked_for_in_a_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
-    for shape in ("github", "gitlab", "sarif"):
-        assert written(shape, Report(hostile(name), 1, "error"))
+
+    def check(name: str) -> None:
+        assert written(shape, hostile(name))
+
+    check_each(check, NAMES, repr)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_github_obeys_no_recorded_name(name: str) -> None:
-    text = written("github", Report(hostile(name), 1, "error"))
+def test_github_obeys_no_recorded_name() -> None:
+    check_each(_check_github, NAMES, repr)
+
+
+def _check_github(name: str) -> None:
+    text = written("github", hostile(name))
     lines = text.split("\n")
     assert len(lines) == 3 and not lines[2]
     assert lines[0].startswith("::error ") and lines[0].count("::") == 2 + lines[0].split("::", 2)[2].count("::")
@@ -216,9 +230,12 @@ def test_markdown_of_a_gate_shows_what_failed() -> None:
     assert "| fails | PD801 x | head output | 0.1 % | 12 % | +2 % |" in text
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_markdown_shows_recorded_names_as_text(name: str) -> None:
-    text = written("markdown", Report(hostile(name), 1, "error"))
+def test_markdown_shows_recorded_names_as_text() -> None:
+    check_each(_check_markdown, NAMES, repr)
+
+
+def _check_markdown(name: str) -> None:
+    text = written("markdown", hostile(name))
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
     flat = [t for token in tokens for t in (token, *(token.children or ()))]
     kinds = {t.type for t in flat}
@@ -236,9 +253,13 @@ def test_markdown_shows_recorded_names_as_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", OUTPUT_FORMATS)
-@pytest.mark.parametrize("name", NAMES)
-def test_hostile_names_break_no_document(shape: str, name: str) -> None:
-    text = written(shape, Report(hostile(name), 1, "error"))
+def test_hostile_names_break_no_document(shape: str) -> None:
+    """One report that holds all of them, and one for each, in which no other stands before it."""
+    reports = [NAMES, *((name,) for name in NAMES)]
+    check_each(lambda names: _check_document(shape, written(shape, hostile(*names))), reports)
+
+
+def _check_document(shape: str, text: str) -> None:
     assert not any((ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 for c in text)
     if shape == "junit":
         ET.fromstring(text)

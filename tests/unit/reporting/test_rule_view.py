@@ -6,11 +6,15 @@ import pytest
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.reporting.console import make_console
 from precdoctor.reporting.rule_view import print_page
+from tests.support.offenders import check_each
 
 
 @pytest.mark.parametrize("width", [48, 80, 140])
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
-def test_what_does_not_fit_goes_on_under_its_own_beginning(rule, width):
+def test_what_does_not_fit_goes_on_under_its_own_beginning(width):
+    check_each(lambda rule: check_page(rule, width), RULES, lambda rule: rule.code)
+
+
+def check_page(rule, width):
     file = io.StringIO()
     print_page(rule, make_console(file, width))
     sections = re.split(r"\n\n(?=\S)", file.getvalue())

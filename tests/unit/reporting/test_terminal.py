@@ -23,6 +23,7 @@ from precdoctor.reporting.console import PIPED_WIDTH, make_console
 from precdoctor.reporting.terminal import ENOUGH_STEPS, FULL_FINDINGS, print_concise, print_full, verdict_line
 from tests.support.diagnoses import BROKEN, CLEAN, OVERFLOW, UNDERFLOW, UNKNOWN
 from tests.support.hostile import NAMES
+from tests.support.offenders import check_each
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = {"broken": BROKEN, "clean": CLEAN, "unknown": UNKNOWN}
@@ -131,8 +132,11 @@ def hostile(name: str) -> Diagnosis:
 
 
 @pytest.mark.parametrize("printer", [print_full, print_concise])
-@pytest.mark.parametrize("name", NAMES)
-def test_hostile_names_are_shown_and_do_nothing(name, printer):
+def test_hostile_names_are_shown_and_do_nothing(printer):
+    check_each(lambda name: check_printed(name, printer), NAMES, repr)
+
+
+def check_printed(name, printer):
     text = printed(hostile(name), printer, width=120)
     assert not re.search(
         "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]", text
