@@ -31,7 +31,6 @@ from precdoctor.recording.sentinel import Look, amax, gradient_amax, gradient_se
 from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 from precdoctor.recording.streak import Streak
 from precdoctor.recording.threads import SEVERAL
-from precdoctor.recording.variables import Notebook
 
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
@@ -347,8 +346,7 @@ class Guard:
         if recorder.threads.others:
             done = examination.Examination("refused", why=SEVERAL)
         else:
-            running = Notebook(lambda _x: True, whole=True).note()
-            done = examination.examine(self._scene, recorder.names, look_at, values=values, running=running)
+            done = examination.examine(self._scene, recorder.names, look_at, values=values)
         recorder.event("incident", **event_rows.incident_event(done, number, data | self._scene.deliveries.facts()))
         for row in event_rows.op_events(done, number):
             recorder.event("op", **row)

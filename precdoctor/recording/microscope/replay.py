@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from precdoctor.recording import leaves, static
 from precdoctor.recording.microscope.compiled_function import CompiledFunction
 from precdoctor.recording.microscope.facts import badness
-from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.ops import storage_key, take_gradients
 from precdoctor.recording.microscope.restore import Attributes, Autocast, buffers_aside, without_hooks
 from precdoctor.recording.microscope.slicing import Slice, slice_back
@@ -22,7 +21,6 @@ from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.naming import Names, unwrap
 from precdoctor.recording.scene import RootCall
 from precdoctor.recording.taken import Taken
-from precdoctor.recording.variables import Variables
 
 
 @dataclass
@@ -35,8 +33,6 @@ class Replay:
     bad_outputs: list[tuple[str, int, Source]] = field(default_factory=list)
     #: The same of gradients of parameters and arguments.
     bad_gradients: list[tuple[str, int, Source]] = field(default_factory=list)
-    #: Every gradient of a parameter.
-    weight_gradients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     #: Every gradient of an argument, by its name.
     argument_gradients: dict[str, Tensor] = field(default_factory=dict)
     #: Loss code: outputs of top-level modules that it began with, and the gradient of each.
@@ -51,10 +47,6 @@ class Replay:
     missing: list[str] = field(default_factory=list)
     #: Why there was no backward pass.
     no_backward: str | None = None
-    #: Loss code: functions and lines that may have read a bad tensor which no graph knows, the likeliest first.
-    unseen: list[tuple[Variables, Line]] = field(default_factory=list)
-    #: What that tensor is, where its variable is known and its making is not.
-    named: External | None = None
 
     @property
     def bad(self) -> list[tuple[str, int, Source]]:
@@ -234,10 +226,8 @@ def _backward(
         return
     with gradients_aside(leaves_in):
         gradients = _gradients(done.tracer, pairs, leaves_in, alone=alone)
-        for name, x, grad in zip(inputs, leaves_in, gradients, strict=True):
+        for name, grad in zip(inputs, gradients, strict=True):
             bad = badness(grad) if grad is not None else 0
-            if grad is not None and name.startswith("weight "):
-                done.weight_gradients.append((x, grad))
             if grad is not None and name.startswith("argument "):
                 done.argument_gradients[name.removeprefix("argument ")] = grad
             if grad is not None and bad:

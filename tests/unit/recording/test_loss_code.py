@@ -10,7 +10,7 @@ from precdoctor.recording.loss_code import LossCode, _Walk, is_bad
 from precdoctor.recording.loss_graph import LossGraph, LossNode
 from precdoctor.recording.microscope.frames import Line
 
-NOTE = "precdoctor\0\0000\0007\0train.py"
+NOTE = "precdoctor\0\0007\0train.py"
 SCENE = SimpleNamespace(calls=[], affords=lambda _x: True)
 
 
