@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import blocked, native, reference
+from precdoctor.recording.kernels import blocked, native_cpu, reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float64]
 SETS = {"no blocks": (), "blocks of 32, 128": (32, 128), "16, 32, 128": (16, 32, 128)}
@@ -77,7 +77,7 @@ def by_dtype(arguments):
         as_words = y.view(torch.float32)
         bodies[dtype, "read"] = lambda w=as_words: w.sum()
         for name, blocks in SETS.items():
-            bodies[dtype, name] = lambda y=y, b=blocks: native.measure(y, *into, b)
+            bodies[dtype, name] = lambda y=y, b=blocks: native_cpu.measure(y, *into, b)
     best = best_of(bodies, arguments.repeat)
     print(
         "| dtype | " + " | ".join(f"{name}, ns/element" for name in SETS) + " | no blocks, GB/s | read, GB/s | ratio |"
@@ -93,7 +93,7 @@ def by_dtype(arguments):
 def by_content(arguments):
     tensors, into = contents(arguments.elements), slot()
     bodies = {
-        (name, blocks): lambda y=y, b=blocks: native.measure(y, *into, b)
+        (name, blocks): lambda y=y, b=blocks: native_cpu.measure(y, *into, b)
         for name, y in tensors.items()
         for blocks in ((), (32, 128))
     }
@@ -108,11 +108,14 @@ def by_kernel(arguments):
     x, into = data(1 << 20), slot()
     names = {"torch, blocked": blocked.measure, "reference": reference.measure}
     bodies = {name: lambda k=kernel: k(x, *into, (32, 128)) for name, kernel in names.items()}
-    for variant in native.VARIANTS:
-        if native.choose_variant(variant) == variant:
-            bodies[f"C, {variant}"] = lambda v=variant: (native.choose_variant(v), native.measure(x, *into, (32, 128)))
+    for variant in native_cpu.VARIANTS:
+        if native_cpu.choose_variant(variant) == variant:
+            bodies[f"C, {variant}"] = lambda v=variant: (
+                native_cpu.choose_variant(v),
+                native_cpu.measure(x, *into, (32, 128)),
+            )
     best = best_of(bodies, arguments.repeat)
-    native.choose_variant(arguments.variant)
+    native_cpu.choose_variant(arguments.variant)
     print("\n| kernel, FP32, 1 Mi elements, blocks of 32, 128 | ns/element |\n|---|---|")
     for name, spent in sorted(best.items(), key=lambda item: item[1]):
         print(f"| {name} | {spent / x.numel():.2f} |")
@@ -130,7 +133,7 @@ def per_call(arguments):
 
         def alone(x=x, calls=calls, into=into):
             for _ in range(calls):
-                native.measure(x, *into, (32, 128))
+                native_cpu.measure(x, *into, (32, 128))
 
         best = best_of({"hooks": as_hooks, "alone": alone}, arguments.repeat)
         print(f"| {elements} | {best['hooks'] / calls / 1e3:.1f} | {best['alone'] / calls / 1e3:.1f} |")
@@ -140,12 +143,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--elements", type=int, default=8 << 20)
     parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--variant", choices=native.VARIANTS)
+    parser.add_argument("--variant", choices=native_cpu.VARIANTS)
     arguments = parser.parse_args()
-    if native.library() is None:
+    if native_cpu.library() is None:
         raise SystemExit("there is no compiled kernel here; make one with: python hatch_build.py")
     torch.set_num_threads(1)
-    variant = native.choose_variant(arguments.variant)
+    variant = native_cpu.choose_variant(arguments.variant)
     print(f"{time.strftime('%Y-%m-%d')}  {processor()}  torch {torch.__version__}  kernel: C ({variant}), one thread")
     load = os.getloadavg()[0]
     print(

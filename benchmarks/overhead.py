@@ -26,7 +26,7 @@ import models
 import torch
 from recorders import OURS, PEERS, WHAT, Ours
 
-#: Steps before the measured ones of ours, which settles down: precdoctor.recording.sampling's, and two.
+#: Steps before the measured ones of ours, which settles down: precdoctor.recording.steps.sampling's, and two.
 _WARM_UP = 66
 #: glibc's malloc gives the top of its heap back between steps or keeps it, as small blocks happen to lie, and page
 #: faults of up to 3 % of a step then fall on either model: it is told to keep all.
@@ -116,9 +116,9 @@ def child(arguments, name, model_name, precision):
 def table(arguments):
     """Print it, a row as soon as it is known."""
     device = platform.processor() or platform.machine()
-    from precdoctor.recording.kernels import native
+    from precdoctor.recording.kernels import native_cpu
 
-    kernel = "C" if native.library() else "torch, blocked"
+    kernel = "C" if native_cpu.library() else "torch, blocked"
     clock = "CPU time" if arguments.threads == 1 else "wall time"
     print(f"{time.strftime('%Y-%m-%d')}  {device}, {os.cpu_count()} cores  torch {torch.__version__}  kernel: {kernel}")
     print(f"Ratio of recorded to plain steps, {clock}, {arguments.threads} thread(s), {arguments.pairs} pairs.\n")

@@ -53,9 +53,9 @@ class Ours:
         create_run(self.run, {"command": ["benchmark"]})
         os.environ[RUN_VARIABLE] = str(self.run)
         os.environ[OPTIONS_VARIABLE] = RecordOptions(**options).to_json()
-        from precdoctor.recording import hooks
+        from precdoctor.recording import installation
 
-        self.recorder = hooks.install()
+        self.recorder = installation.install()
         self._state = "idle"
         self.recorder.state = "off"
         # Modules called in plain steps are to find no hooks at all: torch's way around them costs something, too.

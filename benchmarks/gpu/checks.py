@@ -24,8 +24,8 @@ from benchmarks.gpu.place import Place, from_command_line
 from benchmarks.gpu.runner import SKIPPED
 from benchmarks.gpu.trainings import digest, plain_and_recorded, recorded
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels import row_layout as at
 
 Facts = dict[str, Any]
 Check = Callable[[Place], Facts]

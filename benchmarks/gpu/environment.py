@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.gpu.place import Place, from_command_line
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import native
+from precdoctor.recording.kernels import native_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("triton", "numpy", "pandas", "pyarrow", "pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "torchao")
@@ -58,9 +58,9 @@ def device_facts(place: Place) -> dict[str, object]:
 
 def build_kernel() -> str:
     """Compile the CPU kernel into the tree where that was not done yet."""
-    if native.library() is None and shutil.which("gcc"):
+    if native_cpu.library() is None and shutil.which("gcc"):
         subprocess.run([sys.executable, str(ROOT / "hatch_build.py")], cwd=ROOT, timeout=60, check=False)
-        native.library.cache_clear()
+        native_cpu.library.cache_clear()
     return kernels.in_use(torch.device("cpu"))
 
 

@@ -94,7 +94,7 @@ def second_run(run: Run, *, died: bool = True) -> int:
     """
     from precdoctor.diagnosis.autopsy import agreement, plan
     from precdoctor.diagnosis.view import RunView
-    from precdoctor.recording.launch import launch
+    from precdoctor.recording.process.launch import launch
     from precdoctor.runlog import open_run
     from precdoctor.runlog.files import AUTOPSY_DIR
 

@@ -36,8 +36,8 @@ def demo(
     Takes a few seconds, on a GPU when there is one. The script it runs is an ordinary one; its path is printed.
     """
     from precdoctor.diagnosis import diagnose
-    from precdoctor.recording.launch import launch
     from precdoctor.recording.options import RecordOptions
+    from precdoctor.recording.process.launch import launch
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.terminal import print_full
     from precdoctor.runlog import open_run

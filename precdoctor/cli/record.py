@@ -16,7 +16,7 @@ from precdoctor.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from precdoctor.recording.supervise import Online
+    from precdoctor.recording.process.supervise import Online
 
 _EXAMPLES = """\b
 Examples:
@@ -172,8 +172,8 @@ def record(
     Your script is not modified, and training stays bitwise identical unless you pass --apply, --compiled instrument or
     --on-nonfinite skip. The exit status is the command's own.
     """
-    from precdoctor.recording.launch import command_line, launch
     from precdoctor.recording.options import RecordOptions
+    from precdoctor.recording.process.launch import command_line, launch
 
     settings = settings_in_force()
     flags = {
@@ -224,7 +224,7 @@ def _with_autopsy(command: list[str], directory: Path | None, start: Callable[[P
     from precdoctor.cli.autopsy import second_run
     from precdoctor.cli.common import say
     from precdoctor.errors import PrecdoctorError
-    from precdoctor.recording.launch import default_run_directory
+    from precdoctor.recording.process.launch import default_run_directory
     from precdoctor.runlog import open_run
 
     place = (directory or default_run_directory(command, dt.datetime.now(dt.timezone.utc))).absolute()
@@ -251,7 +251,7 @@ def _online(
         return None
     from precdoctor.diagnosis.engine import resolve_options
     from precdoctor.diagnosis.online import OnlineRules, as_json
-    from precdoctor.recording.supervise import Online
+    from precdoctor.recording.process.supervise import Online
 
     more: dict[str, Any] = {}
     if reference is not None:

@@ -71,8 +71,8 @@ def shadow(
     """
     import datetime as dt
 
-    from precdoctor.recording.launch import command_line, default_run_directory, launch
     from precdoctor.recording.options import RecordOptions
+    from precdoctor.recording.process.launch import command_line, default_run_directory, launch
 
     settings = settings_in_force()
     flags = {"at": at, "every": every, "steps": steps, "reference": reference, "redact-names": redact_names}

@@ -1,7 +1,7 @@
 """The recorder of one process: its state, its slots, and the step it is in. Hooks call it; it calls nobody's code.
 
 States: ``idle`` (hooks installed) -> ``armed`` (a model was called: statistics are taken; directory and drain thread
-exist once :mod:`~precdoctor.recording.claim` finds that it trains) -> ``off`` (a DataLoader worker, three internal
+exist once :mod:`~precdoctor.recording.output.rank_claim` finds that it trains) -> ``off`` (a DataLoader worker, three internal
 errors, or closed). A fork goes back to idle.
 """
 
@@ -17,23 +17,25 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from precdoctor import _boot
-from precdoctor.recording import attach, kernels, leaves
-from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts, is_capturing
-from precdoctor.recording.capture import Capture
-from precdoctor.recording.claim import Claim, chosen
-from precdoctor.recording.facts import Facts
-from precdoctor.recording.naming import Names, Place
+from precdoctor.recording import kernels
+from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.model.module_names import Names, Place
+from precdoctor.recording.observe.batched_launch import Together
+from precdoctor.recording.observe.graph_capture import Capture
+from precdoctor.recording.observe.slots import Entry, Site, SlotTable
+from precdoctor.recording.observe.step_batch import EventBatch, StepBatch, StepFacts, is_capturing
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.sampling import Sampler
-from precdoctor.recording.slots import Entry, Site, SlotTable
-from precdoctor.recording.threads import Threads
-from precdoctor.recording.together import Together
+from precdoctor.recording.output.process_facts import Facts
+from precdoctor.recording.output.rank_claim import Claim, chosen
+from precdoctor.recording.process import attach
+from precdoctor.recording.process.threads import Threads
+from precdoctor.recording.steps.sampling import Sampler
 
 if TYPE_CHECKING:
-    from precdoctor.recording.compiled import Probes
     from precdoctor.recording.deepscan.scan import DeepScan
-    from precdoctor.recording.drain import Drain
     from precdoctor.recording.microscope.live import LiveTrace
+    from precdoctor.recording.observe.compiled_modules import Probes
+    from precdoctor.recording.output.drain import Drain
     from precdoctor.recording.shadowing.shadow import Shadow
 
 _MAX_INTERNAL_ERRORS = 3
@@ -83,7 +85,7 @@ class Recorder:
         self.facts: Facts | None = None
         self.drain: Drain | None = None
         self.errors = 0
-        #: A hook body runs, and its time is charged (:mod:`~precdoctor.recording.guarded`).
+        #: A hook body runs, and its time is charged (:mod:`~precdoctor.recording.observe.hook_guard`).
         self.on_the_clock = False
         self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)
@@ -226,10 +228,10 @@ class Recorder:
         ``together`` it may be done later: ``x`` is to stay as it is.
         """
         kinds = self.options.kinds
-        dense = None if kinds and site.kind not in kinds else leaves.plain(x) if dense is None else dense
+        dense = None if kinds and site.kind not in kinds else tensor_leaves.plain(x) if dense is None else dense
         if dense is None:
             return None
-        if launch is kernels.stat and type(dense) in leaves.EXACT and kernels.reads_memory(dense):
+        if launch is kernels.stat and type(dense) in tensor_leaves.EXACT and kernels.reads_memory(dense):
             entry = self.slots.entry(site, dense.device)
             kernels.read(dense, entry.slot, restart=restart)
         else:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precdoctor.errors import UsageError
-from precdoctor.recording.launch import default_run_directory, run_facts
 from precdoctor.recording.options import RUN_VARIABLE, RecordOptions
+from precdoctor.recording.process.launch import default_run_directory, run_facts
 
 if TYPE_CHECKING:
     from precdoctor.runlog import Run
@@ -67,17 +67,17 @@ def record(run: str | os.PathLike[str] | None = None, *, force: bool = False, **
         raise UsageError(
             "precdoctor.record records one process; type `precdoctor record -- torchrun ...` for all ranks"
         )
-    from precdoctor.recording import hooks
+    from precdoctor.recording import installation
     from precdoctor.runlog.layout import create_run
 
     command = [sys.executable, *sys.argv]
     now = dt.datetime.now(dt.timezone.utc)
     directory = Path(run or default_run_directory(command, now)).absolute()
-    busy = hooks.recorded_into()
+    busy = installation.recorded_into()
     if busy is not None:
         raise UsageError(f"this process is recorded into {busy} already; end that block first")
     create_run(directory, run_facts(command, chosen, now), force=force)
-    recorder = hooks.begin(directory, chosen)
+    recorder = installation.begin(directory, chosen)
     try:
         yield Recording(directory)
     finally:

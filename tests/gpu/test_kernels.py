@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels import row_layout as at
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 RARE = [math.nan, math.inf, -math.inf, 0.0, 1e-40, 2.0**-149, 3.4e38, 448.0]

@@ -384,8 +384,8 @@ def install(*, batches: bool = True) -> None:
         cuda._kernel = lambda: None
 
     def step() -> int:
-        from precdoctor.recording import hooks
+        from precdoctor.recording import installation
 
-        return -1 if hooks._installed is None else hooks._installed.step
+        return -1 if installation._installed is None else installation._installed.step
 
     CUDA.step = step

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from precdoctor.numerics import EXP_MIN
-from precdoctor.recording.batch import StepBatch
-from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.observe.step_batch import StepBatch
 
 #: Gradients of these kinds still carry the loss scale.
 _SCALED_KINDS = frozenset(("grad_output", "weight_grad", "loss"))

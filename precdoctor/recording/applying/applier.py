@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from precdoctor.recording.applying import optimizers, scalers, switches
+from precdoctor.recording.applying import flag_changes, optimizer_changes, scaler_changes
 from precdoctor.recording.applying.ledger import Ledger
-from precdoctor.recording.applying.modules import ModuleFormats
+from precdoctor.recording.applying.module_changes import ModuleFormats
 from precdoctor.recording.recorder import Recorder
 from precdoctor.runlog.changes import SETTINGS, Change
 
@@ -17,17 +17,19 @@ class Applier:
         self._changes = [Change.of(raw, "PRECDOCTOR_OPTIONS") for raw in recorder.options.apply]
         self._ledger = Ledger(recorder, self._changes)
         self._masters = [
-            optimizers.MasterWeights(c, self._ledger) for c in self._changes if c.setting == "optimizer.master_weights"
+            optimizer_changes.MasterWeights(c, self._ledger)
+            for c in self._changes
+            if c.setting == "optimizer.master_weights"
         ]
 
     def install_before(self) -> None:
         """What has to be in place before the recorder's hooks: they are to see the training as it was changed."""
-        switches.install_flags(self._of("flag."), self._ledger, self._recorder)
-        scalers.install(self._of("scaler."), self._ledger)
+        flag_changes.install_flags(self._of("flag."), self._ledger, self._recorder)
+        scaler_changes.install(self._of("scaler."), self._ledger)
         for change in self._of("autocast."):
-            switches.install_autocast(change, self._ledger)
+            flag_changes.install_autocast(change, self._ledger)
         for change in self._of("optimizer.eps"):
-            optimizers.install_eps(change, self._ledger)
+            optimizer_changes.install_eps(change, self._ledger)
         if modules := self._of("module."):
             ModuleFormats(self._recorder, modules, self._ledger).install()
         for masters in self._masters:

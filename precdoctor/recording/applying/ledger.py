@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precdoctor.recording import attach
+from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.runlog.changes import Change, Value
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording.deepscan.call import Call, names
-from precdoctor.recording.deepscan.facts import Event, Findings, said
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.deepscan.shadows import Room, Shadows
 
 #: Errors followed per scan, ops each is followed through, shadows held at a time.

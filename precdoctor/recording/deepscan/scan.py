@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from precdoctor.recording import attach, kernels, room, static
-from precdoctor.recording.batch import is_capturing
+from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.evidence import Evidence
-from precdoctor.recording.deepscan.mode import ScanMode
+from precdoctor.recording.deepscan.scan_mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
 from precdoctor.recording.deepscan.targets import Targets
-from precdoctor.recording.guarded import guarded
-from precdoctor.recording.modes import in_backward, put_on, retire, retired, sweep, take_off
-from precdoctor.recording.naming import unwrap
+from precdoctor.recording.model import static
+from precdoctor.recording.model.module_names import unwrap
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.observe.step_batch import is_capturing
+from precdoctor.recording.ops.dispatch_modes import in_backward, put_on, retire, retired, sweep, take_off
+from precdoctor.recording.process import attach, memory_limits
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder
@@ -118,7 +120,7 @@ class DeepScan:
         self._asked, elapsed = recorder.step, time.perf_counter_ns() - self._began
         if self.schedule.wants(recorder.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
             options = recorder.options
-            self._mode = ScanMode(room.for_copies(options), values=not options.redact_names)
+            self._mode = ScanMode(memory_limits.for_copies(options), values=not options.redact_names)
         return self._mode is not None
 
     def _in_time(self) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording.deepscan.call import Call, names
 from precdoctor.recording.deepscan.effects import Effects, Error
-from precdoctor.recording.deepscan.facts import Event, Findings, said
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scanned_op import Call, names
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
 _FLOATS = _HALF | {torch.float32}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from precdoctor.recording import static
-from precdoctor.recording.microscope.ops import storage_key
+from precdoctor.recording.model import static
+from precdoctor.recording.ops.dispatched_ops import storage_key
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder

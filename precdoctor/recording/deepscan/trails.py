@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording.deepscan.call import Call, names
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.facts import Event, Findings, said
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.deepscan.shadows import Room, Shadows
 
 #: Trails followed per scan and from one line, and ops a trail is followed through.

@@ -15,19 +15,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from precdoctor.recording.kernels import batched, blocked, cuda, native, reference
-from precdoctor.recording.kernels import layout as at
-from precdoctor.recording.kernels.adam import Adam as Adam
-from precdoctor.recording.kernels.apart import apart_from_every_mode as apart_from_every_mode
-from precdoctor.recording.kernels.apart import apart_from_user_modes as apart_from_user_modes
-from precdoctor.recording.kernels.apart import is_unwatched
+from precdoctor.recording.kernels import batched, blocked, cuda, native_cpu, reference
+from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.kernels.adam_update import Adam as Adam
 from precdoctor.recording.kernels.batched import Job as Job
 from precdoctor.recording.kernels.batched import Tables as Tables
 from precdoctor.recording.kernels.cuda import stream_of as stream_of
-from precdoctor.recording.kernels.memory import Bank as Bank
-from precdoctor.recording.kernels.memory import Snapshot as Snapshot
+from precdoctor.recording.kernels.outside_user_modes import apart_from_every_mode as apart_from_every_mode
+from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes as apart_from_user_modes
+from precdoctor.recording.kernels.outside_user_modes import is_unwatched
+from precdoctor.recording.kernels.slot_memory import Bank as Bank
+from precdoctor.recording.kernels.slot_memory import Snapshot as Snapshot
 
-_ALL_BLOCKS, _ACTIVATION_BLOCKS = native.wanted(at.BLOCK_SIZES), native.wanted(at.BLOCK_SIZES[1:])
+_ALL_BLOCKS, _ACTIVATION_BLOCKS = native_cpu.wanted(at.BLOCK_SIZES), native_cpu.wanted(at.BLOCK_SIZES[1:])
 
 _library = torch.library.Library("precdoctor", "DEF")
 _library.define("stat(Tensor x, int slot) -> ()")
@@ -90,7 +90,7 @@ def _stat(x: Tensor, slot: int) -> None:
     if not home.admits(slot):
         return
     home.launches += 1
-    if native.supports(x):
+    if native_cpu.supports(x):
         home.read(x, slot, _wanted_blocks(slot))
         return
     blocks = () if not _with_blocks else at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
@@ -118,8 +118,8 @@ def _update(before: Tensor, after: Tensor, intended: Tensor, slot: int) -> None:
     if not home.admits(slot):
         return
     home.launches += 1
-    if native.supports_update(before, after, intended):
-        native.update_at(before, after, intended, *home.addresses(slot), home.counter_address)
+    if native_cpu.supports_update(before, after, intended):
+        native_cpu.update_at(before, after, intended, *home.addresses(slot), home.counter_address)
     else:
         reference.measure_update(before, after, intended, *home.row(slot), home.counter)
 
@@ -152,7 +152,7 @@ def stat(x: Tensor, slot: int) -> None:
 
 def reads_memory(x: Tensor) -> bool:
     """Whether :func:`stat` of a tensor without behaviour of its own runs no op of torch's that anybody could notice."""
-    return is_unwatched() and native.supports(x)  # first: a mode would see the others
+    return is_unwatched() and native_cpu.supports(x)  # first: a mode would see the others
 
 
 def read(x: Tensor, slot: int, *, restart: bool = False) -> None:
@@ -179,7 +179,7 @@ def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) ->
     if isinstance(intended, Adam):
         home = bank(before.device)
         home.launches += 1
-        native.adam_at(before, after, intended, *home.addresses(slot), home.counter_address)
+        native_cpu.adam_at(before, after, intended, *home.addresses(slot), home.counter_address)
         return
     if torch.compiler.is_compiling():
         torch.ops.precdoctor.update.default(before, after, intended, slot)
@@ -189,7 +189,7 @@ def update(before: Tensor, after: Tensor, intended: Tensor | Adam, slot: int) ->
 
 def makes_updates(before: Tensor, after: Tensor, intended: Adam) -> bool:
     """Whether :func:`update` can make the intended update by itself, which saves a pass over memory or two."""
-    return native.supports_adam(before, after, intended)
+    return native_cpu.supports_adam(before, after, intended)
 
 
 def gathers(x: Tensor, before: Tensor | None = None, intended: Tensor | None = None) -> bool:
@@ -245,8 +245,8 @@ def measured(x: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
     if home is None:
         home = banks[x.device] = Bank(x.device)
     ints, floats = home.cleared(0)
-    if native.supports(x):
-        native.measure_at(x, *home.addresses(0), home.counter_address, 0)
+    if native_cpu.supports(x):
+        native_cpu.measure_at(x, *home.addresses(0), home.counter_address, 0)
     else:
         _launch(x, home, 0, (), fingerprint=False)
     return ints.cpu().numpy(), floats.cpu().numpy()
@@ -254,8 +254,8 @@ def measured(x: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 def in_use(device: torch.device) -> str:
     """Which kernel measures tensors of a device, for people: ``C (avx2)``, ``Triton``, ``torch operations``."""
-    if device.type == "cpu" and native.library() is not None:
-        return f"C ({native.variant()})"
+    if device.type == "cpu" and native_cpu.library() is not None:
+        return f"C ({native_cpu.variant()})"
     if device.type == "cuda":
         return "Triton" if cuda.failure() is None else f"torch operations ({cuda.failure()})"
     return "torch operations"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from precdoctor.numerics import EXP_MIN
-from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels import row_layout as at
 
 CHUNK = 64 * 1024
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording import attach
 from precdoctor.recording.kernels import batched
 from precdoctor.recording.kernels.tiling import is_dense
+from precdoctor.recording.process import attach
 
 _failure: list[str] = []
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.numerics import EXP_MAX, EXP_MIN
-from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels import row_layout as at
 
 #: Elements per chunk: on a CPU the temporaries should stay in a core's L2 cache; a GPU wants long launches.
 CHUNK_CPU = 32 * 1024

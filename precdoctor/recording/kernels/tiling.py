@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels import row_layout as at
 
 #: Elements of a tile that is counted exhaustively. Larger ones spill registers on sm_90.
 TILE: Final = 1024

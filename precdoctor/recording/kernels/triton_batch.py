@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from precdoctor.recording.kernels import batched
-from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.triton_kernel import OPTIONS, edges, measure_tiles, sign, take_out
 from precdoctor.recording.kernels.triton_tile import FORMATS, add, pointer_to
 from precdoctor.recording.kernels.triton_update import measure_update

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.tiling import MAX_OUTER, TILE, is_aligned, is_dense, tiling
 from precdoctor.recording.kernels.triton_tile import FORMATS, add, as_fp32_bits, fingerprint_terms, pointer_to, tally
 from precdoctor.recording.kernels.triton_window import measure_window

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from precdoctor.numerics import EXP_MAX, EXP_MIN
-from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels import row_layout as at
 
 #: Per dtype: the integer to load it as, mantissa bits, exponent bias, first magnitude that is not finite, FNUZ or not.
 FORMATS: Final = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.triton_tile import add, as_fp32_bits, count_keys, entry_of, tally
 from precdoctor.recording.kernels.triton_window import (
     LANES,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from precdoctor.numerics import EXP_MIN
-from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.triton_tile import add, as_fp32_bits, fingerprint_terms, merge_extremes, tally
 
 #: Tiles between two additions to the slot: a field of 8 bits holds eight elements of each.

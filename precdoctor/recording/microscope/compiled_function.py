@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import static
-from precdoctor.recording.microscope.frames import is_foreign
+from precdoctor.recording.model import static
+from precdoctor.recording.ops.source_lines import is_foreign
 
 #: Functions of the user's that one calls, looked into one after another.
 _MAX_DEPTH = 4

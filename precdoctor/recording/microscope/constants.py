@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording import attach
-from precdoctor.recording.loss_graph import LossNode
+from precdoctor.recording.process import attach
+from precdoctor.recording.scene.loss_graph import LossNode
 
 
 def added_to(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from precdoctor.recording.loss_graph import LossNode, OwnFunction
 from precdoctor.recording.microscope.constants import base_of, without_constant
-from precdoctor.recording.microscope.facts import badness
-from precdoctor.recording.microscope.frames import is_foreign
 from precdoctor.recording.microscope.replay import same_bits
+from precdoctor.recording.ops.source_lines import is_foreign
+from precdoctor.recording.ops.tensor_facts import badness
+from precdoctor.recording.scene.loss_graph import LossNode, OwnFunction
 
 #: By op, from the gradient and the op's result.
 _OF_RESULT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

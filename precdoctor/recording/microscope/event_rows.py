@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.tracer import External, OpRecord
+from precdoctor.recording.ops.source_lines import Line
 
 if TYPE_CHECKING:
     from precdoctor.recording.microscope.examination import Examination

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import leaves, static
 from precdoctor.recording.microscope.event_rows import incident_event, op_events
 from precdoctor.recording.microscope.examination import Examination
-from precdoctor.recording.microscope.facts import badness
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source, Tracer
-from precdoctor.recording.modes import in_backward, put_on, retire
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.ops.dispatch_modes import in_backward, put_on, retire
+from precdoctor.recording.ops.tensor_facts import badness
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder
@@ -105,7 +105,7 @@ class LiveTrace:
                 self._entered(module, ())
             self._note_known(self._tracer)
             self._tracer.root = root
-            for name, x in leaves.tensors(arguments, objects=True):
+            for name, x in tensor_leaves.tensors(arguments, objects=True):
                 self._tracer.note(x, External("batch", name))
 
     def _entered(self, module: nn.Module, _args: Any) -> None:
@@ -134,7 +134,7 @@ class LiveTrace:
             return
         found = []
         for name, x in tensors:
-            dense = leaves.plain(x) if x is not None else None
+            dense = tensor_leaves.plain(x) if x is not None else None
             if dense is not None and x is not None and (bad := badness(dense.detach())):
                 found.append((name, bad, tracer.source(x)))
         if found and kind not in self._bad:

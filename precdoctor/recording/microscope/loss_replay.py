@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from precdoctor.numerics.nonfinite import can_make
-from precdoctor.recording import attach
-from precdoctor.recording.loss_graph import Leaf, LossGraph, LossNode
 from precdoctor.recording.microscope.constants import added_to, base_of, has_no_gradient
 from precdoctor.recording.microscope.derivatives import for_gradients
-from precdoctor.recording.microscope.facts import NEG_INF, badness, describe
-from precdoctor.recording.microscope.ops import storage_key, take_gradients
 from precdoctor.recording.microscope.replay import Replay
-from precdoctor.recording.microscope.restore import Autocast
 from precdoctor.recording.microscope.tracer import External, Tracer
-from precdoctor.recording.scene import RootCall, Scene
+from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
+from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
+from precdoctor.recording.process import attach
+from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode
+from precdoctor.recording.scene.state_restore import Autocast
+from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
 _WRAPPED = 1 << 63
 _UNSEEN = External("constant")

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording import leaves, static
-from precdoctor.recording.attempt import groups_of, parameters_in, state_of
-from precdoctor.recording.microscope.facts import badness, describe, value_at
-from precdoctor.recording.state_watch import Poisoned
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.ops.tensor_facts import badness, describe, value_at
+from precdoctor.recording.steps.persistent_state import Poisoned
+from precdoctor.recording.steps.step_attempt import groups_of, parameters_in, state_of
 
 #: Parameters told of per incident.
 _MAX_PARAMETERS = 4
@@ -32,7 +32,7 @@ def bad_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[
     found = []
     for group in groups_of(optimizer):
         for parameter in parameters_in(group):
-            dense = leaves.plain(parameter)
+            dense = tensor_leaves.plain(parameter)
             if dense is not None and badness(dense.detach()):
                 found.append((parameter, group))
     return found
@@ -64,7 +64,7 @@ def _number(value: Any) -> float:
     """A setting as a number; 0 for what is none."""
     if (known := static.number(value)) is not None:
         return known
-    dense = leaves.plain(value) if issubclass(type(value), Tensor) and value.numel() == 1 else None
+    dense = tensor_leaves.plain(value) if issubclass(type(value), Tensor) and value.numel() == 1 else None
     return float(dense.detach()) if dense is not None and dense.is_floating_point() else 0.0
 
 
@@ -94,7 +94,7 @@ def parameter_events(
         tensors |= {k: v for k, v in state_of(optimizer, parameter).items() if issubclass(type(v), Tensor)}
         operands = []
         for argument, x in tensors.items():
-            plain = leaves.plain(x)
+            plain = tensor_leaves.plain(x)
             if plain is None:
                 continue
             operands.append({"argument": argument, **describe(plain.detach())})
@@ -135,7 +135,7 @@ def state_events(
         tensors = {"weight": parameter, "grad": parameter.grad, found.name: found.tensor}
         operands = []
         for argument, x in tensors.items():
-            plain = leaves.plain(x) if x is not None else None
+            plain = tensor_leaves.plain(x) if x is not None else None
             if plain is None:
                 continue
             operands.append({"argument": argument, **describe(plain.detach())})

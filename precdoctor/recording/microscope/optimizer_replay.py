@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import attach, copies, kernels, leaves, static
-from precdoctor.recording.attempt import groups_of, parameters_in, parameters_of, state_of
+from precdoctor.recording import kernels
 from precdoctor.recording.microscope.examination import Examination
-from precdoctor.recording.microscope.facts import NEG_INF, POS_INF, badness
-from precdoctor.recording.microscope.frames import Line
-from precdoctor.recording.microscope.ops import storage_key
 from precdoctor.recording.microscope.replay import Replay
-from precdoctor.recording.microscope.restore import RandomState
 from precdoctor.recording.microscope.tracer import External, Tracer
+from precdoctor.recording.model import object_copies, static, tensor_leaves
+from precdoctor.recording.ops.dispatched_ops import storage_key
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.tensor_facts import NEG_INF, POS_INF, badness
+from precdoctor.recording.process import attach
+from precdoctor.recording.scene.state_restore import RandomState
+from precdoctor.recording.steps.step_attempt import groups_of, parameters_in, parameters_of, state_of
 
 _HOOKS = tuple(
     f"_optimizer_{which}_{when}_hooks"
@@ -154,21 +156,21 @@ def _copied(
         state = {k: _state(k, v, mended) for k, v in state_of(optimizer, parameter).items()}
         if state:
             states[clone] = state
-        tensors = {"weight": clone, "grad": clone.grad, **dict(leaves.tensors(state))}
+        tensors = {"weight": clone, "grad": clone.grad, **dict(tensor_leaves.tensors(state))}
         known |= {key: External("weight", n) for n, x in tensors.items() if (key := storage_key(x)) is not None}
     there = static.own(optimizer)
     plain = {k: v for k, v in there.items() if k not in {"step", "state", "param_groups", *_HOOKS}}
     again: torch.optim.Optimizer = object.__new__(type(optimizer))
     memo[id(optimizer)] = again
     own = static.own(again)
-    own.update(copies.deep_copy(plain, memo))
+    own.update(object_copies.deep_copy(plain, memo))
     own.update({name: OrderedDict() for name in _HOOKS if name in there})
     own["param_groups"] = groups = []
     for group in groups_of(optimizer):
         mine = [clones[id(p)] for p in parameters_in(group) if id(p) in clones]
         settings = {k: v for k, v in dict.items(group) if k != "params"}
         if mine:
-            groups.append({**copies.deep_copy(settings, memo), "params": mine})
+            groups.append({**object_copies.deep_copy(settings, memo), "params": mine})
     own["state"] = defaultdict(dict, states)
     return again, list(clones.values()), known
 
@@ -182,7 +184,7 @@ def _state(name: str, value: Any, mended: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(_state("", x, mended) for x in value)
     if type(value) is dict:
         return {k: _state("", x, mended) for k, x in value.items()}
-    return copies.deep_copy(value, {})
+    return object_copies.deep_copy(value, {})
 
 
 def _mended(x: Tensor) -> Tensor:

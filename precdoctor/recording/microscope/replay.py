@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import leaves, static
 from precdoctor.recording.microscope.compiled_function import CompiledFunction
-from precdoctor.recording.microscope.facts import badness
-from precdoctor.recording.microscope.ops import storage_key, take_gradients
-from precdoctor.recording.microscope.restore import Attributes, Autocast, buffers_aside, without_hooks
 from precdoctor.recording.microscope.slicing import Slice, slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
-from precdoctor.recording.naming import Names, unwrap
-from precdoctor.recording.scene import RootCall
-from precdoctor.recording.taken import Taken
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Names, unwrap
+from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
+from precdoctor.recording.ops.tensor_facts import badness
+from precdoctor.recording.scene.autograd_grad_calls import Taken
+from precdoctor.recording.scene.state_restore import Attributes, Autocast, buffers_aside, without_hooks
+from precdoctor.recording.scene.step_snapshot import RootCall
 
 
 @dataclass
@@ -168,24 +168,24 @@ def ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
             copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad) if is_dense(x) else x
         return copies[id(x)]
 
-    return leaves.mapped(call.args, copy, objects=True), leaves.mapped(call.kwargs, copy, objects=True)
+    return tensor_leaves.mapped(call.args, copy, objects=True), tensor_leaves.mapped(call.kwargs, copy, objects=True)
 
 
 def is_dense(x: Tensor) -> bool:
     """Whether it is a plain strided tensor."""
-    return x.layout is torch.strided and not leaves.is_wrapped(x)
+    return x.layout is torch.strided and not tensor_leaves.is_wrapped(x)
 
 
 def _note_arguments(tracer: Tracer, call: RootCall, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
     """Tell the tracer what the copies are."""
     given: dict[Any, Any] = {**dict(enumerate(arguments[0])), **arguments[1]}
-    for (name, _, _), (_, x) in zip(call.versions, leaves.tensors(given, objects=True), strict=False):
+    for (name, _, _), (_, x) in zip(call.versions, tensor_leaves.tensors(given, objects=True), strict=False):
         tracer.note(x, External("argument" if x.requires_grad else "batch", name))
 
 
 def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
     originals = {name: kept for name, kept, version in call.outputs if kept._version == version}
-    for name, x in leaves.floating(result):
+    for name, x in tensor_leaves.floating(result):
         bad = badness(x.detach())
         if bad:
             done.bad_outputs.append((name, bad, done.tracer.source(x)))
@@ -213,14 +213,16 @@ def _backward(
 ) -> None:
     pairs = [
         (x, done.tracer.forget(brought[name].clone()))
-        for name, x in leaves.floating(result)
+        for name, x in tensor_leaves.floating(result)
         if name in brought and x.requires_grad and brought[name].shape == x.shape
     ]
     if not pairs:
         done.no_backward = "the backward pass brought no gradient to its outputs"
         return
     inputs: dict[str, Tensor] = {f"weight {n}": p for n, p in weights.items() if p.requires_grad}
-    inputs |= {f"argument {n}": x for n, x in leaves.tensors(arguments, objects=True) if x.requires_grad and x.is_leaf}
+    inputs |= {
+        f"argument {n}": x for n, x in tensor_leaves.tensors(arguments, objects=True) if x.requires_grad and x.is_leaf
+    }
     leaves_in = list(inputs.values())
     if not leaves_in:
         return

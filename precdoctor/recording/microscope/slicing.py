@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from precdoctor.recording.microscope.facts import NAN, NEG_INF
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source
+from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF
 
 #: Ops told of the way from an origin to the bad value, and of the way that led to its operands.
 _MAX_PATH = 12

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording.microscope.facts import describe, value_at
-from precdoctor.recording.microscope.fp64 import in_fp64
+from precdoctor.recording.ops.fp64_result import in_fp64
+from precdoctor.recording.ops.tensor_facts import describe, value_at
 
 _MAX_OPERANDS = 8
 _MAX_RESULTS = 3

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from precdoctor.recording import leaves
-from precdoctor.recording.microscope.facts import badness
-from precdoctor.recording.microscope.frames import Line, innermost_user_line
-from precdoctor.recording.microscope.ops import (
+from precdoctor.recording.microscope.suspects import Wanted, closer_look
+from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.ops.dispatch_modes import Retiring
+from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
     is_out_variant,
@@ -28,8 +28,8 @@ from precdoctor.recording.microscope.ops import (
     tensors_in,
     written_by,
 )
-from precdoctor.recording.microscope.suspects import Wanted, closer_look
-from precdoctor.recording.modes import Retiring
+from precdoctor.recording.ops.source_lines import Line, innermost_user_line
+from precdoctor.recording.ops.tensor_facts import badness
 
 #: Suspects looked at closely while tracing; a mask filled in each layer is one each.
 _MAX_SUSPECTS = 256
@@ -115,7 +115,7 @@ class Tracer(Retiring):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(leaves.computes_itself(t) for t in types):
+        if any(tensor_leaves.computes_itself(t) for t in types):
             return NotImplemented  # its inner ops will come by here
         if self.over:
             return func(*args, **kwargs)

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import leaves, static
-from precdoctor.recording.microscope.ops import take_gradients
 from precdoctor.recording.microscope.replay import eager, gradients_aside, is_dense, ready, same_bits
-from precdoctor.recording.microscope.restore import Autocast, buffers_aside, without_hooks
-from precdoctor.recording.naming import Names, unwrap
-from precdoctor.recording.scene import RootCall
-from precdoctor.recording.shadowing import setting
-from precdoctor.recording.shadowing.differences import Layer, relative_l2
-from precdoctor.recording.shadowing.walks import AllTheWay, Gradients, PieceByPiece, Reduced, Walk, wider
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Names, unwrap
+from precdoctor.recording.ops.dispatched_ops import take_gradients
+from precdoctor.recording.scene.state_restore import Autocast, buffers_aside, without_hooks
+from precdoctor.recording.scene.step_snapshot import RootCall
+from precdoctor.recording.shadowing import wide_replay
+from precdoctor.recording.shadowing.relative_errors import Layer, relative_l2
+from precdoctor.recording.shadowing.replay_walks import AllTheWay, Gradients, PieceByPiece, Reduced, Walk, wider
 from precdoctor.recording.shadowing.widening import Watching, Widened
 
 #: A parameter: itself, its gradient in the reduced run, its layer, its name there.
@@ -65,15 +65,15 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
             break
         found = {n: m for n, m in found.items() if n not in in_place}
     done.formats = {str(d).removeprefix("torch.") for d in watching.dtypes}
-    if (products := setting.reduced_products()) is not None:
+    if (products := wide_replay.reduced_products()) is not None:
         done.formats.add(products)
     if products is None and not any(d.itemsize < wide.itemsize for d in watching.dtypes):
         return done
     for walk in (AllTheWay(found, reduced), PieceByPiece(found, reduced, wide)):
         widened = Widened(wide, watching.draws)
         with (
-            _replayed(call, module, setting.full_precision(call.autocast)),
-            setting.widened_state(static.modules(module), wide) as own,
+            _replayed(call, module, wide_replay.full_precision(call.autocast)),
+            wide_replay.widened_state(static.modules(module), wide) as own,
         ):
             _widened(
                 done, walk, widened, module, {n: (own[id(p)], g, layer, w) for n, (p, g, layer, w) in weights.items()}
@@ -90,8 +90,8 @@ def _replayed(call: RootCall, module: nn.Module, around: contextlib.AbstractCont
     with (
         without_hooks(modules),
         buffers_aside(modules, call.buffers),
-        setting.attributes_aside(modules),
-        setting.nothing_recomputed(),
+        wide_replay.attributes_aside(modules),
+        wide_replay.nothing_recomputed(),
         eager(),
         torch.enable_grad(),
         around,
@@ -107,7 +107,7 @@ def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, n
         result = module(*args, **kwargs)
     _judge(done, call, result)
     parameters = {n: p for n, p in static.named_parameters(module) if p.requires_grad}
-    given = (x for _, x in leaves.tensors([args, kwargs], objects=True) if x.requires_grad and x.is_leaf)
+    given = (x for _, x in tensor_leaves.tensors([args, kwargs], objects=True) if x.requires_grad and x.is_leaf)
     inputs = [*parameters.values(), *given]
     pairs = _pairs(call, result)
     if not pairs or not inputs:
@@ -147,17 +147,17 @@ def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weigh
             wider_copies[id(x)] = x.detach().to(wider(x.dtype, wide)).requires_grad_(x.requires_grad)
         return wider_copies[id(x)]
 
-    args, kwargs = (leaves.mapped(given, widen, objects=True) for given in (args, kwargs))
+    args, kwargs = (tensor_leaves.mapped(given, widen, objects=True) for given in (args, kwargs))
     with walk.hooked(), mode:
         result = module(*args, **kwargs)
     if isinstance(walk, PieceByPiece):
-        walk.end_at(list(leaves.floating(result)), call.gradients)
+        walk.end_at(list(tensor_leaves.floating(result)), call.gradients)
         with mode:
             walk.compare_gradients(weights)
         return
     pairs = [(x, g.to(x.dtype)) for x, g in _pairs(call, result)]
     inputs = [p for p, *_ in weights.values()]
-    inputs += [x for _, x in leaves.tensors([args, kwargs], objects=True) if x.requires_grad and x.is_leaf]
+    inputs += [x for _, x in tensor_leaves.tensors([args, kwargs], objects=True) if x.requires_grad and x.is_leaf]
     if done.backward != "compared" or not pairs or not inputs:
         return
     with mode:
@@ -176,14 +176,14 @@ def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:
     """Root outputs with the gradients the run's backward pass brought to them."""
     return [
         (x, call.gradients[name].clone())
-        for name, x in leaves.floating(result)
+        for name, x in tensor_leaves.floating(result)
         if name in call.gradients and x.requires_grad and call.gradients[name].shape == x.shape
     ]
 
 
 def _judge(done: Compared, call: RootCall, result: Any) -> None:
-    originals = {name: kept for name, kept, version in call.outputs if leaves.version(kept) == version}
-    for name, x in leaves.floating(result):
+    originals = {name: kept for name, kept, version in call.outputs if tensor_leaves.version(kept) == version}
+    for name, x in tensor_leaves.floating(result):
         kept = originals.get(name)
         if kept is not None and kept.shape == x.shape and kept.dtype == x.dtype:
             done.outputs += 1

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from precdoctor.recording import attach, static
-from precdoctor.recording.microscope.restore import Attributes, RandomState
-from precdoctor.recording.naming import unwrap
+from precdoctor.recording.model import static
+from precdoctor.recording.model.module_names import unwrap
+from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.scene import RootCall, Scene
+from precdoctor.recording.scene.state_restore import Attributes, RandomState
+from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 from precdoctor.recording.shadowing.comparison import Compared, compare
 from precdoctor.recording.shadowing.widening import RefusedError
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from precdoctor.recording import leaves
-from precdoctor.recording.microscope.ops import written_by
+from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.ops.dispatched_ops import written_by
 
 #: Bits of a float that any wide format here has more of.
 _BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}
@@ -37,7 +37,7 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(leaves.computes_itself(t) for t in types):
+        if any(tensor_leaves.computes_itself(t) for t in types):
             return NotImplemented  # its inner ops will come by here
         if kwargs.get("generator") is not None:
             raise RefusedError("its forward pass draws from a random number generator of its own")

@@ -8,7 +8,7 @@ import pytest
 
 import precdoctor
 from precdoctor.cli import main
-from precdoctor.recording import compiled
+from precdoctor.recording.observe import compiled_modules
 from tests.support.processes import record, script
 
 TRAIN = """
@@ -105,11 +105,11 @@ def test_a_torch_that_cannot_be_instrumented_is_told_of(monkeypatch, capsys):
     def refuse(*_):
         raise RuntimeError("no such thing\nat all")
 
-    monkeypatch.setattr(compiled.torch.library, "_register_effectful_op", refuse)
-    compiled._supported.cache_clear()
+    monkeypatch.setattr(compiled_modules.torch.library, "_register_effectful_op", refuse)
+    compiled_modules._supported.cache_clear()
     try:
-        assert not compiled._supported()
+        assert not compiled_modules._supported()
     finally:
-        compiled._supported.cache_clear()
+        compiled_modules._supported.cache_clear()
     said = capsys.readouterr().err
     assert "cannot be instrumented (RuntimeError: no such thing); recording boundaries" in said

@@ -46,13 +46,13 @@ def _wait(running: dict[int, str]) -> list[str]:
 def _train(name: str, train) -> None:
     cuda = None
     if "ZOO_RUNS" in os.environ:
-        from precdoctor.recording import hooks
+        from precdoctor.recording import installation
         from precdoctor.runlog.layout import create_run
 
         run = Path(os.environ["ZOO_RUNS"]) / name
         create_run(run, {"command": ["python", "-m", "tests.support.zoo", name]}, force=False)
-        assert hooks._installed is not None, "the recorder is not in this process"
-        hooks._installed.run = run
+        assert installation._installed is not None, "the recorder is not in this process"
+        installation._installed.run = run
     if "ZOO_LIKE_CUDA" in os.environ:
         from tests.support import like_cuda
 

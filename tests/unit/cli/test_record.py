@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture
 def launched(monkeypatch):
     """What `record` hands to the launcher, which is replaced."""
-    from precdoctor.recording import launch as module
+    from precdoctor.recording.process import launch as module
 
     calls = []
 
@@ -119,7 +119,7 @@ def test_a_prescription_it_does_not_know_is_refused_before_the_run(launched, tmp
 
 
 def test_a_prescription_reaches_the_recorder_and_run_json(monkeypatch, tmp_path):
-    from precdoctor.recording import launch as module
+    from precdoctor.recording.process import launch as module
 
     given = []
     monkeypatch.setattr(module, "launch", lambda _command, _run, options, **more: given.append((options, more)) or 0)
@@ -135,7 +135,7 @@ def test_a_prescription_reaches_the_recorder_and_run_json(monkeypatch, tmp_path)
 
 
 def test_halt_on_takes_codes_names_and_error_and_nothing_else(monkeypatch, capsys):
-    from precdoctor.recording import launch as module
+    from precdoctor.recording.process import launch as module
 
     given = []
     monkeypatch.setattr(module, "launch", lambda _command, _run, options, **more: given.append((options, more)) or 0)
@@ -155,7 +155,7 @@ def test_a_reference_needs_somebody_to_tell(launched, capsys):
 
 
 def test_a_reference_lends_its_codes_to_halt_on(monkeypatch, tmp_path, capsys):
-    from precdoctor.recording import launch as module
+    from precdoctor.recording.process import launch as module
     from tests.support.training import Training
 
     given = []

@@ -10,8 +10,8 @@ import types
 
 import pytest
 
-from precdoctor.recording import attach
-from precdoctor.recording.launch import default_run_directory, why_nothing_armed
+from precdoctor.recording.process import attach
+from precdoctor.recording.process.launch import default_run_directory, why_nothing_armed
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
 

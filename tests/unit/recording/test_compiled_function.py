@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again, trained_in, trains
-from precdoctor.recording.naming import Names
+from precdoctor.recording.model.module_names import Names
 
 HISTORY = []
 SCALE = 2.0

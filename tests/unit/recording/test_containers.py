@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdoctor.recording import leaves
+from precdoctor.recording.model import tensor_leaves
 
 X, Y = torch.ones(2), torch.zeros(3)
 
@@ -77,7 +77,7 @@ def _hostile(*bases: type, slots: tuple[str, ...] | None = None) -> type:
 
 
 def _names(value, **more):
-    return [name for name, _ in leaves.tensors(value, **more)]
+    return [name for name, _ in tensor_leaves.tensors(value, **more)]
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def _names(value, **more):
 )
 def test_every_kind_of_batch_has_the_same_names_and_can_be_made_again(value):
     assert _names((value,), objects=True) == ["0.x", "0.y"]
-    (made,) = leaves.mapped((value,), torch.clone, objects=True)
+    (made,) = tensor_leaves.mapped((value,), torch.clone, objects=True)
     assert type(made) is type(value)
     assert made is not value
-    found, own = dict(leaves.tensors(made, objects=True)), dict(leaves.tensors(value, objects=True))
+    found, own = dict(tensor_leaves.tensors(made, objects=True)), dict(tensor_leaves.tensors(value, objects=True))
     assert list(found) == list(own) == ["x", "y"]
     assert all(torch.equal(found[n], own[n]) and found[n] is not own[n] for n in own)
 
@@ -124,7 +124,7 @@ def test_no_code_of_a_container_runs(bases):
     elif base is object:
         kind.__dict__["__dict__"].__get__(value)["0"] = X
     assert _names([value], objects=True) == ["0.0"]
-    (made,) = leaves.mapped([value], torch.clone, objects=True)
+    (made,) = tensor_leaves.mapped([value], torch.clone, objects=True)
     assert type(made) is kind
     assert _names([made], objects=True) == ["0.0"]
 
@@ -158,7 +158,7 @@ def test_the_end_of_a_copy_would_be_noticed():
 
     ended: list[object] = []
     value = Ends()
-    assert leaves.mapped(value, torch.clone, objects=True) is value
+    assert tensor_leaves.mapped(value, torch.clone, objects=True) is value
     assert ended == []
 
 
@@ -169,23 +169,23 @@ def test_a_circle_ends():
     again: list[object] = [X]
     again.append(again)
     assert _names(again) == ["0"]
-    assert leaves.mapped(again, torch.clone)[1] is again
+    assert tensor_leaves.mapped(again, torch.clone)[1] is again
 
 
 def test_what_is_long_is_read_in_part_and_copied_whole():
     long = [*range(5000), X]
     assert _names(long) == []
-    assert leaves.mapped(long, torch.clone)[:5000] == long[:5000]
+    assert tensor_leaves.mapped(long, torch.clone)[:5000] == long[:5000]
     assert len(_names([[X] * 3 for _ in range(500)])) == 64
 
 
 def test_a_copy_does_not_share_what_a_forward_pass_may_write_to():
     value = Graph(X, Y)
-    copy = leaves.mapped(value, lambda x: x, objects=True)
+    copy = tensor_leaves.mapped(value, lambda x: x, objects=True)
     copy.__dict__["_store"].__dict__["_mapping"]["x"] = Y
-    assert dict(leaves.tensors(value, objects=True))["x"] is X
+    assert dict(tensor_leaves.tensors(value, objects=True))["x"] is X
     config = Plain(1, "text")
-    assert leaves.mapped(config, torch.clone, objects=True) is config
+    assert tensor_leaves.mapped(config, torch.clone, objects=True) is config
 
 
 def _containers(inner):
@@ -202,9 +202,9 @@ def _containers(inner):
 
 @given(st.recursive(st.one_of(st.none(), st.integers(), st.builds(lambda: torch.ones(1))), _containers, max_leaves=12))
 def test_a_nest_made_again_holds_its_tensors_under_the_same_names(value):
-    before = list(leaves.tensors(value, objects=True))
-    made = leaves.mapped(value, torch.clone, objects=True)
-    after = list(leaves.tensors(made, objects=True))
+    before = list(tensor_leaves.tensors(value, objects=True))
+    made = tensor_leaves.mapped(value, torch.clone, objects=True)
+    after = list(tensor_leaves.tensors(made, objects=True))
     assert [name for name, _ in after] == [name for name, _ in before]
     assert all(a is not b and torch.equal(a, b) for (_, a), (_, b) in zip(after, before, strict=True))
-    assert [x for _, x in leaves.tensors(value, objects=True)] == [x for _, x in before]
+    assert [x for _, x in tensor_leaves.tensors(value, objects=True)] == [x for _, x in before]

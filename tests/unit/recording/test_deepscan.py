@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from precdoctor.recording.deepscan.evidence import Evidence
-from precdoctor.recording.deepscan.mode import ScanMode
 from precdoctor.recording.deepscan.scan import why_not
+from precdoctor.recording.deepscan.scan_mode import ScanMode
 from precdoctor.recording.deepscan.schedule import DEFAULT_SCANS, GRANT_NS, Schedule, offset
-from precdoctor.recording.modes import take_off
+from precdoctor.recording.ops.dispatch_modes import take_off
 from precdoctor.recording.options import RecordOptions
 
 MEMORY = 64 << 20
@@ -297,7 +297,7 @@ def test_what_weighs_nothing_in_the_result_is_no_fact(harmless):
 
 
 def test_an_addition_too_large_to_be_run_again_still_dilutes(monkeypatch):
-    monkeypatch.setattr("precdoctor.recording.deepscan.call.in_fp64", lambda *_, **__: None)
+    monkeypatch.setattr("precdoctor.recording.deepscan.scanned_op.in_fp64", lambda *_, **__: None)
     weight, small = rows(1.0, torch.float32), rows(1e-9, torch.float32)
     assert kinds(lambda x: linear(x, weight, small[:, 0]), rows(1.0)) == set()
     assert "effect" not in scan(lambda x: linear(x, small, weight[:, 0]), rows(1.0))["cast"]

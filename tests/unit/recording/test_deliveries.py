@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, dataloader
 
-from precdoctor.recording.deliveries import Deliveries
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene.deliveries import Deliveries
 
 NAN = float("nan")
 
@@ -99,7 +99,7 @@ def test_masks_are_no_missing_values(deliveries):
 
 
 def test_large_batches_are_not_kept_alive(deliveries, monkeypatch):
-    monkeypatch.setattr("precdoctor.recording.deliveries._KEPT", 16)
+    monkeypatch.setattr("precdoctor.recording.scene.deliveries._KEPT", 16)
     list(DataLoader(table(), batch_size=8))
     assert all(f.now() is None for batch in deliveries.latest for f in batch.fields)
     assert deliveries.facts()["data_is_finite"] is None

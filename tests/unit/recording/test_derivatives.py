@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from precdoctor.recording.loss_graph import Leaf, LossGraph, LossNode, OwnFunction
-from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode, OwnFunction
 
 #: Ops that save their result, in the words of autograd's nodes.
 OPS: dict[str, Callable[[Tensor], Tensor]] = {

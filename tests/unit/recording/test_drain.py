@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import precdoctor
-from precdoctor.recording import drain as module
 from precdoctor.recording import kernels
-from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts
-from precdoctor.recording.drain import Drain
-from precdoctor.recording.naming import Place
+from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.observe.slots import Site, SlotTable
+from precdoctor.recording.observe.step_batch import EventBatch, StepBatch, StepFacts
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.slots import Site, SlotTable
+from precdoctor.recording.output import drain as module
+from precdoctor.recording.output.drain import Drain
 from precdoctor.runlog.layout import create_run
 from precdoctor.runlog.writer import RankWriter
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from precdoctor.recording.static import plain
+from precdoctor.recording.model.static import plain
 
 
 @pytest.mark.parametrize("needs", [False, True])

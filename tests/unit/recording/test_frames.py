@@ -5,7 +5,7 @@ import os
 import torch
 
 import precdoctor.recording
-from precdoctor.recording.microscope.frames import innermost_user_line
+from precdoctor.recording.ops.source_lines import innermost_user_line
 
 OWN = os.path.dirname(precdoctor.recording.__file__)  # noqa: PTH120 - as frames spell it
 TRACER, REPLAY = (os.path.join(OWN, "microscope", f"{name}.py") for name in ("tracer", "replay"))  # noqa: PTH118

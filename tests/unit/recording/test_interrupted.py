@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import precdoctor
-from precdoctor.recording import flags, kernels
-from precdoctor.recording.batch import EventBatch
-from precdoctor.recording.drain import Drain
+from precdoctor.recording import kernels
 from precdoctor.recording.kernels import Bank
-from precdoctor.recording.loss_code import LossCode
+from precdoctor.recording.observe.step_batch import EventBatch
 from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.output import numeric_flags
+from precdoctor.recording.output.drain import Drain
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.runlog.layout import create_run
 
 RECORDING = Path(precdoctor.__file__).parent / "recording"
@@ -82,7 +83,7 @@ def interrupted_once(call, code, wanted) -> bool:
 
 def test_switches_that_cannot_be_read_are_told_from_an_interruption(handler):
     with pytest.raises(Timeout):
-        flags._read(handler)
+        numeric_flags._read(handler)
 
 
 def test_a_bank_never_points_to_memory_it_has_given_away():

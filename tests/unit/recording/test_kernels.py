@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from precdoctor.numerics import EXP_MAX, EXP_MIN
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import blocked, cuda, native, reference
-from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels import blocked, cuda, native_cpu, reference
+from precdoctor.recording.kernels import row_layout as at
 
 DTYPES = [
     torch.float64,
@@ -28,7 +28,7 @@ DTYPES = [
     torch.float8_e5m2fnuz,
 ]
 RARE = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 2.0**-149, -(2.0**-126), 3.4e38, 2.0**-24, 2.0**-25, 448.0]
-FAST = {"blocked": blocked.measure, "native": native.measure}
+FAST = {"blocked": blocked.measure, "native": native_cpu.measure}
 
 
 class Row:
@@ -46,7 +46,7 @@ class Row:
 
 
 def available(name: str) -> bool:
-    return name != "native" or native.library() is not None
+    return name != "native" or native_cpu.library() is not None
 
 
 @st.composite
@@ -158,18 +158,18 @@ def compiled():
     """The compiled kernel; whatever variant a test chooses is put back."""
     if not available("native"):
         pytest.skip("no compiled kernel")
-    yield native
-    native.choose_variant(None)
+    yield native_cpu
+    native_cpu.choose_variant(None)
 
 
 def variants():
     """Those this processor has."""
-    return [name for name in native.VARIANTS if native.choose_variant(name) == name]
+    return [name for name in native_cpu.VARIANTS if native_cpu.choose_variant(name) == name]
 
 
 def measured_by(variant, x):
-    native.choose_variant(variant)
-    return Row().measured(native.measure, x)
+    native_cpu.choose_variant(variant)
+    return Row().measured(native_cpu.measure, x)
 
 
 def assert_every_variant_agrees(x):
@@ -222,7 +222,7 @@ def test_every_compiled_variant_counts_the_same_of_an_update(compiled, dtype, le
     after = (before + intended.clamp(-1, 1)).to(dtype)
     truth = updated("reference", before, after, intended)
     for name in variants():
-        native.choose_variant(name)
+        native_cpu.choose_variant(name)
         assert torch.equal(updated("native", before, after, intended).ints, truth.ints), name
 
 
@@ -238,10 +238,10 @@ def test_what_is_looked_at_on_every_step_is_the_same_in_every_variant_and_on_any
     before = torch.get_num_threads()
     try:
         for name in variants():
-            native.choose_variant(name)
+            native_cpu.choose_variant(name)
             for threads in (1, 3):
                 torch.set_num_threads(threads)
-                found.add(tuple(x.hex() for x in native.look(pieces)))
+                found.add(tuple(x.hex() for x in native_cpu.look(pieces)))
     finally:
         torch.set_num_threads(before)
     assert len(found) == 1
@@ -257,7 +257,7 @@ def test_neither_threads_nor_where_tensors_lie_change_a_bit(compiled, dtype):
         rows = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            rows += [Row().measured(native.measure, y) for y in (x, x.clone())]
+            rows += [Row().measured(native_cpu.measure, y) for y in (x, x.clone())]
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -290,11 +290,11 @@ def test_a_forked_child_measures_on_one_thread(compiled):
 def test_flushing_denormals_hides_nothing_from_the_compiled_kernel(compiled, dtype):
     x = torch.full((300,), 2.0**-130).to(dtype)
     x[7] = 2.0**-133
-    truth = Row().measured(native.measure, x)
+    truth = Row().measured(native_cpu.measure, x)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush")
     try:
-        row = Row().measured(native.measure, x)
+        row = Row().measured(native_cpu.measure, x)
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(row.ints, truth.ints)
@@ -306,7 +306,7 @@ def test_the_compiled_kernel_is_there_when_a_compiler_is():
     import shutil
     from pathlib import Path
 
-    installed = Path(native.__file__).with_name(native.LIBRARY).is_file()
+    installed = Path(native_cpu.__file__).with_name(native_cpu.LIBRARY).is_file()
     assert installed or shutil.which("cc") is None, "built by `pip install`, or by hand with: python hatch_build.py"
 
 
@@ -387,9 +387,9 @@ def test_nothing_larger_than_a_chunk_is_copied():
 def updated(kernel, before, after, intended):
     row = Row()
     if kernel == "native":
-        assert native.supports_update(before, after, intended)
+        assert native_cpu.supports_update(before, after, intended)
         addresses = row.ints.data_ptr(), row.floats.data_ptr(), row.counter.data_ptr()
-        native.update_at(before, after, intended, *addresses)
+        native_cpu.update_at(before, after, intended, *addresses)
     else:
         reference.measure_update(before, after, intended, row.ints, row.floats, row.counter)
     row.ints[at.REL + at.REL_BINS] = 0  # scrap
@@ -449,26 +449,26 @@ def test_adam_s_update_is_the_same_made_in_the_kernel(dtype, size, scale, decay,
     adam = kernels.Adam(first, second, -1e-3 / (1 - 0.9**t), (1 - 0.999**t) ** 0.5, 1e-8, decay)
     intended = adam.update(before)
     after = (before + intended).to(dtype)
-    assert native.supports_adam(before, after, adam)
+    assert native_cpu.supports_adam(before, after, adam)
     for name in variants():
-        native.choose_variant(name)
+        native_cpu.choose_variant(name)
         ours, truth = Row(), updated("native", before, after, intended)
-        native.adam_at(before, after, adam, ours.ints.data_ptr(), ours.floats.data_ptr(), ours.counter.data_ptr())
+        native_cpu.adam_at(before, after, adam, ours.ints.data_ptr(), ours.floats.data_ptr(), ours.counter.data_ptr())
         ours.ints[at.REL + at.REL_BINS] = 0  # scrap
         assert torch.equal(ours.ints, truth.ints), name
         assert ours.floats.tolist() == truth.floats.tolist(), name
-    native.choose_variant(None)
+    native_cpu.choose_variant(None)
 
 
 def test_the_kernel_leaves_to_torch_what_is_not_in_fp32_or_not_known_yet():
     if not available("native"):
         pytest.skip("no compiled kernel")
     x, wide = torch.ones(4, 6), torch.ones(4, 6, dtype=torch.float64)
-    assert native.supports_adam(x, x, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
+    assert native_cpu.supports_adam(x, x, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
     others = (x, wide), (x, x.bfloat16()), (x, torch.ones(6, 4).t()), (x, torch.ones(1))
-    assert not any(native.supports_adam(x, x, kernels.Adam(*moments, -0.1, 1.0, 1e-8)) for moments in others)
-    assert not native.supports_adam(x, x, kernels.Adam(x, x, torch.tensor(-0.1), 1.0, 1e-8))
-    assert not native.supports_adam(wide, wide, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
+    assert not any(native_cpu.supports_adam(x, x, kernels.Adam(*moments, -0.1, 1.0, 1e-8)) for moments in others)
+    assert not native_cpu.supports_adam(x, x, kernels.Adam(x, x, torch.tensor(-0.1), 1.0, 1e-8))
+    assert not native_cpu.supports_adam(wide, wide, kernels.Adam(x, x, -0.1, 1.0, 1e-8))
 
 
 def test_memory_is_only_read_past_torch_where_no_mode_of_the_user_would_notice():
@@ -479,7 +479,7 @@ def test_memory_is_only_read_past_torch_where_no_mode_of_the_user_would_notice()
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    assert kernels.reads_memory(x) == native.supports(x)
+    assert kernels.reads_memory(x) == native_cpu.supports(x)
     assert not kernels.reads_memory(x.to("meta"))
     with Notes():
         assert not kernels.reads_memory(x)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from precdoctor.recording import leaves
+from precdoctor.recording.model import tensor_leaves
 
 
 @dataclasses.dataclass
@@ -44,52 +44,52 @@ X = torch.ones(2)
     ],
 )
 def test_names_of_leaves(value, names):
-    assert [name for name, _ in leaves.tensors(value)] == names
+    assert [name for name, _ in tensor_leaves.tensors(value)] == names
 
 
 def test_memory_that_was_given_back_is_not_read():
     gathered = torch.nn.Parameter(torch.ones(2, 3))
-    assert leaves.plain(gathered) is gathered
+    assert tensor_leaves.plain(gathered) is gathered
     gathered.untyped_storage().resize_(0)  # as FSDP does
-    assert leaves.plain(gathered) is None
+    assert tensor_leaves.plain(gathered) is None
 
 
 def test_a_cache_is_cut_off():
-    assert len(list(leaves.tensors([X] * 1000))) == 64
+    assert len(list(tensor_leaves.tensors([X] * 1000))) == 64
 
 
 def test_only_numbers_that_can_be_read():
     values = {"f": X, "i": torch.ones(2, dtype=torch.int64), "c": torch.ones(2, dtype=torch.complex64), "b": X > 0}
-    assert [name for name, _ in leaves.floating(values)] == ["f", "c"]
+    assert [name for name, _ in tensor_leaves.floating(values)] == ["f", "c"]
     seen = []
-    torch.func.vmap(lambda x: (seen.extend(leaves.floating(x)), x)[1])(torch.ones(3, 2))
+    torch.func.vmap(lambda x: (seen.extend(tensor_leaves.floating(x)), x)[1])(torch.ones(3, 2))
     assert seen == []
 
 
 def test_a_lazy_parameter_has_no_values_yet():
     lazy = torch.nn.LazyLinear(2).weight
-    assert leaves.version(lazy) == -1
-    assert leaves.plain(lazy) is None
+    assert tensor_leaves.version(lazy) == -1
+    assert tensor_leaves.plain(lazy) is None
 
 
 def test_plain_tensors():
-    assert leaves.plain(X) is X
-    assert leaves.plain(torch.nn.Parameter(X)).shape == (2,)
-    assert leaves.plain(torch.ones(0)) is None
-    assert leaves.plain(torch.ones(2, device="meta")) is None
-    assert leaves.plain(torch.ones(2, dtype=torch.int32)) is None
-    assert leaves.plain(torch.tensor([1 + 2j])).tolist() == [[1.0, 2.0]]
+    assert tensor_leaves.plain(X) is X
+    assert tensor_leaves.plain(torch.nn.Parameter(X)).shape == (2,)
+    assert tensor_leaves.plain(torch.ones(0)) is None
+    assert tensor_leaves.plain(torch.ones(2, device="meta")) is None
+    assert tensor_leaves.plain(torch.ones(2, dtype=torch.int32)) is None
+    assert tensor_leaves.plain(torch.tensor([1 + 2j])).tolist() == [[1.0, 2.0]]
     with FakeTensorMode():
-        assert leaves.plain(torch.ones(2)) is None
+        assert tensor_leaves.plain(torch.ones(2)) is None
     nested = torch.nested.nested_tensor([X, torch.ones(3)], layout=torch.jagged)
-    assert leaves.plain(nested) is None
+    assert tensor_leaves.plain(nested) is None
     sparse = torch.sparse_coo_tensor([[0, 0, 1]], [1.0, 2.0, 4.0], (3,), check_invariants=False)
-    assert sorted(leaves.plain(sparse).tolist()) == [3.0, 4.0]
+    assert sorted(tensor_leaves.plain(sparse).tolist()) == [3.0, 4.0]
 
 
 def test_low_precision_types_are_numbers():
     for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float64):
-        assert leaves.plain(torch.ones(2).to(dtype)) is not None
+        assert tensor_leaves.plain(torch.ones(2).to(dtype)) is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
@@ -100,6 +100,6 @@ def test_values_of_one_place_are_added_up_without_coalesce(shape, dtype, monkeyp
     x = torch.sparse_coo_tensor(indices, torch.randn(count, *shape[places:], dtype=dtype), shape, check_invariants=True)
     expected = x.coalesce().values()
     monkeypatch.setattr(torch.Tensor, "coalesce", None)  # some versions of torch warn in it, and a warning may raise
-    found = leaves.plain(x)
+    found = tensor_leaves.plain(x)
     expected = torch.view_as_real(expected) if dtype.is_complex else expected
     assert torch.allclose(found.float(), expected.float(), rtol=0.02, atol=0.05 if dtype is torch.bfloat16 else 1e-5)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from precdoctor.recording.loss_code import LossCode, _Walk, is_bad
-from precdoctor.recording.loss_graph import LossGraph, LossNode
-from precdoctor.recording.microscope.frames import Line
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.scene.loss_code import LossCode, _Walk, is_bad
+from precdoctor.recording.scene.loss_graph import LossGraph, LossNode
 
 NOTE = "precdoctor\0\0007\0train.py"
 SCENE = SimpleNamespace(calls=[], affords=lambda _x: True)
@@ -158,7 +158,7 @@ def test_nothing_is_noted_once_recording_is_over():
 
 
 def test_a_forward_pass_without_modules_that_is_too_long_is_noted_no_more(monkeypatch):
-    monkeypatch.setattr("precdoctor.recording.loss_code._MAX_BARE", 3)
+    monkeypatch.setattr("precdoctor.recording.scene.loss_code._MAX_BARE", 3)
     ours, begun = loss_code(), []
     ours._fresh, ours._nodes, ours.forward_begins = True, 9, lambda: begun.append(1)
     ours._scene = SimpleNamespace(begin_step_if_new=lambda: None)

@@ -6,12 +6,12 @@ import types
 import pytest
 import torch
 
-from precdoctor.recording.loss_graph import Leaf, LossGraph, LossNode
 from precdoctor.recording.microscope.examination import _loss_code
-from precdoctor.recording.microscope.facts import NAN, NEG_INF
-from precdoctor.recording.microscope.frames import Line
 from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.tracer import External
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF
+from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode
 
 NUMBERS = itertools.count()
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as tables
 
-from precdoctor.recording.module_hooks import ModuleHooks
+from precdoctor.recording.observe.module_hooks import ModuleHooks
 
 
 class Fixture:

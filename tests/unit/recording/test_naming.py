@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from precdoctor.recording import static
-from precdoctor.recording.naming import Names, Place, class_name, unwrap
+from precdoctor.recording.model import static
+from precdoctor.recording.model.module_names import Names, Place, class_name, unwrap
 
 
 class Net(nn.Module):

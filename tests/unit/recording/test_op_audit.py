@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import precdoctor
-from precdoctor.recording.deepscan.mode import ScanMode
+from precdoctor.recording.deepscan.scan_mode import ScanMode
 from tests.support.processes import record, script
 
 HALF = (torch.float16, torch.bfloat16)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.batch import StepFacts
-from precdoctor.recording.naming import Place
-from precdoctor.recording.optimizer_state import STATE_EVERY, Masters, StateRows, masters_in_state
+from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.observe.step_batch import StepFacts
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.steps.optimizer_states import STATE_EVERY, Masters, StateRows, masters_in_state
 
 
 class Seen(Recorder):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from precdoctor.recording import saved_hooks
+from precdoctor.recording.scene import saved_hooks
 
 
 @pytest.fixture(params=["asked", "counted"])

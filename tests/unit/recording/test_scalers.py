@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precdoctor.recording.scalers import Scalers  # noqa: E402
+from precdoctor.recording.steps.loss_scalers import Scalers  # noqa: E402
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import layout as at
-from precdoctor.recording.kernels import native
+from precdoctor.recording.kernels import native_cpu
+from precdoctor.recording.kernels import row_layout as at
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no compiled kernel")
+pytestmark = pytest.mark.skipif(native_cpu.library() is None, reason="no compiled kernel")
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn]
 
@@ -28,7 +28,7 @@ def no_slots_left_over():
 def copied(monkeypatch):
     """How often a row was taken from another slot, and how often not although that looked worth a try."""
     outcomes = []
-    lib = native.library()
+    lib = native_cpu.library()
 
     class Counting:
         def __getattr__(self, name):
@@ -39,7 +39,7 @@ def copied(monkeypatch):
             return outcomes[-1]
 
     counting = Counting()
-    monkeypatch.setattr(native, "library", lambda: counting)
+    monkeypatch.setattr(native_cpu, "library", lambda: counting)
     return outcomes
 
 

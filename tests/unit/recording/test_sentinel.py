@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from precdoctor.recording.kernels import native
-from precdoctor.recording.sentinel import Look, _norms, gradient_sentinel
+from precdoctor.recording.kernels import native_cpu
+from precdoctor.recording.steps.sentinel import Look, _norms, gradient_sentinel
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -43,7 +43,7 @@ def test_one_pass_over_memory_finds_what_numpy_finds(numbers, size, dtype, turne
     x = torch.tensor([*numbers, *[0.5] * size]).to(dtype)
     x = x[: x.numel() // 2 * 2].view(2, -1)
     x = x.t() if turned else x
-    found = native.look([x, torch.full((3,), 0.25)])
+    found = native_cpu.look([x, torch.full((3,), 0.25)])
     if found is None:
         pytest.skip("no compiled kernel here")
     wide = x.double().numpy()
@@ -58,7 +58,7 @@ def test_one_pass_over_memory_finds_what_numpy_finds(numbers, size, dtype, turne
 
 def test_tensors_with_gaps_are_left_to_torch():
     gaps = torch.randn(8, 8)[:, ::2]
-    assert native.look([torch.randn(4), gaps]) is None
+    assert native_cpu.look([torch.randn(4), gaps]) is None
     norm, amax = gradient_sentinel(with_gradients(gaps))
     assert (norm, amax) == (pytest.approx(float(gaps.norm()), rel=1e-5), float(gaps.abs().max()))
 

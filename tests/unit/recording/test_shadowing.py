@@ -12,8 +12,8 @@ from torch import nn
 
 from precdoctor.errors import UsageError
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.shadowing import setting
-from precdoctor.recording.shadowing.differences import ratio, relative_l2
+from precdoctor.recording.shadowing import wide_replay
+from precdoctor.recording.shadowing.relative_errors import ratio, relative_l2
 from precdoctor.recording.shadowing.widening import RefusedError, Watching, Widened
 
 finite = st.floats(-(2.0**10), 2.0**10, width=32).filter(lambda x: x == 0.0 or abs(x) > 2.0**-10)
@@ -114,7 +114,7 @@ def test_widened_state_is_put_aside_and_never_written_to():
     before = {n: (id(p), p.dtype, p.detach().clone()) for n, p in [*module.named_parameters(), *module.named_buffers()]}
     flat, bank = module[0]._flat_weights, module[1].bank
     modules = list(module.modules())
-    with setting.attributes_aside(modules), setting.widened_state(modules, torch.float32) as made:
+    with wide_replay.attributes_aside(modules), wide_replay.widened_state(modules, torch.float32) as made:
         assert {p.dtype for p in module.parameters()} == {torch.float32} == {p.dtype for p in module[0]._flat_weights}
         assert len(made) == len(list(module.parameters()))
         module[1].bank += 1

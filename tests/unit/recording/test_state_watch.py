@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.batch import StepFacts
+from precdoctor.recording.observe.step_batch import StepFacts
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.state_watch import BufferWatch, OptimizerStateWatch
+from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from precdoctor.recording import supervise
-from precdoctor.recording.supervise import Online, Supervisor
+from precdoctor.recording.process import supervise
+from precdoctor.recording.process.supervise import Online, Supervisor
 from precdoctor.runlog.halting import halt_requested
 
 

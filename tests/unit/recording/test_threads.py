@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from precdoctor.recording import attach
-from precdoctor.recording.guarded import guarded
-from precdoctor.recording.threads import Threads
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.process import attach
+from precdoctor.recording.process.threads import Threads
 
 
 class Worker:

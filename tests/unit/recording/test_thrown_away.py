@@ -8,7 +8,7 @@ from torch import nn
 
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.thrown_away import ThrownAway
+from precdoctor.recording.steps.abandoned_attempts import ThrownAway
 
 INF = float("inf")
 

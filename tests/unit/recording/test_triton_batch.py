@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import batched, cuda, native, reference
-from precdoctor.recording.kernels import layout as at
+from precdoctor.recording.kernels import batched, cuda, native_cpu, reference
+from precdoctor.recording.kernels import row_layout as at
 
 with pytest.MonkeyPatch.context() as _patch:
     if not torch.cuda.is_available():
@@ -50,7 +50,7 @@ class Counting:
 
 def batch(bank, jobs, tables, want=at.BLOCK_SIZES):
     """Measure through tables; every launch must succeed."""
-    mask = native.wanted(want) | FINGERPRINT
+    mask = native_cpu.wanted(want) | FINGERPRINT
     for group, members in batched.grouped(jobs, lambda _: bank, lambda _: mask, cuda.stream_of).items():
         assert cuda.measure_many(group, members, tables.of(group), bank.counter), cuda.failure()
 
@@ -106,7 +106,7 @@ def test_a_batch_counts_what_single_launches_count(launched, want):
     by_group = batched.grouped(
         [batched.Job(x, slot) for slot, x in enumerate(tensors)],
         lambda _: here,
-        lambda _: native.wanted(want) | FINGERPRINT,
+        lambda _: native_cpu.wanted(want) | FINGERPRINT,
         cuda.stream_of,
     )
     order = [member.job for members in by_group.values() for member in members]

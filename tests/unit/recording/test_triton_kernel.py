@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import layout as at
 from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.tiling import tiling
 
 with pytest.MonkeyPatch.context() as _patch:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from precdoctor.recording import updates
 from precdoctor.recording.kernels import Adam
-from precdoctor.recording.updates import intention_of
+from precdoctor.recording.steps import weight_updates
+from precdoctor.recording.steps.weight_updates import intention_of
 
 
 def intended_update(optimizer, weight, before, group):
-    found = updates.intended_update(optimizer, weight, before, group)
+    found = weight_updates.intended_update(optimizer, weight, before, group)
     return found.update(before) if isinstance(found, Adam) else found
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.batch import read
-from precdoctor.recording.fp8.engines import delayed_scaling, loss_scale
+from precdoctor.recording.fp8.engine_scales import delayed_scaling, loss_scale
+from precdoctor.recording.observe.step_batch import read
 
 
 def state(operands, length=4):

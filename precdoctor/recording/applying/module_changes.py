@@ -1,0 +1,162 @@
+"""Named modules run in another format: autocast off (or in BF16), inputs cast, 16-bit weights widened."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from precdoctor.recording.applying.ledger import Ledger
+from precdoctor.recording.model.module_names import Names
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.process.attach import is_distributed
+from precdoctor.recording.recorder import Recorder
+from precdoctor.runlog.changes import Change
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class ModuleFormats:
+    """Finds the modules as models are met, and changes how their ``forward`` runs.
+
+    The *class's* forward is patched and asks whether the module at hand is one of those: nothing is put into the module
+    itself, so that it is copied, pickled and saved as before.
+    """
+
+    def __init__(self, recorder: Recorder, changes: Sequence[Change], ledger: Ledger) -> None:
+        self._recorder = recorder
+        self._changes = tuple(changes)
+        self._ledger = ledger
+        #: Names of its own: changes are made on ranks that are not recorded, too.
+        self._names = Names()
+        self._version = self._names.version
+        self._targets: weakref.WeakKeyDictionary[nn.Module, torch.dtype] = weakref.WeakKeyDictionary()
+        self._patched: set[type] = set()
+        #: Roots that are to be changed themselves.
+        self._roots = {change.root for change in self._changes if not change.module}
+
+    def install(self) -> None:
+        """Look at every module that is called for the first time; a model is known by its first call."""
+        meet = guarded(self._recorder)(self._meet)
+
+        def precdoctor_apply(module: nn.Module, _args: Any) -> None:
+            if not torch.compiler.is_compiling() and self._names.find(module) is None:
+                meet(module)
+
+        nn.modules.module.register_module_forward_pre_hook(precdoctor_apply)
+        if self._roots:
+            self._meet_before_calls(precdoctor_apply)
+
+    def _meet_before_calls(self, look: Callable[[nn.Module, Any], None]) -> None:
+        """Until the roots to be changed are known: by the time hooks run, a call has taken its ``forward`` already."""
+        original: Callable[..., Any] = nn.Module._call_impl
+
+        @functools.wraps(original)
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            look(module, args)
+            if self._roots <= self._names.roots.keys():
+                nn.Module._call_impl = original  # type: ignore[method-assign]
+            return original(module, *args, **kwargs)
+
+        nn.Module._call_impl = call  # type: ignore[method-assign, assignment]
+
+    def _meet(self, module: nn.Module) -> None:
+        self._names.place(module, None)
+        if self._names.version == self._version:
+            return  # a loss module made anew each step
+        self._version = self._names.version
+        for root in tuple(self._names.roots.values()):
+            model = root.module()
+            if model is None:
+                continue
+            for change in self._changes:
+                if change.root in ("", root.name):
+                    self._look_in(model, change)
+
+    def _look_in(self, model: nn.Module, change: Change) -> None:
+        for module in model.modules():
+            place = self._names.find(module)
+            if place is not None and place.module == change.module and not place.is_wrapper:
+                if module not in self._targets:
+                    self._take(module, change)
+                return
+
+    def _take(self, module: nn.Module, change: Change) -> None:
+        dtype = torch.float32 if change.to == "float32" else torch.bfloat16
+        narrow = [p for p in module.parameters() if p.dtype in _HALF and p.dtype is not dtype]
+        if isinstance(module, torch.jit.ScriptModule):
+            self._ledger.refused(change, "a scripted module cannot be changed")
+            return
+        if narrow and is_distributed():
+            self._ledger.refused(change, "its 16-bit weights cannot be widened under torch.distributed")
+            return
+        if narrow:
+            module.to(dtype)
+        self._targets[module] = dtype
+        kind = type(module)
+        if "forward" in vars(module):  # put there by a library; it hides the class's
+            own = module.forward
+            module.forward = functools.wraps(own)(lambda *args, **kwargs: run_in(dtype, own, args, kwargs))
+        elif kind not in self._patched:
+            self._patched.add(kind)
+            kind.forward = self._forward_of(kind.forward)
+        was = str(narrow[0].dtype).removeprefix("torch.") if narrow else None
+        self._ledger.done(change, f"{change.where}, {kind.__name__}", was or change.before)
+
+    def _forward_of(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        targets = self._targets
+
+        @functools.wraps(original)
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            dtype = targets.get(module)
+            if dtype is None:
+                return original(module, *args, **kwargs)
+            return run_in(dtype, functools.partial(original, module), args, kwargs)
+
+        return forward
+
+
+def run_in(dtype: torch.dtype, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """``call(*args, **kwargs)`` with floating-point tensors in ``dtype`` and autocast off, or in that format.
+
+    Under an enclosing autocast the result is FP32: autocast casts that where it needs to, and refuses to mix its own
+    16-bit format with the other one. Without one the result goes back to the 16-bit format that came in, because the
+    modules after it hold their weights in that.
+    """
+    given = _first_tensor((args, kwargs))
+    device = given.device.type if given is not None else "cpu"
+    outer = torch.is_autocast_enabled(device)
+    enabled = outer and dtype is torch.bfloat16
+    with torch.autocast(device, dtype=dtype if enabled else None, enabled=enabled):
+        result = call(*_cast(args, dtype), **_cast(kwargs, dtype))
+    if outer:
+        return _cast(result, torch.float32)
+    return _cast(result, given.dtype) if given is not None and given.dtype in _HALF else result
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors of at most 32 bits in nested tuples, lists and dicts, in ``dtype``; all else as it is."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.dtype in (torch.float32, *_HALF) else value
+    if isinstance(value, tuple):
+        parts = [_cast(v, dtype) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if type(value) is list:
+        return [_cast(v, dtype) for v in value]
+    if type(value) is dict:
+        return {k: _cast(v, dtype) for k, v in value.items()}
+    return value
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value if value.dtype in (torch.float32, *_HALF) else None
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return next((found for v in value if (found := _first_tensor(v)) is not None), None)
+    return None

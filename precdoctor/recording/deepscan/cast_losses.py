@@ -1,0 +1,128 @@
+"""Casts that lose most of a tensor, and integers that no longer tell each other apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from precdoctor.numerics import EXP_MIN
+from precdoctor.recording import kernels
+from precdoctor.recording.deepscan.effects import Effects
+from precdoctor.recording.deepscan.scan_facts import Findings
+from precdoctor.recording.deepscan.scanned_op import Call
+from precdoctor.recording.kernels import row_layout as at
+
+#: Significant bits, the leading one included: integers up to 2 to this power are exact.
+_BITS = {torch.float16: 11, torch.bfloat16: 8}
+#: Share of elements that must have changed kind (to zero, to the largest value, to an infinity) for a closer look.
+_SUSPICIOUS = 0.1
+#: Share of a tensor's sum of magnitudes from which on its loss is noted.
+_NOTED = 0.1
+#: Share of the sum of magnitudes that may lie below what is called its bulk.
+_TAIL = 0.01
+#: Tensors of integers of at most so many elements; and of these so many first ones tell whether it is one.
+_MAX_INTEGERS, _PEEK = 1 << 20, 64
+_INTEGERS = (torch.int16, torch.int32, torch.int64)
+
+
+class Casts:
+    """Looks at every narrowing cast of a forward pass."""
+
+    def __init__(self, findings: Findings, effects: Effects) -> None:
+        self._findings, self._effects = findings, effects
+
+    def after(self, call: Call) -> None:
+        """An op of a forward pass has run."""
+        if call.name == "arange" and call.results and call.results[0].dtype in _BITS:
+            self._integers(call, None, call.results[0])
+            return
+        if call.name not in ("_to_copy", "copy_") or not call.results:
+            return
+        source, result = call.args[1 if call.name == "copy_" else 0], call.results[0]
+        if not isinstance(source, Tensor) or source.layout is not torch.strided or source.dtype == result.dtype:
+            return
+        if source.dtype in _INTEGERS:
+            if result.dtype in _BITS:
+                self._integers(call, source, result)
+        elif source.is_floating_point() and _is_narrower(result.dtype, source.dtype):
+            self._range(call, source, result)
+            if result.dtype in _BITS and _holds_integers(source, _BITS[result.dtype]):
+                self._integers(call, source, result)
+
+    def _range(self, call: Call, source: Tensor, result: Tensor) -> None:
+        """Flushed to zero, saturated, or overflowed: how much of the tensor's sum of magnitudes is gone?"""
+        if result.dtype == torch.bfloat16:
+            return  # the exponents of FP32
+        before, after = call.counts(source), call.counts(result)
+        if before is None or after is None or before.numel == before.zero:
+            return
+        flushed = after.zero - before.zero
+        clipped = after.bad - before.bad + (after.at_max - before.at_max if result.element_size() == 1 else 0)
+        if max(flushed, clipped) < _SUSPICIOUS * (before.numel - before.zero) or source.numel() > call.limit:
+            return
+        x, y = source.detach().double(), result.detach().double()
+        kept = torch.isfinite(x) & (y != -torch.inf)  # the largest negative number is a mask, and stays one
+        lost = torch.where(torch.isfinite(y), (x - y).abs(), x.abs())[kept].sum()
+        whole = x[kept].abs().sum()
+        share = float(lost / whole) if float(whole) > 0 else 0.0
+        if share < _NOTED:
+            return
+        counted = {"nonzero": before.numel - before.zero, "flushed": flushed, "clipped": clipped, "lost": share}
+        sizes = {"amax": before.amax, "amin_nonzero": before.amin_nonzero, "bulk": _bulk(source)}
+        measured = {**_kinds(source, result), "numel": result.numel(), **counted, **sizes}
+        event = self._findings.event_of(call)
+        self._effects.begin("cast", event, share, result, torch.where(kept, x, y), **measured)
+
+    def _integers(self, call: Call, source: Tensor | None, result: Tensor) -> None:
+        if not 1 < result.numel() <= _MAX_INTEGERS:
+            return
+        largest = float(result.detach().double().abs().max())
+        if largest <= 2.0 ** _BITS[result.dtype]:
+            return
+        before = result.numel() if source is None else int(torch.unique(source.detach()).numel())
+        after = int(torch.unique(result.detach().float()).numel())
+        if after < before:
+            told = {"distinct_before": before, "distinct_after": after, "largest": largest}
+            kinds = _kinds(source, result)
+            self._findings.add("cast", call, 1 - after / before, **kinds, numel=result.numel(), **told)
+
+
+def _bulk(x: Tensor) -> float:
+    """The power of two above which lie 99 % of the sum of magnitudes of a tensor that is not all zero."""
+    ints, _ = kernels.measured(x.detach())
+    counts = ints[at.HIST + 1 : at.HIST + at.HIST_WIDTH]
+    first = int(counts.nonzero()[0][0])
+    mass = counts[first:] * 2.0 ** np.arange(first + EXP_MIN, first + EXP_MIN + counts.size - first)
+    below = int((mass.cumsum() <= _TAIL * mass.sum()).sum())
+    return float(2.0 ** (first + below + EXP_MIN))
+
+
+def _kinds(source: Tensor | None, result: Tensor) -> dict[str, Any]:
+    return {"from": "integers" if source is None else _spelled(source.dtype), "to": _spelled(result.dtype)}
+
+
+def _spelled(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_narrower(to: torch.dtype, source: torch.dtype) -> bool:
+    """Fewer bits, or a range that ends earlier."""
+    return to.is_floating_point and (to.itemsize < source.itemsize or torch.finfo(to).max < torch.finfo(source).max)
+
+
+def _holds_integers(x: Tensor, bits: int) -> bool:
+    """Whether a float tensor looks like counts or positions beyond 2 to the power of ``bits``; a look at a few first.
+
+    From 2^24 on every FP32 number is an integer.
+    """
+    if not 1 < x.numel() <= _MAX_INTEGERS:
+        return False
+    flat = x.detach().flatten()
+    first = flat[:_PEEK]
+    if not bool((first == first.trunc()).all()):
+        return False
+    largest = float(flat.abs().max())
+    return 2.0**bits < largest < 2.0**24 and bool((flat == flat.trunc()).all())

@@ -1,0 +1,340 @@
+"""Damage that stays inside finite numbers: states that do not move, gradients that are flushed.
+
+One measure each, whatever the code around it looks like. *Stalled*: a tensor that was there before this window is
+written to, or replaced by what was computed from it; FP64 moves it and its bits stay. *Flush*: an op of the backward
+pass returns zeros where FP64 does not. Elementwise ops on large tensors are judged on a strided sample of elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, line_columns
+from precdoctor.recording.deepscan.scanned_op import Call, Where, names
+from precdoctor.recording.deepscan.targets import Targets
+from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
+from precdoctor.recording.process import attach
+
+_HALF = frozenset((torch.float16, torch.bfloat16))
+_STATES = _HALF | {torch.float32}
+_UPDATES = names("add sub mul div lerp addcmul addcdiv copy")
+#: A cast neither adds nor takes away: it goes along with the value it casts.
+_CHAINS = (_UPDATES - {"copy"}) | {"_to_copy", "clone", "rsub"}
+#: Elements of a tensor that are compared.
+_SAMPLE = 4096
+#: Movements below this share of a value are rounding of the FP64 arithmetic itself.
+_MOVES = 2.0**-44
+#: Share of the elements that should move, from which on a state that stays is noted.
+_STALLED = 0.5
+#: Share of what one line moves that lies in such states: two moments may be written on one line.
+_OF_PLACE = 0.25
+#: From here on an FP32 count of ones stands still.
+_FP32_COUNT = 2.0**24
+#: Share of the non-zero elements of a gradient from which on a flush is noted, and zeros worth a closer look.
+_FLUSHED = 0.25
+#: Chains and casts followed per scan, states noted, flushes of one place run again.
+_MAX_CHAINS, _MAX_STALLED, _MAX_PER_PLACE = 2048, 512, 2
+
+
+@dataclass
+class _Chain:
+    """What is made of states step by step: its value in FP64, and the states as they were, by storage."""
+
+    exact: Tensor
+    origins: list[tuple[StorageWeakRef, int, Tensor]]
+    storage: StorageWeakRef
+    call: tuple[Event, str]
+
+
+@dataclass
+class Stall:
+    """A state that stayed, or did not, at one op."""
+
+    key: int
+    event: Event
+    data: dict[str, Any] = field(default_factory=dict)
+    #: Of a state that was replaced: both storages.
+    new: StorageWeakRef | None = None
+    old: StorageWeakRef | None = None
+
+
+class Audit:
+    """Looks at the ops of one scan; :meth:`finish` tells what came of them."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._born: set[int] = set()
+        self._chains: dict[int, _Chain] = {}
+        self._stalls: list[Stall] = []
+        self._compensated: set[int] = set()
+        self._places: dict[Any, int] = {}
+
+    def born(self, result: Any) -> None:
+        """Results of an op: memory that this window has seen made is no state of before it."""
+        for x in tensors_in(result):
+            if (key := storage_key(x)) is not None:
+                self._born.add(key)
+
+    def lived(self, x: Tensor) -> bool:
+        """Whether its memory is older than the window."""
+        key = storage_key(x)
+        return key is not None and key not in self._born
+
+    # --- states ------------------------------------------------------------------------------------------------------
+
+    def before(self, name: str, args: Any, kwargs: Any) -> list[Tensor | None]:
+        """Samples of the states that an in-place op is about to write to, one per item of its list."""
+        if _plain(name) not in _UPDATES:
+            return []
+        items = [target for target, _, _ in _items(name, args, kwargs)]
+        return [_sample(x) if x.dtype in _STATES and self.lived(x) else None for x in items]
+
+    def updated(self, name: str, op: str, phase: str, args: Any, kwargs: Any, old: list[Tensor | None],
+                where: Where, micro_step: int) -> None:  # fmt: skip
+        """The op has run."""
+        for (target, given, named), was in zip(_items(name, args, kwargs), old, strict=True):
+            if was is None or len(self._stalls) >= _MAX_STALLED:
+                continue
+            exact = self._run(_plain(name) + "_", was.double(), target, given, named)
+            if exact is None:
+                continue
+            data = _stalled(was, _sample(target), exact)
+            if data is None:
+                continue
+            event = {"root": where.root, "module": where.module, "op": op, **line_columns(where.line)}
+            event["data"] = {"phase": phase, "micro_step": micro_step}
+            self._stalls.append(Stall(storage_key(target) or 0, event, data))
+
+    def _run(self, name: str, x: Tensor, like: Tensor, args: tuple[Any, ...], kwargs: Any) -> Tensor | None:
+        """The op in FP64 on samples; None where they do not fit each other."""
+        try:
+            given = [self._value(a, like) if isinstance(a, Tensor) else a for a in args]
+            named = {k: self._value(v, like) if isinstance(v, Tensor) else v for k, v in kwargs.items()
+                     if k in ("alpha", "value", "weight", "rounding_mode")}  # fmt: skip
+            if name in ("addcmul_", "addcdiv_") and len(given) == 3:
+                named["value"] = given.pop()
+            if name == "copy_":
+                given = given[:1]
+            found: Tensor = getattr(x, name)(*given, **named)
+        except (RuntimeError, TypeError, ValueError) as error:
+            attach.let_through(error)
+            return None
+        return found
+
+    def _value(self, x: Tensor, like: Tensor) -> Tensor:
+        """The sample of an operand, in FP64 as far back as the states that it comes from."""
+        key = storage_key(x)
+        chain = self._chains.get(key) if key is not None else None
+        if chain is not None and x.shape == like.shape and not chain.storage.expired():
+            return chain.exact
+        if x.numel() == 1:
+            return x.detach().reshape(()).double()
+        if x.shape != like.shape:
+            if like.numel() > _SAMPLE:
+                raise ValueError("a sample of one is none of the other")
+            x = x.expand(like.shape)
+        return _sample(x).double()
+
+    @staticmethod
+    def follows(name: str) -> bool:
+        """Whether an op by this name takes a state to what replaces it."""
+        return name in _CHAINS
+
+    def chained(self, call: Call) -> None:
+        """An op has made something new of a state: ``m * b + g * (1 - b)``, to be kept in its place, perhaps."""
+        name = call.plain_name
+        if name == "sub":
+            self._note_compensation(call)
+        if name not in _CHAINS or call.name != name or not call.results or len(self._chains) >= _MAX_CHAINS:
+            return
+        result = call.results[0]
+        key = storage_key(result)
+        operands = [x for x in call.operands if x.shape == result.shape]
+        origins = [o for x in operands for o in self._origins(x)][:2]
+        if not origins or key is None or call.args[0].shape != result.shape:
+            return
+        x = self._value(call.args[0], result).clone().reshape(-1)
+        if name in ("_to_copy", "clone"):
+            exact: Tensor | None = x
+        elif name == "rsub":
+            return
+        else:
+            exact = self._run(name + "_", x, result, tuple(call.args[1:]), call.kwargs)
+        if exact is not None:
+            event = self._findings.event_of(call)
+            self._chains[key] = _Chain(exact, origins, StorageWeakRef(result.untyped_storage()), (event, name))
+            if result.dtype in _HALF and name != "clone":
+                self._replace(self._chains[key], key, result)
+
+    def _origins(self, x: Tensor) -> list[tuple[StorageWeakRef, int, Tensor]]:
+        key = storage_key(x)
+        if key is None:
+            return []
+        chain = self._chains.get(key)
+        if chain is not None and not chain.storage.expired():
+            return chain.origins
+        if x.dtype in _HALF and self.lived(x):
+            return [(StorageWeakRef(x.untyped_storage()), key, _sample(x))]
+        return []
+
+    def _replace(self, chain: _Chain, key: int, result: Tensor) -> None:
+        new = _sample(result)
+        for old, _, was in chain.origins:
+            if was.shape == new.shape and was.dtype == new.dtype and len(self._stalls) < _MAX_STALLED:
+                data = _stalled(was, new, chain.exact)
+                if data is not None:
+                    stall = Stall(key, chain.call[0], data, new=chain.storage, old=old)
+                    self._stalls.append(stall)
+
+    def _note_compensation(self, call: Call) -> None:
+        """What a state did not take up is subtracted out, to be added later."""
+        keys = {storage_key(x) for x in call.operands if x.shape == call.results[0].shape}
+        stalled = {s.key for s in self._stalls}
+        self._compensated |= {k for k in keys if k in stalled and k is not None}
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def gradient(self, call: Call) -> None:
+        """An op of the backward pass has run: has it made zeros?"""
+        result = call.results[0] if call.results else None
+        if result is None or result.dtype != torch.float16 or call.func.is_view or call.swapped:
+            return
+        counts = call.counts(result)
+        place = (call.where, call.op, tuple(result.shape))
+        if counts is None or counts.bad or counts.zero < _FLUSHED * counts.numel:
+            return
+        if self._places.get(place, 0) >= _MAX_PER_PLACE or all(c.zero == c.numel for c in call.operand_counts()):
+            return
+        self._places[place] = self._places.get(place, 0) + 1
+        exact = call.exact()
+        if exact is None:
+            return
+        size = exact[0].abs()
+        possible = torch.isfinite(size) & (size > 0)
+        flushed = possible & (result.detach() == 0)
+        many, of = int(flushed.sum()), int(possible.sum())
+        if not of or many < _FLUSHED * of:
+            return
+        whole = float(size[possible].sum())
+        lost = float(size[flushed].sum()) / whole if whole > 0 else 0.0
+        data = {
+            "dtype": "float16",
+            "flushed": many,
+            "of": of,
+            "lost": lost,
+            "channels": _channels(flushed, possible),
+            "sqnr_db": _sqnr(result, exact[0], possible),
+            "exact_amax": float(size[possible].max()),
+            "exact_median": float(size[possible].median()),
+        }
+        self._findings.add("flush", call, lost, **data)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def finish(self, targets: Targets) -> None:
+        """The window is over: note the states that stayed, by what they are."""
+        places: dict[Any, list[tuple[Stall, dict[str, Any]]]] = {}
+        for stall in self._stalls:
+            target, event = targets.of(stall.key), stall.event
+            if stall.new is not None and stall.new.expired():
+                continue  # an intermediate result
+            kept = stall.old is not None and not stall.old.expired()
+            if kept and target["target"] != "weight" and stall.data["moved"] > 1:
+                continue  # the state is still there beside it; a count may be held by a copy of its module
+            if stall.key in self._compensated:
+                continue
+            place = (event["op"], event.get("file"), event.get("line"), target["target"], stall.data["dtype"])
+            places.setdefault(place, []).append((stall, target))
+        for found in places.values():
+            still = [f for f in found if f[0].data["stalled"] >= _STALLED * f[0].data["moved"]]
+            of = sum(s.data["moved"] for s, _ in found)
+            moved, stalled = (sum(s.data[name] for s, _ in still) for name in ("moved", "stalled"))
+            if not still or moved < _OF_PLACE * of:
+                continue
+            worst, target = max(still, key=lambda f: f[0].data["stalled"])
+            data = {
+                **worst.data,
+                "moved": moved,
+                "stalled": stalled,
+                "of": of,
+                "tensors": len({s.key for s, _ in still}),
+            }
+            self._findings.add_event("stalled", worst.event, stalled / moved, **data, **target)
+        self._stalls, self._chains = [], {}
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("_foreach_").rstrip("_") if name.endswith("_") else ""
+
+
+def _items(name: str, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, tuple[Any, ...], Any]]:
+    """Target, other arguments and keywords of an in-place op, tensor by tensor where it has lists."""
+    if not name.startswith("_foreach_"):
+        if args and isinstance(args[0], Tensor):
+            yield args[0], tuple(args[1:]), kwargs
+        return
+    for i, target in enumerate(args[0]):
+        yield target, tuple(a[i] if isinstance(a, (list, tuple)) else a for a in args[1:]), kwargs
+
+
+def _sample(x: Tensor) -> Tensor:
+    """A copy of at most ``_SAMPLE`` elements, evenly spaced: one dimension."""
+    flat = x.detach().reshape(-1)
+    step = -(-flat.numel() // _SAMPLE)
+    return flat[::step].clone() if step > 1 else flat.clone()
+
+
+def _stalled(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
+    """How many of the elements that FP64 moves have kept their bits; None if it moves none."""
+    old = was.double()
+    if exact.shape != old.shape or was.dtype not in _STATES:
+        return None
+    move = (exact - old).abs()
+    moved = torch.isfinite(exact) & torch.isfinite(old) & (move > _MOVES * old.abs()) & (move > 0)
+    stayed = moved & (now == was)
+    many, of = int(stayed.sum()), int(moved.sum())
+    if not of:
+        return None
+    size = old[stayed].abs()
+    if not many or (was.dtype == torch.float32 and not bool((size >= _FP32_COUNT).all())):
+        return {"dtype": _spelled(was.dtype), "moved": of, "stalled": 0}  # FP32: small steps of wide averages
+    info = torch.finfo(was.dtype)
+    ulp = torch.exp2(torch.floor(torch.log2(size.clamp_min(info.tiny)))) * info.eps
+    missing = torch.log2(ulp / 2 / move[stayed])
+    return {
+        "dtype": _spelled(was.dtype),
+        "moved": of,
+        "stalled": many,
+        "bits_missing": float(missing.median()),
+        "value": float(size.median()),
+        "move": float(move[stayed].median()),
+    }
+
+
+def _channels(hit: Tensor, possible: Tensor) -> float:
+    """Share of channels of which everything that could be hit was: along the dimension in which it is the largest."""
+    shares = [0.0]
+    for dim in {1} if hit.dim() == 4 else {0, hit.dim() - 1} if hit.dim() > 1 else ():
+        others = [d for d in range(hit.dim()) if d != dim]
+        could = possible.sum(others)
+        whole = (hit.sum(others) == could) & (could > 0)
+        shares.append(float(whole.sum()) / max(int((could > 0).sum()), 1))
+    return max(shares)
+
+
+def _sqnr(seen: Tensor, exact: Tensor, kept: Tensor) -> float | None:
+    """Of the bulk, in dB: the median over elements of (exact / error)^2; None where most are exact."""
+    size = exact[kept].abs()
+    ratio = float(((seen.detach().double() - exact)[kept].abs() / size).median())
+    return -20.0 * math.log10(ratio) if ratio > 0 else None
+
+
+def _spelled(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

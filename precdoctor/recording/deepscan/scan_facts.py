@@ -1,0 +1,122 @@
+"""What a scan has found: the worst fact of each kind and place in the code, and which op computed in which dtype.
+
+Facts only; whether any of it is a defect is for diagnosis to say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precdoctor.recording.deepscan.scanned_op import Call, Counts
+from precdoctor.recording.microscope.suspects import closer_look
+from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.tensor_facts import describe
+
+#: Facts kept per scan, and places of which computed dtypes are kept.
+_MAX_FACTS, _MAX_ENTRIES = 64, 8192
+
+Event = dict[str, Any]
+
+
+class Findings:
+    """Facts worth an event of their own, by kind and place."""
+
+    def __init__(self, *, values: bool) -> None:
+        self._values = values
+        self._found: dict[tuple[Any, ...], tuple[float, Event]] = {}
+
+    def add(self, kind: str, call: Call, weight: float, **data: Any) -> None:
+        """Note a fact; of several of one kind and place the one with the largest ``weight`` stays.
+
+        Args:
+            call: the op it is about.
+            data: what was measured.
+        """
+        self.add_event(kind, self.event_of(call), weight, **data)
+
+    def add_event(self, kind: str, event: Event, weight: float, **data: Any) -> None:
+        """The same for an op that was described earlier, by :meth:`event_of`."""
+        key = (kind, event["root"], event["module"], event["op"], event.get("file"), event.get("line"))
+        known = self._found.get(key)
+        if known is None and len(self._found) >= _MAX_FACTS:
+            return
+        times = 1 + (known[1]["data"]["times"] if known is not None else 0)
+        if known is None or weight > known[0]:
+            known = (weight, {**event, "data": {"kind": kind, **event["data"], **data}})
+            self._found[key] = known
+        known[1]["data"]["times"] = times
+
+    def event_of(self, call: Call, *, closely: bool = False) -> Event:
+        """The columns of an event about this op; ``closely`` with the ranges of its operands."""
+        data: dict[str, Any] = {"phase": call.phase, "micro_step": call.micro_step}
+        if closely:
+            look = closer_look(call.func, call.args, call.kwargs, dict(call.swapped), call.results, values=self._values)
+            data |= {name: look[name] for name in ("operands", "settings", "results")}
+        else:
+            data["results"] = [describe(x) for x in call.results[:1]]
+        where = call.where
+        return {"root": where.root, "module": where.module, "op": call.op, **line_columns(where.line), "data": data}
+
+    def events(self) -> list[Event]:
+        """All that was found, in the order in which it was."""
+        return [event for _, event in self._found.values()]
+
+
+def line_columns(line: Line | None) -> dict[str, Any]:
+    """``file``, ``line`` and ``code`` of an event."""
+    return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
+
+
+def said(call: Call) -> Event:
+    """Another op, as a fact names it."""
+    return {"op": call.op, "module": call.where.module, **line_columns(call.where.line)}
+
+
+class Coverage:
+    """Which op ran in which dtypes, in which module, and how far its results went."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[Any, ...], list[Any]] = {}
+
+    def note(self, call: Call, inputs: str, outputs: str, counts: Counts | None) -> None:
+        """Count one op.
+
+        Args:
+            inputs: dtypes of its floating-point operands.
+            outputs: of its results.
+            counts: of the first result.
+        """
+        line = call.where.line
+        key = (call.where.root, call.where.module, call.phase, call.op, inputs, outputs, line)
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) >= _MAX_ENTRIES:
+                return
+            entry = self._entries[key] = [0, 0, 0, 0, 0, 0, None, None]
+        entry[0] += 1
+        if counts is None:
+            return
+        for i, n in enumerate((counts.numel, counts.nan, counts.pos_inf, counts.neg_inf, counts.zero), 1):
+            entry[i] += n
+        entry[6] = max((v for v in (entry[6], counts.amax) if v is not None), default=None)
+        entry[7] = min((v for v in (entry[7], counts.amin_nonzero) if v is not None), default=None)
+
+    @property
+    def signature(self) -> frozenset[tuple[Any, ...]]:
+        """Equal for scans in which the same ops ran in the same dtypes."""
+        return frozenset(self._entries)
+
+    def events(self) -> list[Event]:
+        """One per module: its ops with dtypes, calls, counts and extremes of their results."""
+        modules: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        names = ("calls", "numel", "nan", "pos_inf", "neg_inf", "zero", "amax", "amin_nonzero")
+        for (root, module, phase, op, inputs, outputs, line), entry in self._entries.items():
+            told = {"op": op, "phase": phase, "inputs": inputs, "outputs": outputs}
+            if line is not None:
+                told |= {"file": line.shown, "line": line.number}
+            told |= {name: value for name, value in zip(names, entry, strict=True) if value}
+            modules.setdefault((root, module), []).append(told)
+        return [
+            {"root": root, "module": module, "data": {"kind": "coverage", "ops": ops}}
+            for (root, module), ops in modules.items()
+        ]

@@ -1,0 +1,261 @@
+"""The dispatch mode of a scan: runs every op as it is, then has a look at what went in and what came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import kernels
+from precdoctor.recording.deepscan.cancellation import Differences
+from precdoctor.recording.deepscan.cast_losses import Casts
+from precdoctor.recording.deepscan.effects import Effects
+from precdoctor.recording.deepscan.op_audit import Audit
+from precdoctor.recording.deepscan.scan_facts import Coverage, Event, Findings
+from precdoctor.recording.deepscan.scanned_op import Call, Where
+from precdoctor.recording.deepscan.shadows import Room
+from precdoctor.recording.deepscan.sums import Sums
+from precdoctor.recording.deepscan.targets import Targets
+from precdoctor.recording.deepscan.trails import Trails
+from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.observe.step_batch import is_capturing
+from precdoctor.recording.ops.dispatch_modes import Retiring
+from precdoctor.recording.ops.dispatched_ops import (
+    OVERWRITING,
+    UNINITIALISED,
+    is_out_variant,
+    op_name,
+    sequence_number,
+    tensors_in,
+    written_by,
+)
+from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.process import attach
+
+#: Ops looked at per scan: rollouts and long recurrences make millions. Of code around the model, ops that go by.
+MAX_OPS, _MAX_ASIDE = 20_000, 50_000
+#: Host time of one scan: evaluation and data code may lie inside of it.
+_MAX_NS = 60 * 10**9
+#: Stages in which results count as those of a forward pass; in the others only states are looked at.
+_FORWARD, _STAGES_ASIDE = frozenset(("forward", "loss")), frozenset(("script", "optimizer"))
+#: Weights named whose gradients are zero.
+_MAX_NAMES = 8
+#: Bytes of an element of a shadow.
+_FP64 = 8
+
+
+class ScanMode(Retiring):
+    """Looks at ops while it is entered; whatever goes wrong in here ends the looking, never the op.
+
+    Args:
+        memory: bytes that one op's FP64 operands, and all shadows together, may take.
+        values: whether single operand values may be kept.
+
+    Attributes:
+        modules: root and FQN of the modules whose forward runs, outermost first.
+        stage: of the code outside of modules and backward passes: script, loss or optimizer.
+        resting: ops run as they are, unseen.
+        ops: ops looked at.
+        spent_ns: host time this has taken, without the ops themselves.
+        failure: what ended the looking.
+    """
+
+    watches = True
+
+    def __init__(self, memory: int, *, values: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+        self.modules: list[tuple[str, str]] = []
+        self.stage, self.resting = "forward", False
+        self.micro_step = 0
+        self.ops = 0
+        self._aside = 0
+        self.spent_ns = 0
+        self.failure: Exception | None = None
+        self.coverage = Coverage()
+        self._findings = Findings(values=values)
+        self._limit = memory // _FP64
+        room = Room(self._limit)
+        self._effects = Effects(self._findings, room)
+        self.trails = Trails(self._findings, self._effects, room)
+        self._audit, self._differences = Audit(self._findings), Differences(self._findings)
+        self._casts, self._sums = Casts(self._findings, self._effects), Sums(self._findings, self._effects)
+        #: By the sequence number of its autograd node: where a forward op stood.
+        self._made: dict[int, Where] = {}
+        #: Samples of states as they were before the op that is running.
+        self._old: list[Tensor | None] = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs compiled, unseen."""
+        return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether no op was left out."""
+        return self.ops < MAX_OPS and self._aside < _MAX_ASIDE and self.spent_ns < _MAX_NS
+
+    def facts(self, targets: Targets | None = None) -> list[Event]:
+        """What was found, once the scan is over."""
+        targets = targets or Targets()
+        self._effects.finish()
+        self._audit.finish(targets)
+        events = self._findings.events()
+        if flushes := [e for e in events if e["data"]["kind"] == "flush"]:
+            zero = targets.zero_gradients()
+            for event in flushes:
+                event["data"] |= {"zero_gradients": len(zero), "zero_gradients_of": zero[:_MAX_NAMES]}
+        return events
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(tensor_leaves.computes_itself(t) for t in types):
+            return NotImplemented  # its inner ops will come by here
+        over = self.over or self.resting or self.failure is not None or not self.complete
+        if over or torch._C._functorch.maybe_current_level() is not None or torch._C._get_tracing_state() is not None:
+            return func(*args, **kwargs)
+        phase = self._phase()
+        if phase not in _STAGES_ASIDE:
+            swapped = self._before(func, args, kwargs)
+            sequence = sequence_number()
+            result = func(*args, **kwargs)
+            if swapped is not None:
+                self._after(func, args, kwargs, swapped, sequence, result)
+            return result
+        return self._beside(func, args, kwargs, phase)
+
+    def _beside(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
+        """An op of the script or an optimizer: only what it does to states is looked at."""
+        self._aside += 1
+        old = self._guarded(lambda: self._audit.before(op_name(func), args, kwargs))
+        result = func(*args, **kwargs)
+        self._guarded(lambda: self._look_aside(func, args, kwargs, phase, old or [], result))
+        return result
+
+    def _guarded(self, look: Callable[[], Any]) -> Any:
+        began = time.perf_counter_ns()
+        try:
+            if self.failure is None and not is_capturing():
+                with kernels.apart_from_user_modes():
+                    return look()
+        except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
+            self._fail(error)
+        finally:
+            self.spent_ns += time.perf_counter_ns() - began
+        return None
+
+    def _look_aside(self, func: Any, args: Any, kwargs: Any, phase: str, old: list[Any], result: Any) -> None:
+        if func.namespace != "aten" or is_out_variant(func) or func.is_view:
+            return
+        name = op_name(func)
+        if not name.endswith("_"):
+            self._audit.born(result)
+            results = [x for x in tensors_in(result) if x.is_floating_point()]
+            follows = self._audit.follows(name) or phase == "optimizer"
+            if follows and results and not any(map(_is_elsewhere, results)):
+                where = Where("", "", innermost_user_line(past_own=True))
+                call = Call(func, args, kwargs, name, phase, where, self.micro_step, {}, results, self._limit)
+                self._differences.cast(call)
+                self._audit.chained(call)
+                if phase == "optimizer" and name not in UNINITIALISED:
+                    self.trails.after(call)
+        elif any(x is not None for x in old):
+            where = Where("", "", innermost_user_line(past_own=True))
+            self._audit.updated(name, str(func), phase, args, kwargs, old, where, self.micro_step)
+
+    # --- around an op ------------------------------------------------------------------------------------------------
+
+    def _before(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
+        """Copies of what the op is about to write to, by ``id``; None when it is not to be looked at."""
+        began = time.perf_counter_ns()
+        self._old = []
+        try:
+            if func.namespace != "aten" or is_out_variant(func):
+                return None
+            name = op_name(func)
+            written = [] if name in OVERWRITING else written_by(func, args, kwargs)
+            if sum(x.numel() for x in written) > self._limit or any(map(_is_elsewhere, written)):
+                return None
+            with kernels.apart_from_user_modes():
+                if name.endswith("_"):
+                    self._old = self._audit.before(name, args, kwargs)
+                return {id(x): x.detach().clone() for x in written}
+        except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
+            self._fail(error)
+            return None
+        finally:
+            self.spent_ns += time.perf_counter_ns() - began
+
+    def _after(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
+        began = time.perf_counter_ns()
+        try:
+            with kernels.apart_from_user_modes():
+                self._look(func, args, kwargs, swapped, sequence, result)
+        except Exception as error:  # noqa: BLE001 - the same
+            self._fail(error)
+        finally:
+            self.spent_ns += time.perf_counter_ns() - began
+
+    def _fail(self, error: Exception) -> None:
+        attach.let_through(error)
+        self.failure = error
+
+    def _look(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
+        name, phase = op_name(func), self._phase()
+        results = [x for x in tensors_in(result) if x.is_floating_point()]
+        if not func.is_view and not name.endswith("_"):
+            self._audit.born(result)
+        if name in UNINITIALISED or any(map(_is_elsewhere, results)):
+            return
+        where = self._where(phase, sequence)
+        if phase == "recompute":
+            return  # seen when it was computed first
+        call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit)
+        if phase in _FORWARD:
+            self._effects.after(call)
+            self.trails.after(call)
+            self._casts.after(call)
+            self._differences.after(call, self._audit.lived)
+            self._audit.chained(call)
+        else:
+            self._audit.gradient(call)
+        if any(x is not None for x in self._old):
+            self._audit.updated(name, call.op, phase, args, kwargs, self._old, where, self.micro_step)
+        self._sums.after(call)
+        if not func.is_view and (results or call.operands):
+            self.ops += 1
+            if phase == "loss" and not where.root:
+                return  # coverage is of modules
+            counts = call.counts(results[0]) if results else None
+            self.coverage.note(call, _dtypes(call.operands), _dtypes(results), counts)
+
+    # --- where -------------------------------------------------------------------------------------------------------
+
+    def _phase(self) -> str:
+        node: Any = torch._C._current_autograd_node()
+        if node is None and torch._C._current_graph_task_id() == -1:
+            return "forward" if self.modules else self.stage
+        return "recompute" if self.modules else "backward"
+
+    def _where(self, phase: str, sequence: int) -> Where:
+        root, module = self.modules[-1] if self.modules else ("", "")
+        line = innermost_user_line(past_own=True)
+        if phase != "backward":
+            where = Where(root, module, line)
+            self._made.setdefault(sequence - 1, where)
+            return where
+        node: Any = torch._C._current_autograd_node()
+        made = self._made.get(node._sequence_nr()) if node is not None else None
+        return Where("", "", line) if made is None else Where(made.root, made.module, line or made.line)
+
+
+def _is_elsewhere(x: Tensor) -> bool:
+    """No memory of its own that could be read."""
+    return x.layout is not torch.strided or x.is_meta or x.is_nested
+
+
+def _dtypes(tensors: list[Tensor]) -> str:
+    """``float16,float32``: each once, in order of occurrence."""
+    return ",".join(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in tensors))

@@ -1,0 +1,142 @@
+"""One op as the scan sees it: what went in, what came out, where it stands, and what FP64 makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import kernels
+from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.ops.dispatched_ops import tensors_in
+from precdoctor.recording.ops.fp64_result import in_fp64
+from precdoctor.recording.ops.source_lines import Line
+
+
+@dataclass(frozen=True)
+class Where:
+    """The place of an op: top-level module, module below it, and the user's line."""
+
+    root: str
+    module: str
+    line: Line | None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Exact counts of one tensor; extremes are over finite elements."""
+
+    numel: int
+    nan: int
+    pos_inf: int
+    neg_inf: int
+    zero: int
+    at_max: int
+    amax: float | None
+    amin_nonzero: float | None
+
+    @property
+    def bad(self) -> int:
+        """Non-finite elements."""
+        return self.nan + self.pos_inf + self.neg_inf
+
+
+def count(x: Tensor) -> Counts | None:
+    """The counts of a tensor; waits for its device. None for one without elements that can be read."""
+    dense = tensor_leaves.plain(x)
+    if dense is None:
+        return None
+    ints, floats = kernels.measured(dense.detach())
+    finite = int(ints[at.NUMEL] - ints[at.NAN] - ints[at.POS_INF] - ints[at.NEG_INF])
+    return Counts(
+        numel=int(ints[at.NUMEL]),
+        nan=int(ints[at.NAN]),
+        pos_inf=int(ints[at.POS_INF]),
+        neg_inf=int(ints[at.NEG_INF]),
+        zero=int(ints[at.HIST]),
+        at_max=int(ints[at.AT_MAX]),
+        amax=float(floats[at.AMAX]) if finite else None,
+        amin_nonzero=float(floats[at.AMIN]) if finite > ints[at.HIST] else None,
+    )
+
+
+def names(text: str) -> frozenset[str]:
+    """Op names separated by spaces."""
+    return frozenset(text.split())
+
+
+@dataclass
+class Call:
+    """An op that has run.
+
+    Attributes:
+        name: ``mul_`` of ``aten.mul_.Tensor``.
+        phase: forward or backward.
+        swapped: copies of operands as they were before an in-place op, by ``id``.
+        results: its floating-point results, those written in place among them.
+        limit: elements of operands up to which it may be run again.
+    """
+
+    func: Any
+    args: Any
+    kwargs: Any
+    name: str
+    phase: str
+    where: Where
+    micro_step: int
+    swapped: Mapping[int, Tensor]
+    results: list[Tensor]
+    limit: int
+    _counts: dict[int, Counts | None] = field(default_factory=dict)
+    _exact: list[Tensor] | None = None
+    _tried: bool = False
+
+    @property
+    def op(self) -> str:
+        """``aten.mul_.Tensor``."""
+        return str(self.func)
+
+    @property
+    def plain_name(self) -> str:
+        """Without the mark of in-place ops."""
+        return self.name.rstrip("_")
+
+    @property
+    def operands(self) -> list[Tensor]:
+        """The floating-point tensors it was given, as objects: after an in-place op they hold its result."""
+        return [x for x in tensors_in((self.args, self.kwargs)) if x.is_floating_point()]
+
+    def before(self, x: Tensor) -> Tensor:
+        """An operand's values as the op read them."""
+        return self.swapped.get(id(x), x)
+
+    def counts(self, x: Tensor) -> Counts | None:
+        """Counted once per call."""
+        if id(x) not in self._counts:
+            self._counts[id(x)] = count(x)
+        return self._counts[id(x)]
+
+    def operand_counts(self) -> list[Counts]:
+        """Counts of the operands as the op read them."""
+        return [c for x in self.operands if (c := self.counts(self.before(x))) is not None]
+
+    def exact(self) -> list[Tensor] | None:
+        """Its results in FP64 from the operands it had; None where they cannot be had."""
+        if not self._tried:
+            self._tried = True
+            self._exact = self.again({})
+        return self._exact
+
+    def again(self, replaced: Mapping[int, Tensor]) -> list[Tensor] | None:
+        """Its results in FP64 with some operands replaced, by ``id`` of the operand."""
+        given = {**self.swapped, **replaced}
+        result = in_fp64(self.func, self.args, self.kwargs, given, limit=self.limit)
+        found = [x for x in tensors_in(result) if x.is_floating_point()] if result is not None else []
+        same = len(found) == len(self.results) and all(
+            a.dtype == torch.float64 and a.shape == b.shape for a, b in zip(found, self.results, strict=True)
+        )
+        return found if same else None

@@ -1,0 +1,213 @@
+"""What the dispatch mode tells: follows scalings and clamps, and makes a row of every cast to float8."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.fp8.cast_operand import FLOAT8, Operand, launcher
+from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, running_node
+from precdoctor.recording.fp8.provenance import Made, Notes, bound, is_float, scalar, scaled
+from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.observe.slots import Entry
+from precdoctor.recording.ops.dispatched_ops import storage_key
+from precdoctor.recording.recorder import Recorder
+
+if TYPE_CHECKING:
+    from precdoctor.numerics.formats import Format
+
+#: A clamp to exactly this range is half of a cast to that format.
+_MAXIMA: dict[float, Format] = {f.max: f for f in reversed(FLOAT8.values())}
+
+
+class Observer:
+    """Of one module call or backward pass.
+
+    Args:
+        call: gives, for an autograd node, the module call that made it; for None, the one that is looked at.
+        name: takes a place, the number of a call and a name; gives the name, with a number if it was given before.
+        results: float8 tensors and the entries of their casts.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        call: Callable[[int | None], Call | None],
+        name: Callable[[Call, str], str],
+        results: Notes,
+    ) -> None:
+        self._recorder = recorder
+        self._call_of = call
+        self._name = name
+        self._results = results
+        self._made = Notes()
+        #: Measured before a clamp that no cast has followed yet.
+        self._pending: dict[int, Entry] = {}
+        self.casts = 0
+        self.before = guarded(recorder)(self._before)
+        self.after = guarded(recorder)(self._after)
+        self.written = guarded(recorder)(self._written)
+
+    def close(self) -> None:
+        """What was measured before a clamp that was not half of a cast is no row."""
+        for slot in self._pending:
+            self._recorder.slots.touched.pop(slot, None)
+        self._pending.clear()
+
+    # --- what the mode calls -----------------------------------------------------------------------------------------
+
+    def _before(self, what: str, args: Any, kwargs: Any) -> Any:
+        x = args[0]
+        if what == "convert" and (fmt := FLOAT8.get(kwargs.get("dtype"))) is not None:
+            return self._cast(x, fmt)
+        if what == "copy" and (fmt := FLOAT8.get(x.dtype)) is not None:
+            return self._cast(args[1], fmt)
+        if what == "clamp" and is_float(x):
+            return self._clamp(x, *_limits(args, kwargs))
+        return None
+
+    def _after(self, what: str, args: Any, kwargs: Any, result: Any, before: Any) -> None:
+        if what == "matmul":
+            self._multiplied(args)
+            self._note_product(args, kwargs)
+        elif isinstance(before, Entry):
+            self._results.put(result, before)
+        elif isinstance(before, Made):
+            self._made.put(result, before)
+        elif what in ("mul", "div"):
+            found = scaled(args[0], args[1], result, divide=what == "div")
+            self._note(result, None if found is None else self._history(found[0]).times(found[1]))
+        elif what in ("convert", "copy"):
+            source = args[1] if what == "copy" else args[0]
+            if (entry := self._results.get(source)) is not None:
+                self._results.put(result, entry)
+            self._note(result, self._history(source) if is_float(result) and is_float(source) else None)
+        elif what == "bound":
+            data = max(args[:2], key=Tensor.numel)
+            self._note(result, dataclasses.replace(self._history(data), whole=False) if is_float(data) else None)
+
+    def _written(self, args: Any, kwargs: Any) -> None:
+        for x in (args[0] if args else None, kwargs.get("out")):
+            if isinstance(x, Tensor):
+                self._made.drop(x)
+                self._results.drop(x)
+
+    # --- histories ---------------------------------------------------------------------------------------------------
+
+    def _history(self, x: Tensor) -> Made:
+        found = self._made.get(x)
+        if found is not None:
+            assert isinstance(found, Made), "nothing else is put there"
+            return found
+        owner = self._recorder.names.parameter(x)
+        return Made(storage_key(x), None if owner is None else ".".join(filter(None, (owner[0].module, owner[1]))))
+
+    def _note(self, x: Tensor, made: Made | None) -> None:
+        if made is None:
+            self._made.drop(x)
+        else:
+            self._made.put(x, made)
+
+    def _clamp(self, x: Tensor, lower: Any, upper: Any) -> Made:
+        made = self._history(x)
+        limit = bound(lower, upper)
+        fmt = _MAXIMA.get(limit) if limit is not None else None
+        if fmt is None:
+            return dataclasses.replace(made, whole=False)
+        entry = self._measure(x, made, fmt)
+        if entry is not None:
+            self._pending[entry.slot] = entry
+        return dataclasses.replace(made, measured=entry, whole=False)
+
+    def _cast(self, x: Tensor, fmt: Format) -> Entry | None:
+        if not is_float(x):
+            return None
+        made = self._history(x)
+        entry, operand = made.measured, made.measured.operand if made.measured is not None else None
+        if entry is None or operand is None or entry.slot not in self._pending or operand.fmt.max != fmt.max:
+            return self._measure(x, made, fmt)
+        del self._pending[entry.slot]
+        operand.fmt = fmt
+        return entry
+
+    def _multiplied(self, args: Any) -> None:
+        """A product of float8 tensors says by what each of them has to be multiplied to be what it was."""
+        newer = isinstance(args[2], (list, tuple))  # torch._scaled_mm_v2
+        scales = [args[2], args[5]] if newer else [args[2], args[3]]
+        for x, inverse in zip(args[:2], scales, strict=True):
+            entry = self._results.get(x)
+            operand = entry.operand if isinstance(entry, Entry) else None
+            if operand is None or operand.factors is not None or operand.by_parts:
+                continue
+            only = inverse[0] if isinstance(inverse, (list, tuple)) and len(inverse) == 1 else inverse
+            if (value := scalar(only)) is not None:
+                operand.factors = ((value, True),)
+
+    def _note_product(self, args: Any, kwargs: Any) -> None:
+        """How the product adds up is a fact of the run: over how many terms, and whether in a narrow accumulator."""
+        call = self._call_of(running_node())
+        facts = self._recorder.facts
+        if call is None or facts is None or args[0].dim() != 2:
+            return
+        sources = tuple(self._results.get(x) for x in args[:2])
+        names = tuple(e.site.name if isinstance(e, Entry) else None for e in sources)
+        operands = [fmt.dtype if (fmt := FLOAT8.get(x.dtype)) else None for x in args[:2]]
+        where = {"root": call.place.root, "module": call.place.module, "backward": call.backward}
+        facts.fp8_product({**where, "operands": names, "dtypes": operands, "fast_accum": _fast(args, kwargs)},
+                          terms=int(args[0].shape[1]))  # fmt: skip
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _measure(self, x: Tensor, made: Made, fmt: Format) -> Entry | None:
+        recorder = self._recorder
+        call = self._call_of(running_node())
+        if call is None or not recorder.live:
+            return None
+        self.casts += 1
+        known = call.names.at(made.origin) if made.origin is not None else None
+        if known is None and made.parameter is not None:  # of another module: named as the casting one would
+            known = made.parameter.removeprefix(f"{call.place.module}.")
+        # A tensor nobody knows and nothing has multiplied may have been scaled and clipped by something not followed.
+        followed = known is not None or made.factors != ()
+        factors = made.factors if followed else None
+        operand = Operand(fmt, factors, made.whole and followed, by_parts=made.factors is None)
+        name = self._name(call, known or ("grad_output" if call.backward else "cast"))
+        return measure(recorder, call, name, x, operand)
+
+
+def measure(recorder: Recorder, call: Call, name: str, x: Tensor, operand: Operand) -> Entry | None:
+    """Put the statistics of a tensor about to be cast into the row of that cast."""
+    dense = tensor_leaves.plain(x)
+    site = recorder.site(call.place, "fp8_operand", name, x, call=call.number, phase=call.phase)
+    if call.evaluating:
+        site = site._replace(evaluating=True)
+    if dense is None or not recorder.options.takes(site.kind):
+        return None
+    entry = recorder.measure(site, x, dense, restart=True, launch=launcher(operand.fmt))
+    if entry is not None:
+        entry.operand = operand
+        entry.reached_by_backward = entry.reached_by_backward or call.backward
+    return entry
+
+
+def outside() -> Call:
+    """For casts outside of all modules; those are not known to be part of training."""
+    return Call(OUTSIDE, phase="no_grad" if not torch.is_grad_enabled() else "train")
+
+
+def _fast(args: Any, kwargs: Any) -> bool:
+    """``use_fast_accum``, the last argument of ``torch._scaled_mm`` in both of its forms."""
+    position = 11 if isinstance(args[2], (list, tuple)) else 7
+    return bool(args[position] if len(args) > position else kwargs.get("use_fast_accum", False))
+
+
+def _limits(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The bounds of a clamp or a hard tanh; None where there is none."""
+    lower = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("min_val"))
+    upper = args[2] if len(args) > 2 else kwargs.get("max", kwargs.get("max_val"))
+    return lower, upper

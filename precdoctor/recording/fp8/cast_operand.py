@@ -1,0 +1,100 @@
+"""What a row says of a cast to float8 beside the tensor's statistics, and the count of the elements that clip."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from precdoctor.numerics import EXP_MIN
+from precdoctor.numerics.formats import FORMATS, Format, Kind
+from precdoctor.recording import kernels
+from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.observe.step_batch import Deferred, read
+
+#: Formats whose tensors are 8-bit floating-point numbers in this torch, by dtype.
+FLOAT8: Final[dict[torch.dtype, Format]] = {
+    getattr(torch, f.dtype): f
+    for f in FORMATS.values()
+    if f.kind is Kind.FLOAT and f.bits == 8 and hasattr(torch, f.dtype)
+}
+
+#: A multiplier (or, if true, a divisor) that was applied before the cast.
+Factor = tuple[Deferred, bool]
+
+
+@dataclass
+class Operand:
+    """One cast.
+
+    Attributes:
+        fmt: the format cast to.
+        factors: their product is the quantiser's scale; None when that is not known, or not one number.
+        whole: nothing unseen can have clipped the tensor before it was measured.
+        by_parts: it was scaled by row or block.
+    """
+
+    fmt: Format
+    factors: tuple[Factor, ...] | None
+    whole: bool
+    by_parts: bool = False
+
+    def scale(self) -> float | None:
+        """The multiplier in force; waits for the device if it has to (drain thread only)."""
+        if self.factors is None:
+            return None
+        product = 1.0
+        for deferred, inverse in self.factors:
+            value = read(deferred)
+            if value is None:
+                return None
+            product = product * _inverse(value) if inverse else product * value
+        return product
+
+    def hides_clipping(self, amax: float) -> bool:
+        """Whether elements may have been clipped unseen: some stand exactly at the maximum."""
+        return not self.whole and amax == self.fmt.max
+
+
+def _inverse(value: float) -> float:
+    return math.inf if value == 0 else 1.0 / value
+
+
+def flush_bins(fmt: Format) -> int:
+    """How many bins of the exponent histogram, from the lowest on, hold what rounds to zero in the format.
+
+    Exact: the limit is a power of two, half of the smallest subnormal, and bins include their upper end.
+    """
+    return math.frexp(fmt.flush_limit)[1] - 1 - EXP_MIN
+
+
+@functools.cache
+def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
+    """What measures a tensor about to be cast to ``fmt``: its statistics, and how many finite elements clip."""
+
+    def stat(x: Tensor, slot: int) -> None:
+        kernels.stat(x, slot)
+        x = kernels.measurable(x)
+        home = kernels.bank(x.device)
+        if not home.admits(slot):
+            return
+        ints, floats = home.row(slot)
+        if x.is_cpu and not clips(float(floats[at.AMAX]), fmt):
+            return
+        for _, piece in reference.chunks(x.detach(), reference.CHUNK_DEVICE):
+            magnitude = piece.abs()
+            over = magnitude >= fmt.overflow_limit if fmt.tie_overflows else magnitude > fmt.overflow_limit
+            ints[at.SATURATED] += over.logical_and_(magnitude <= torch.finfo(x.dtype).max).sum()
+
+    return stat
+
+
+def clips(magnitude: float, fmt: Format) -> bool:
+    """Whether a magnitude is above all that rounds to the format's maximum (OFP8, round to nearest)."""
+    return magnitude >= fmt.overflow_limit if fmt.tie_overflows else magnitude > fmt.overflow_limit

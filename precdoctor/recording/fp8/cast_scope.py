@@ -1,0 +1,85 @@
+"""Whose casts are being looked at: one module call, or one backward pass and the module calls it goes back through."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from precdoctor.recording.fp8.provenance import Notes
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Place
+
+#: Number of the next autograd node of this thread.
+node_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # not in __all__
+#: Module calls remembered per step; of those beyond, backward casts have no module.
+_MAX_CALLS = 65_536
+
+#: Code outside of all modules.
+OUTSIDE = Place("", "", "")
+
+
+@dataclass
+class Call:
+    """One module call.
+
+    Attributes:
+        names: of the tensors it was given and of its own parameters.
+        first: number of the first autograd node that it, or what it called, could make.
+        backward: its backward is meant.
+        missed: its casts were not seen on the way forward, so those on the way back could not be told apart.
+    """
+
+    place: Place
+    number: int = 0
+    phase: str = "train"
+    evaluating: bool = False
+    names: Notes = field(default_factory=Notes)
+    first: int = 0
+    backward: bool = False
+    missed: bool = False
+
+    def note_names(self, module: nn.Module, given: Mapping[Any, Any]) -> None:
+        """Name what it was given ``input`` (``input.0``, ``input.mask`` if there are several), and its parameters."""
+        found = [(name, x) for name, x in tensor_leaves.tensors(dict(given)) if x.is_floating_point()]
+        for name, x in found:
+            self.names.put(x, "input" if len(found) == 1 else f"input.{name}")
+        for name, parameter in static.held(module, "_parameters").items():
+            if parameter is not None:
+                self.names.put(parameter, name)
+
+
+class Calls:
+    """The module calls of a step, to find the one that made an autograd node."""
+
+    def __init__(self) -> None:
+        self._calls: list[Call] = []
+        self._ends: list[int] = []
+
+    def ended(self, call: Call) -> None:
+        """A call is over; calls must be told in the order they end."""
+        if len(self._calls) < _MAX_CALLS:
+            self._calls.append(call)
+            self._ends.append(node_number())
+
+    def of_node(self, number: int) -> Call | None:
+        """The innermost call in which the node with that number was made."""
+        for i in range(bisect.bisect_right(self._ends, number), len(self._calls)):
+            if self._calls[i].first <= number:
+                return self._calls[i]
+        return None
+
+    def clear(self) -> None:
+        """A step has ended."""
+        self._calls.clear()
+        self._ends.clear()
+
+
+def running_node() -> int | None:
+    """Number of the autograd node that runs on this thread."""
+    node: Any = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())

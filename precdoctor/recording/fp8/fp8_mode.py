@@ -1,0 +1,119 @@
+"""The dispatch mode that sees casts, and the multiplications and clamps before them. It changes nothing it sees."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+)
+
+from precdoctor.recording.deepscan.scan_mode import ScanMode
+from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.ops.dispatch_modes import Looking
+
+if TYPE_CHECKING:
+    from precdoctor.recording.fp8.cast_observer import Observer
+
+_aten: Any = torch.ops.aten
+#: What is done about an op; all others only end what was known of the tensor they write to.
+_OPS: dict[Any, str] = {
+    _aten._to_copy.default: "convert",
+    _aten.clone.default: "convert",
+    _aten.copy_.default: "copy",
+    _aten.mul.Tensor: "mul",
+    _aten.mul.Scalar: "mul",
+    _aten.mul_.Tensor: "mul",
+    _aten.mul_.Scalar: "mul",
+    _aten.div.Tensor: "div",
+    _aten.div.Scalar: "div",
+    _aten.div_.Tensor: "div",
+    _aten.div_.Scalar: "div",
+    _aten.clamp.default: "clamp",
+    _aten.clamp.Tensor: "clamp",
+    _aten.clamp_.default: "clamp",
+    _aten.clamp_.Tensor: "clamp",
+    _aten.hardtanh.default: "clamp",
+    _aten.clamp_min.default: "clamp",
+    _aten.clamp_max.default: "clamp",
+    _aten.minimum.default: "bound",
+    _aten.maximum.default: "bound",
+    _aten._scaled_mm.default: "matmul",
+}
+if hasattr(_aten, "_scaled_mm_v2"):  # torch 2.9
+    _OPS[_aten._scaled_mm_v2.default] = "matmul"
+
+
+class CastMode(TorchDispatchMode):
+    """Open on the code of one module call, or on one backward pass."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+        self.observer = observer
+
+    @property
+    def is_top(self) -> bool:
+        """Whether it is open, and no other has been opened since."""
+        return _get_current_dispatch_mode() is self
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions called in here stay compiled; what they cast is not seen."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(tensor_leaves.computes_itself(t) for t in types):
+            return NotImplemented  # its inner ops will come by here
+        what, mutable, _ = _known.get(id(func)) or _meet(func)
+        if what is None:
+            result = func(*args, **kwargs)
+            if mutable:
+                self.observer.written(args, kwargs)
+            return result
+        before = self.observer.before(what, args, kwargs)
+        result = func(*args, **kwargs)
+        self.observer.after(what, args, kwargs, result, before)
+        return result
+
+
+#: What is done about an op, and whether it writes to an operand; by identity, for hashing an op takes longer than some
+#: of them run. The op itself is kept, so that its identity stays its own.
+_known: dict[int, tuple[str | None, bool, Any]] = {}
+
+
+def _meet(func: Any) -> tuple[str | None, bool, Any]:
+    schema = getattr(func, "_schema", None)  # higher-order ops have none
+    found = _known[id(func)] = _OPS.get(func), schema is not None and bool(schema.is_mutable), func
+    return found
+
+
+def supported() -> bool:
+    """Whether the mode can be open without changing what runs.
+
+    In older versions of torch a function called under any dispatch mode is not compiled: there it must not meet one.
+    """
+    if hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(dynamo, "cached_backends", {})
+    return not any(callable(backend) for backend in backends.values())  # None stands for what is never compiled
+
+
+def beside_others() -> bool:
+    """Whether a dispatch mode is active that is neither one of these nor a deep scan's, which ends after them, nor one
+    that only looks.
+    """
+    ours = (CastMode, ScanMode, Looking)
+    return any(not isinstance(m, ours) for m in _get_current_dispatch_mode_stack())
+
+
+def is_open() -> bool:
+    """Whether this thread's ops are being looked at."""
+    return any(isinstance(m, CastMode) for m in _get_current_dispatch_mode_stack())

@@ -1,0 +1,132 @@
+"""Installing the recorder into a process: by the boot module as soon as torch is there, or by ``precdoctor.record``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from precdoctor.recording.deepscan.scan import DeepScan
+from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.microscope.live import LiveTrace
+from precdoctor.recording.observe.backward_hooks import Backward
+from precdoctor.recording.observe.forward_hooks import Forward
+from precdoctor.recording.observe.logits import Logits
+from precdoctor.recording.observe.module_hooks import keyword_arguments_are_visible
+from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
+from precdoctor.recording.process import attach
+from precdoctor.recording.process.attach import STOPPED_BY_US
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene.autograd_grad_calls import TakenGradients
+from precdoctor.recording.scene.compiled_calls import CompiledCalls
+from precdoctor.recording.scene.guard import Guard
+from precdoctor.recording.scene.loss_code import LossCode
+from precdoctor.recording.scene.step_snapshot import Scene
+from precdoctor.recording.shadowing.shadow import Shadow
+from precdoctor.recording.steps.abandoned_attempts import ThrownAway
+from precdoctor.recording.steps.missing_zero_grad import KeptGradients
+from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+from precdoctor.recording.steps.optimizers import Optimizers
+
+if TYPE_CHECKING:
+    from precdoctor.recording.applying.applier import Applier
+
+_installed: Recorder | None = None
+
+
+def install() -> Recorder:
+    """Install every hook for the run in the environment; a second call returns the same recorder.
+
+    Raises:
+        UsageError: the options variable cannot be read.
+    """
+    if _installed is None:
+        options = RecordOptions.from_json(os.environ.get(OPTIONS_VARIABLE, "{}"))
+        return _installed_for(Path(os.environ[RUN_VARIABLE]), options)
+    return _installed
+
+
+def _applier(recorder: Recorder) -> Applier | None:
+    """What makes the changes of ``--apply``; None, and nothing of it loaded, when there are none."""
+    if not recorder.options.apply:
+        return None
+    from precdoctor.recording.applying.applier import Applier
+
+    return Applier(recorder)
+
+
+def recorded_into() -> Path | None:
+    """Where this process is being recorded at this moment; None when it is not."""
+    return None if _installed is None or _installed.state == "off" else _installed.run
+
+
+def begin(run: Path, options: RecordOptions) -> Recorder:
+    """Have this process recorded into ``run``; the one recorder of a process serves one run after the other."""
+    if _installed is None:
+        return _installed_for(run, options)
+    attach.begin_here()
+    _installed.begin_anew(run, options)
+    return _installed
+
+
+def _stop_traced(recorder: Recorder) -> None:
+    """The step that was looked for has been seen: nothing more is to be learned from running on."""
+    recorder.close(reason="stopped", message=f"traced step {recorder.step}")
+    raise SystemExit(STOPPED_BY_US)
+
+
+def _installed_for(run: Path, options: RecordOptions) -> Recorder:
+    global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
+    attach.begin_here()
+    recorder = Recorder(run, options)
+    if not keyword_arguments_are_visible():  # calls a module, so it comes before our hooks
+        recorder.warnings.append("keyword arguments of modules are not visible in this torch")
+    try:
+        applier = _applier(recorder)
+        if applier is not None:
+            applier.install_before()
+        if options.compiled == "instrument":
+            from precdoctor.recording.observe.compiled_modules import (  # defines an op, for these runs only
+                CHANGES_ROUNDING,
+                Probes,
+            )
+
+            recorder.warnings.append(CHANGES_ROUNDING)
+            recorder.probes = Probes(recorder)
+            recorder.probes.install()
+        thrown = ThrownAway(recorder)
+        manual, scene = ManualSteps(recorder, thrown), Scene(recorder)
+        if scene.enabled:
+            scene.deliveries.install()
+        loss_code = LossCode(recorder, scene)
+        casts, logits = Casts(recorder), Logits(recorder)
+        forward = Forward(recorder, manual, scene, loss_code, casts, logits)
+        module_hooks = forward.module_hooks
+        calls = CompiledCalls(recorder, scene, loss_code, *forward.install(), manual.forward_begins)
+        calls.install(module_hooks.compiles)
+        loss_code.forward_begins = manual.forward_begins
+        guard = Guard(recorder, scene)
+        kept = KeptGradients(recorder)
+        Backward(recorder, manual, thrown, kept, loss_code, casts, guard, module_hooks, logits.close).install()
+        TakenGradients(recorder, scene, loss_code).install()
+        casts.install()
+        Optimizers(recorder, manual, thrown, kept, guard, casts).install()
+        recorder.end_open_step = manual.end_open_step
+        if applier is not None:
+            applier.install_after()
+        recorder.scan = DeepScan(recorder)
+        if options.trace_steps is not None:
+            recorder.trace = LiveTrace(recorder, options.trace_steps, functools.partial(_stop_traced, recorder))
+        if options.shadow is not None:
+            recorder.shadow = Shadow(recorder, scene)
+    except Exception:
+        recorder.state = "off"  # half of the hooks are worse than none
+        raise
+    os.register_at_fork(
+        before=recorder.before_fork,
+        after_in_parent=recorder.after_fork_in_parent,
+        after_in_child=recorder.after_fork,
+    )
+    _installed = recorder
+    return recorder

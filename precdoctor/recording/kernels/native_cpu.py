@@ -1,0 +1,353 @@
+"""The compiled CPU kernel, if this installation has it: found, checked and called through ctypes.
+
+It needs neither Python's nor torch's headers, so one library serves every version of both. Without it (no compiler at
+installation) the torch kernel in ``blocked.py`` gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import functools
+import itertools
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.kernels import reference
+from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.kernels.adam_update import Adam
+from precdoctor.recording.kernels.row_layout import Dimension, walk
+from precdoctor.recording.process import attach
+
+#: File name of the library beside this module; made by the package build (``hatch_build.py``).
+LIBRARY: Final = "_stats.so"
+#: Set to anything to do without it.
+DISABLE_VARIABLE: Final = "PRECDOCTOR_NO_NATIVE"
+#: Set to one of VARIANTS to use those instructions where the processor would offer more. For tests and benchmarks.
+VARIANT_VARIABLE: Final = "PRECDOCTOR_KERNEL"
+VARIANTS: Final = ("baseline", "avx2", "avx512")
+
+#: Tensors below this many elements are measured by the calling thread alone: waking others costs more.
+_THREADS_FROM: Final = 256 * 1024
+#: Fewer elements are measured sooner than looked up.
+_TWICE_FROM: Final = 8192
+#: The order of ``dtype_t`` in stats.h.
+_CODES: Final = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.bfloat16: 2,
+    torch.float8_e4m3fn: 3,
+    torch.float8_e5m2: 4,
+    torch.float8_e4m3fnuz: 5,
+    torch.float8_e5m2fnuz: 6,
+    torch.float64: 7,
+}
+#: ``TILE``, ``MAX_OUTER`` and the number of fields of ``plan_t`` in stats.h.
+_TILE, _MAX_OUTER, _PLAN_WIDTH = 2048, 8, 39
+#: ``ABI`` in stats.h: a library left over from an older version of this file is not used.
+_ABI: Final = 6
+#: The front of a slot's integer row before the first launch, and its float row.
+_FRESH_INTS = (ctypes.c_int64 * at.FIRST_BAD_ORDER)(
+    *(at.NEVER if i == at.ORDER else 0 for i in range(at.FIRST_BAD_ORDER))
+)
+_FRESH_FLOATS = (ctypes.c_double * at.FLOAT_WIDTH)(-math.inf, math.inf, 0.0, 0.0)
+#: The largest block: tiles are cut at its multiples.
+_WIDEST: Final = 128
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The library, or null when there is none or it was built for another slot layout."""
+    path = Path(__file__).with_name(LIBRARY)
+    if os.environ.get(DISABLE_VARIABLE) or not path.is_file():
+        return None
+    try:
+        found = ctypes.CDLL(str(path))
+        found.precdoctor_layout.restype = ctypes.c_int64
+        if found.precdoctor_layout() != (_ABI * 10000 + at.INT_WIDTH) * 1000 + _PLAN_WIDTH:
+            return None
+    except (OSError, AttributeError):
+        return None
+    i32, pointer = ctypes.c_int32, ctypes.c_void_p
+    found.precdoctor_choose.restype = i32
+    found.precdoctor_choose.argtypes = [i32]
+    found.precdoctor_use_threads.restype = None
+    found.precdoctor_use_threads.argtypes = [pointer]
+    found.precdoctor_stat.restype = None
+    found.precdoctor_stat.argtypes = [pointer] * 5 + [i32]
+    found.precdoctor_sample.restype = ctypes.c_uint64
+    found.precdoctor_sample.argtypes = [pointer, ctypes.c_int64]
+    found.precdoctor_again.restype = i32
+    found.precdoctor_again.argtypes = [pointer] * 5 + [i32, ctypes.c_int64, ctypes.c_uint64, pointer, pointer]
+    found.precdoctor_look.restype = None
+    found.precdoctor_look.argtypes = [pointer, pointer, ctypes.c_int64, i32, pointer, i32, ctypes.c_int64]
+    found.precdoctor_update.restype = None
+    found.precdoctor_update.argtypes = [pointer] * 3 + [i32] + [pointer] * 4 + [i32]
+    found.precdoctor_adam.restype = None
+    found.precdoctor_adam.argtypes = [pointer] * 9 + [i32]
+    found.precdoctor_use_threads(_address_of_parallel())
+    choose_variant(os.environ.get(VARIANT_VARIABLE), found)
+    return found
+
+
+def choose_variant(name: str | None, lib: ctypes.CDLL | None = None) -> str:
+    """Use the named variant from now on, or the best one there is if ``name`` is null or too much for the processor.
+
+    Returns:
+        The name of the one in use. All of them give the same bits.
+    """
+    lib = lib or library()
+    assert lib is not None
+    wanted = VARIANTS.index(name) + 1 if name in VARIANTS else 0
+    best = lib.precdoctor_choose(wanted)
+    chosen = VARIANTS[(min(wanted, best) if wanted else best) - 1]
+    _chosen[:] = [chosen]
+    return chosen
+
+
+_chosen: list[str] = []
+
+
+def variant() -> str:
+    """The name of the variant in use, once there is a library."""
+    return _chosen[0]
+
+
+def _address_of_parallel() -> int | None:
+    """The entry point of the OpenMP runtime torch has loaded, so that we run on its threads and start none.
+
+    GCC's runtime defines it and LLVM's and Intel's export it as well; torch loads its own with global symbols. A torch
+    that uses another thread pool, or none, leaves us single-threaded.
+    """
+    if not torch.backends.openmp.is_available():
+        return None
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError):
+        return None
+
+
+_forked = False
+
+
+def _forget_threads() -> None:
+    """In a forked child the OpenMP threads are the parent's, and waiting for them would never end."""
+    global _forked  # noqa: PLW0603 - a fact about the process
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_forget_threads)
+
+
+def supports(x: Tensor) -> bool:
+    """Whether this kernel can take the tensor: on the CPU, of a dtype it knows, library present."""
+    return x.is_cpu and x.dtype in _CODES and library() is not None
+
+
+def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:
+    """Same contract as :func:`precdoctor.recording.kernels.reference.measure`, for tensors that :func:`supports`."""
+    measure_at(x, ints.data_ptr(), floats.data_ptr(), counter.data_ptr(), wanted(blocks))
+
+
+def wanted(blocks: Sequence[int]) -> int:
+    """Block sizes as the bit mask the library takes."""
+    return sum(1 << at.BLOCK_SIZES.index(block) for block in blocks)
+
+
+def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int, recent: Recent | None = None) -> None:
+    """:func:`measure` by the addresses of the slot's rows: making views costs more than measuring small tensors.
+
+    Args:
+        x: the tensor.
+        ints, floats, counter: addresses.
+        want: block sizes as :func:`wanted` gives them.
+        recent: which tensors other slots hold, to be kept up; modules often hand on what another one gave them, and to
+            find that out (by the fingerprint) costs a third of measuring it again.
+    """
+    lib: Any = library()
+    strides = None if x.is_contiguous() else x.stride()
+    plan, numel = _plan(x.dtype, x.shape, strides, want)
+    threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
+    data = x.data_ptr()
+    if recent is None or numel < _TWICE_FROM or strides is not None:
+        lib.precdoctor_stat(data, plan, ints, floats, counter, threads)
+        return
+    size, known = numel * x.element_size(), recent.get(data)
+    if known is not None and known[0] is plan:
+        _, sample, *row = known
+        if lib.precdoctor_again(data, plan, ints, floats, counter, threads, size, sample, *row):
+            return
+    lib.precdoctor_stat(data, plan, ints, floats, counter, threads)
+    recent[data] = plan, lib.precdoctor_sample(data, size), ints, floats
+
+
+def restart(ints: int, floats: int) -> None:
+    """Make a slot's rows fresh, by their addresses, but for the order of its first bad launch."""
+    if not ctypes.c_int64.from_address(ints + 8 * at.LAUNCHES).value:
+        return  # they are: most often this is the step's first launch, and a row is 13 kB
+    ctypes.memmove(ints, _FRESH_INTS, 8 * at.FIRST_BAD_ORDER)
+    kept = 8 * (at.FIRST_BAD_ORDER + 1)
+    ctypes.memset(ints + kept, 0, 8 * at.INT_WIDTH - kept)
+    ctypes.memmove(floats, _FRESH_FLOATS, 8 * at.FLOAT_WIDTH)
+
+
+def supports_update(before: Tensor, after: Tensor, intended: Tensor) -> bool:
+    """Whether :func:`update_at` can take these: contiguous, weights of at most 32 bits, intention in FP32 or FP64."""
+    return (
+        supports(before)
+        and before.dtype != torch.float64
+        and intended.dtype in {torch.float32, torch.float64}
+        and all(x.is_contiguous() for x in (before, after, intended))
+    )
+
+
+def update_at(before: Tensor, after: Tensor, intended: Tensor, ints: int, floats: int, counter: int) -> None:
+    """:func:`precdoctor.recording.kernels.reference.measure_update` by the addresses of the slot's rows."""
+    lib: Any = library()
+    wide = intended.dtype == torch.float64
+    plan, numel = _update_plan(before.dtype, before.shape)
+    threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
+    pointers = before.data_ptr(), after.data_ptr(), intended.data_ptr()
+    lib.precdoctor_update(*pointers, wide, plan, ints, floats, counter, threads)
+
+
+def supports_adam(before: Tensor, after: Tensor, adam: Adam) -> bool:
+    """Whether :func:`adam_at` can take these: moments in FP32, everything on the CPU, of one shape and contiguous."""
+    moments = adam.first, adam.second
+    return (
+        supports(before)
+        and before.dtype != torch.float64
+        and all(m.dtype == torch.float32 and m.is_cpu and m.shape == before.shape for m in moments)
+        and all(x.is_contiguous() for x in (before, after, *moments))
+        and not any(isinstance(term, Tensor) for term in (adam.factor, adam.root, adam.decay))
+    )
+
+
+def adam_at(before: Tensor, after: Tensor, adam: Adam, ints: int, floats: int, counter: int) -> None:
+    """:func:`update_at` where Adam meant the update; the same row as with ``adam.update(before)``, bit for bit."""
+    lib: Any = library()
+    plan, numel = _update_plan(before.dtype, before.shape)
+    threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
+    pointers = before.data_ptr(), after.data_ptr(), adam.first.data_ptr(), adam.second.data_ptr()
+    terms = (ctypes.c_float * 4)(float(adam.factor), float(adam.root), adam.eps, float(adam.decay or 0.0))
+    lib.precdoctor_adam(*pointers, terms, plan, ints, floats, counter, threads)
+
+
+#: Functions of C: gradients are looked at in every step.
+_BASE: Any = torch._C.TensorBase
+_DTYPE, _IS_CPU = _BASE.dtype.__get__, _BASE.is_cpu.__get__
+_CONTIGUOUS, _ADDRESS, _NUMEL = _BASE.is_contiguous, _BASE.data_ptr, _BASE.numel
+#: No tensor begins this far behind its memory's beginning.
+_LOWEST: Final = 1 << 40
+
+
+def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
+    """Amax over some tensors, NaN or infinite exactly if an element is, and the sum of their squares, in FP64.
+
+    Args:
+        tensors: of torch's own two types, outside of torch.func.
+
+    Returns:
+        Null when one of them cannot be taken: not on the CPU, not in one piece of memory, of an unknown dtype.
+    """
+    lib: Any = library()
+    if lib is None or not all(map(_IS_CPU, tensors)):
+        return None
+    try:
+        if not all(map(_CONTIGUOUS, tensors)) and not all(x.is_contiguous() or _fills_its_memory(x) for x in tensors):
+            return None
+        kinds = list(map(_DTYPE, tensors))
+        addresses, sizes = list(map(_ADDRESS, tensors)), list(map(_NUMEL, tensors))
+    except RuntimeError as error:  # sparse ones have no memory of their own
+        attach.let_through(error)
+        return None
+    # Behind memory that was given back (FSDP does that) lies nothing but the offset.
+    if min(addresses, default=0) < _LOWEST and any(x.numel() and not x.untyped_storage().nbytes() for x in tensors):
+        return None
+    out = (ctypes.c_double * 2)()
+    threads = 1 if _forked else torch.get_num_threads()
+    known = set(kinds)
+    if not known <= _CODES.keys():
+        return None
+    for kind in known:
+        alike = [k is kind for k in kinds] if len(known) > 1 else None
+        data, numel = (
+            array.array("q", x if alike is None else list(itertools.compress(x, alike))) for x in (addresses, sizes)
+        )
+        at_data, at_numel = data.buffer_info()[0], numel.buffer_info()[0]
+        lib.precdoctor_look(at_data, at_numel, len(data), _CODES[kind], out, threads, _THREADS_FROM)
+    return out[0], out[1]
+
+
+def _fills_its_memory(x: Tensor) -> bool:
+    """Whether the elements lie without gaps in some order, as those of a transposed or channels-last tensor do."""
+    dimensions = sorted(zip(x.stride(), x.shape, strict=True))
+    expected = 1
+    for stride, size in dimensions:
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+Plan = tuple["ctypes.Array[ctypes.c_int64]", int]
+#: By address of a tensor's memory: its plan, a sample of its bytes, and the row of the slot that it was measured into.
+Recent = dict[int, "tuple[ctypes.Array[ctypes.c_int64], int, int, int]"]
+
+
+@functools.lru_cache(maxsize=16384)
+def _plan(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...] | None, want: int) -> Plan:
+    """How the library is to walk a tensor (``plan_t`` in stats.h), and its number of elements.
+
+    Args:
+        dtype: the tensor's.
+        shape: the tensor's; not empty.
+        strides: in elements; null for a contiguous tensor.
+        want: block sizes as :func:`wanted` gives them.
+    """
+    return _pack(dtype, want, reference.fingerprint_seed(dtype, shape), walk(shape, strides))
+
+
+@functools.lru_cache(maxsize=4096)
+def _update_plan(dtype: torch.dtype, shape: torch.Size) -> Plan:
+    """The same for an update: its elements in one row, its fingerprint that of an FP32 tensor."""
+    return _pack(dtype, 0, reference.fingerprint_seed(torch.float32, shape), walk((shape.numel(),), None))
+
+
+def _pack(dtype: torch.dtype, want: int, seed: int, walked: tuple[Dimension, list[Dimension]]) -> Plan:
+    """Choose the tiles and lay everything out as the library reads it."""
+    (columns, column_stride, _), others = walked
+    # Tiles run along the last dimension and the one nearest in memory, if that is long enough to fill them.
+    room = _TILE // min(_padded(columns), _TILE)
+    nearest = min(range(len(others)), key=lambda i: (-min(others[i][0], room, 16), others[i][1], -i))
+    rows, row_stride, row_pitch = others.pop(nearest)
+    across = row_stride < column_stride and rows > 1  # such a tile should be many rows high
+    limit = _WIDEST if across else _TILE
+    pieces = math.ceil(columns / limit)
+    tile_columns = columns if pieces == 1 else _padded(max(math.ceil(columns / pieces), _WIDEST))
+    tile_rows = min(rows, max(1, _TILE // _padded(tile_columns)))
+    row_tiles, column_tiles = math.ceil(rows / tile_rows), math.ceil(columns / tile_columns)
+    outer = others + [(1, 0, 0)] * (_MAX_OUTER - len(others))
+    numel, tiles = rows * columns, row_tiles * column_tiles
+    for size, _, _ in others:
+        numel, tiles = numel * size, tiles * size
+    fields = [_CODES[dtype], want, numel, reference.signed64(seed), columns, column_stride, rows, row_stride, row_pitch]
+    fields += [tile_rows, tile_columns, row_tiles, column_tiles, tiles, len(others)]
+    for part in zip(*outer, strict=True):
+        fields += part
+    return (ctypes.c_int64 * _PLAN_WIDTH)(*fields), numel
+
+
+def _padded(columns: int) -> int:
+    """Columns of a tile's row with the padding that blocks need, as the library does it."""
+    if columns > _WIDEST:
+        return math.ceil(columns / _WIDEST) * _WIDEST
+    return 1 << (columns - 1).bit_length()

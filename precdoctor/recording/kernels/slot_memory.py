@@ -1,0 +1,292 @@
+"""The memory that kernels write to: a row per slot, in blocks, in a bank per device, and its copies on the host.
+
+On the CPU the blocks themselves go to the drain. On a GPU they are parts of one segment of memory, which a step leaves
+by one copy to pinned memory; a new bank has several segments until its first snapshot, doubling as slots come.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from precdoctor.recording.kernels import native_cpu
+from precdoctor.recording.kernels import row_layout as at
+
+_SLOTS_PER_BLOCK = 128
+#: Blocks kept for the next snapshots, as a multiple of those in use; pinned copies of a bank.
+_SPARE_SETS = 2
+#: 64-bit words of a slot on a GPU, its integers, then its floats; both begin at multiples of 16 bytes.
+_FIRST_FLOAT = at.INT_WIDTH + at.INT_WIDTH % 2
+_WORDS = _FIRST_FLOAT + at.FLOAT_WIDTH
+assert _WORDS % 2 == 0
+
+
+class _Block:
+    """The rows of some slots, and where they begin in memory."""
+
+    __slots__ = ("floats", "floats_address", "floats_pitch", "ints", "ints_address", "ints_pitch")
+
+    def __init__(self, ints: Tensor, floats: Tensor) -> None:
+        self.ints = ints
+        self.floats = floats
+        self.ints_address = ints.data_ptr()
+        self.floats_address = floats.data_ptr()
+        #: Bytes from row to row.
+        self.ints_pitch, self.floats_pitch = 8 * ints.stride(0), 8 * floats.stride(0)
+
+
+class Bank:
+    """All slots of one device.
+
+    Attributes:
+        device: where the rows lie.
+        counter: int64 scalar, launches since the last snapshot; the order of execution on the device.
+        launches: the same number as the host counts it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.counter = torch.zeros((), dtype=torch.int64, device=device)
+        self.launches = 0
+        #: Rows and their addresses change hands as one: a signal handler of the user's may raise between any two lines.
+        self._blocks: list[_Block] = []
+        #: What the slots hold of the tensors of this step, for those that are seen again under another name.
+        self.recent: native_cpu.Recent = {}
+        #: Fresh blocks, or pinned memory, for the next snapshots; a deque, because the drain thread puts them there.
+        self._spare: collections.deque[tuple[Tensor, Tensor]] = collections.deque()
+        self._spare_copies: collections.deque[Tensor] = collections.deque()
+        self.counter_address = self.counter.data_ptr()
+        fresh = np.zeros(_WORDS, np.int64)
+        fresh[[at.ORDER, at.FIRST_BAD_ORDER]] = at.NEVER
+        fresh[_FIRST_FLOAT:] = np.array([-math.inf, math.inf, 0.0, 0.0]).view(np.int64)
+        self._fresh = torch.from_numpy(fresh).to(device)
+        self._fresh_ints, self._fresh_floats = _parts(self._fresh)
+        #: On a GPU, what the blocks are parts of; the streams that this step has launched on.
+        self._segments: list[Tensor] = []
+        self._streams: set[torch.cuda.Stream] = set()
+        #: A CUDA graph writes to these addresses: they have to stay.
+        self._captured = False
+
+    def admits(self, slot: int) -> bool:
+        """Whether a kernel can be launched for this slot now; to be asked before each launch.
+
+        Not while a CUDA graph is captured, if the slot has no memory yet: every replay would clear what is made now.
+        """
+        if self.device.type != "cuda":
+            return True
+        if torch.cuda.is_current_stream_capturing():
+            self._captured = True
+            return slot < _SLOTS_PER_BLOCK * len(self._blocks)
+        self._streams.add(torch.cuda.current_stream(self.device))
+        return True
+
+    def row(self, slot: int) -> tuple[Tensor, Tensor]:
+        """The integer and float row of one slot, as views."""
+        while slot >= _SLOTS_PER_BLOCK * len(self._blocks):
+            self._grow()
+        number, index = divmod(slot, _SLOTS_PER_BLOCK)
+        block = self._blocks[number]
+        return block.ints[index], block.floats[index]
+
+    def _grow(self) -> None:
+        if self.device.type == "cpu":
+            self._blocks.append(_Block(*self._fresh_block()))
+            return
+        segment = self._fresh.repeat(max(_SLOTS_PER_BLOCK, _SLOTS_PER_BLOCK * len(self._blocks)), 1)
+        self._segments.append(segment)
+        self._blocks += _blocks_of(segment)
+
+    def addresses(self, slot: int) -> tuple[int, int]:
+        """Where the integer and float row of a slot begin in memory, its device's."""
+        number, index = divmod(slot, _SLOTS_PER_BLOCK)
+        if number >= len(self._blocks):
+            self.row(slot)
+        block = self._blocks[number]
+        return block.ints_address + index * block.ints_pitch, block.floats_address + index * block.floats_pitch
+
+    def read(self, x: Tensor, slot: int, want: int, *, restart: bool = False) -> None:
+        """Measure a tensor into a slot of this bank, the CPU's; ``want`` as :func:`native.wanted` gives it."""
+        ints, floats = self.addresses(slot)
+        if restart:
+            native_cpu.restart(ints, floats)
+        native_cpu.measure_at(x, ints, floats, self.counter_address, want, self.recent)
+
+    def restart(self, slot: int) -> None:
+        """Forget a slot's values but not when it was first bad: the next launch replaces instead of merging."""
+        if self.device.type == "cpu":
+            native_cpu.restart(*self.addresses(slot))
+            return
+        if not self.admits(slot):
+            return
+        ints, floats = self.row(slot)
+        ints[: at.FIRST_BAD_ORDER] = self._fresh_ints[: at.FIRST_BAD_ORDER]
+        ints[at.FIRST_BAD_ORDER + 1 :] = 0
+        floats.copy_(self._fresh_floats)
+
+    def cleared(self, slot: int) -> tuple[Tensor, Tensor]:
+        """The rows of a slot, as if nothing had been launched into it."""
+        ints, floats = self.row(slot)
+        _fill(ints, self._fresh_ints)
+        _fill(floats, self._fresh_floats)
+        return ints, floats
+
+    def snapshot(self, slots: int) -> Snapshot:
+        """A copy of slots ``0 .. slots - 1`` on its way to the host; the rows start afresh behind it."""
+        if self.device.type == "cuda":
+            return self._sent(min(slots, _SLOTS_PER_BLOCK * len(self._blocks)))
+        ints, floats, count = [], [], math.ceil(slots / _SLOTS_PER_BLOCK)
+        self.recent = {}  # first: it has the addresses of blocks that go
+        for number, block in enumerate(self._blocks[:count]):  # the block goes, and a spare one takes its place
+            self._blocks[number] = _Block(*self._fresh_block())
+            ints.append(block.ints)
+            floats.append(block.floats)
+        self.counter.zero_()
+        self.launches = 0
+        return Snapshot(ints, floats, None, self)
+
+    def _sent(self, rows: int) -> Snapshot:
+        """Behind all that this step has launched, on whatever stream; what is launched there later comes after it."""
+        here, streams = torch.cuda.current_stream(self.device), self._streams
+        self._streams = set()
+        for stream in streams:
+            if stream != here:
+                here.wait_stream(stream)
+        copy, first = self._copy_of(rows), 0
+        for segment in self._segments:
+            part = segment[: max(0, rows - first)]
+            copy[first : first + len(part)].copy_(part, non_blocking=True)
+            part.copy_(self._fresh)
+            first += len(segment)
+        self.counter.zero_()
+        self.launches = 0
+        if len(self._segments) > 1 and not self._captured:
+            for segment in self._segments:
+                segment.record_stream(here)
+            segment = self._fresh.repeat(first, 1)
+            self._segments, self._blocks = [segment], _blocks_of(segment)
+        for stream in streams:
+            if stream != here:
+                stream.wait_stream(here)
+        event = torch.cuda.Event(blocking=True)
+        event.record(here)
+        parts = [_parts(part) for part in copy[:rows].split(_SLOTS_PER_BLOCK)] if rows else []
+        return Snapshot([ints for ints, _ in parts], [floats for _, floats in parts], event, self, copy)
+
+    def _copy_of(self, rows: int) -> Tensor:
+        """Pinned memory for so many rows, at least: allocating it would wait for the device."""
+        while self._spare_copies:
+            if len(spare := self._spare_copies.pop()) >= rows:
+                return spare
+        size = sum(map(len, self._segments))
+        return torch.empty((size, _WORDS), dtype=torch.int64, device="cpu", pin_memory=True)
+
+    def _fresh_block(self) -> tuple[Tensor, Tensor]:
+        if self._spare:
+            return self._spare.pop()
+        return _rows_of(self._fresh_ints), _rows_of(self._fresh_floats)
+
+    def take_back(self, ints: Sequence[Tensor], floats: Sequence[Tensor], copy: Tensor | None) -> None:
+        """Memory of a snapshot that nobody reads any more; may be called from the drain thread."""
+        if copy is not None:
+            if len(self._spare_copies) < _SPARE_SETS:
+                self._spare_copies.append(copy)
+            return
+        for pair in zip(ints, floats, strict=True):
+            if len(self._spare) >= _SPARE_SETS * len(self._blocks):
+                return
+            _fill(pair[0], self._fresh_ints)
+            _fill(pair[1], self._fresh_floats)
+            self._spare.append(pair)
+
+
+class Snapshot:
+    """Slot rows as they were at the end of a step; only the drain thread waits for them to arrive."""
+
+    def __init__(
+        self,
+        ints: list[Tensor],
+        floats: list[Tensor],
+        event: torch.cuda.Event | None,
+        home: Bank | None = None,
+        copy: Tensor | None = None,
+    ) -> None:
+        self._ints = ints
+        self._floats = floats
+        self._event = event
+        self._home = home
+        #: Pinned memory that the rows are parts of.
+        self._copy = copy
+
+    def release(self) -> None:
+        """Give the memory back to the bank; nothing can be read afterwards."""
+        home, copy = self._home, self._copy
+        ints, floats = self._ints, self._floats
+        self._home, self._copy, self._ints, self._floats = None, None, [], []
+        # Pinned memory that the device may still write to is freed, which waits for that, instead of being used again.
+        if home is not None and (self._event is None or self._event.query()):
+            home.take_back(ints, floats, copy)
+
+    def wait(self) -> None:
+        """Block until the copy has arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def row(self, slot: int) -> tuple[Tensor, Tensor]:
+        """The integer and float row of one slot, on the host."""
+        block, index = divmod(slot, _SLOTS_PER_BLOCK)
+        return self._ints[block][index], self._floats[block][index]
+
+    def ints(self, slots: npt.NDArray[np.int64], first: int, stop: int) -> npt.NDArray[np.int64]:
+        """Columns ``first .. stop - 1`` of the integer rows of some slots (slots x columns)."""
+        return _gather(self._ints, slots, first, stop)
+
+    def largest(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """The largest value of columns ``first .. stop - 1`` over all integer rows; zeros when there is no row."""
+        tops = [block.numpy()[:, first:stop].max(axis=0) for block in self._ints]
+        return np.max(tops, axis=0) if tops else np.zeros(stop - first, np.int64)
+
+    def floats(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The float rows of some slots (slots x ``FLOAT_WIDTH``)."""
+        return _gather(self._floats, slots, 0, at.FLOAT_WIDTH)
+
+
+def _gather(blocks: Sequence[Tensor], slots: npt.NDArray[np.int64], first: int, stop: int) -> npt.NDArray[Any]:
+    """Zeros for slots that were never launched into and lie beyond the last block."""
+    out = np.zeros((len(slots), stop - first), np.float64 if blocks and blocks[0].is_floating_point() else np.int64)
+    block, index = np.divmod(slots, _SLOTS_PER_BLOCK)
+    for number in np.flatnonzero(np.bincount(block[block < len(blocks)])).tolist():
+        mine = block == number
+        out[mine] = blocks[number].numpy()[:, first:stop][index[mine]]
+    return out
+
+
+# On the CPU blocks are made and copied by NumPy: torch would use its thread pool for their size, and in a forked child
+# that pool hangs (its threads are the parent's), although nothing the child computes may be large enough to need it.
+
+
+def _rows_of(fresh: Tensor) -> Tensor:
+    """A block of fresh rows on the CPU."""
+    return torch.from_numpy(np.tile(fresh.numpy(), (_SLOTS_PER_BLOCK, 1)))
+
+
+def _fill(rows: Tensor, fresh: Tensor) -> None:
+    if rows.is_cpu:
+        rows.numpy()[:] = fresh.numpy()
+    else:
+        rows.copy_(fresh)
+
+
+def _parts(words: Tensor) -> tuple[Tensor, Tensor]:
+    """The integers and the floats of rows that hold both."""
+    return words[..., : at.INT_WIDTH], words[..., _FIRST_FLOAT:].view(torch.float64)
+
+
+def _blocks_of(segment: Tensor) -> list[_Block]:
+    return [_Block(*_parts(part)) for part in segment.split(_SLOTS_PER_BLOCK)]

@@ -1,0 +1,116 @@
+"""Copies of the user's objects for a replay; none of their own methods runs, not even ``__init__``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict, defaultdict, deque
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from precdoctor.recording.model import static
+
+#: Values that a copy may share.
+_SHARED: Final = (BuiltinFunctionType, FunctionType, ModuleType, type, torch.dtype, torch.device)
+#: Builtin classes whose instances only they can make, the more special ones first.
+_CONTAINERS: Final = (OrderedDict, defaultdict, dict, list)
+
+
+class UnreadableError(TypeError):
+    """An object cannot be copied without running its code."""
+
+
+def shallow_copy(x: Any) -> Any:
+    """A second object with the same attributes, made without its constructor, ``__copy__`` or ``__getstate__``.
+
+    Dictionaries and lists, also of classes derived from them, get the same entries.
+
+    Raises:
+        UnreadableError: its class keeps more than that, or wants to be told when an instance goes (``__del__``).
+    """
+    kind = type(x)
+    if static.defines(kind, "__del__"):
+        raise UnreadableError(f"{kind.__name__} defines __del__")
+    base: Any = next((b for b in _CONTAINERS if issubclass(kind, b)), object)
+    try:
+        twin = base.__new__(kind)
+    except TypeError as error:
+        raise UnreadableError(str(error)) from error
+    if issubclass(base, dict):
+        for key, value in dict.items(x):
+            base.__setitem__(twin, _key(key, {}), value)
+        if base is defaultdict:
+            defaultdict.__dict__["default_factory"].__set__(twin, defaultdict.__dict__["default_factory"].__get__(x))
+    elif base is list:
+        list.extend(twin, list.__iter__(x))
+    static.own(twin).update(dict.items(static.own(x)))
+    for slot in _slots(kind):
+        with contextlib.suppress(AttributeError):  # nothing in it
+            slot.__set__(twin, slot.__get__(x))
+    return twin
+
+
+def deep_copy(x: Any, memo: dict[int, Any]) -> Any:
+    """A copy of an object and all that it holds.
+
+    Args:
+        x: tensors are cloned; functions, classes and modules of Python are shared.
+        memo: copies by the ``id`` of the original; what is in it is not copied again.
+
+    Raises:
+        UnreadableError: something in it cannot be copied without running its code.
+    """
+    if id(x) in memo:
+        return memo[id(x)]
+    kind = type(x)
+    twin: Any
+    if kind in static.KEYS or kind in (complex, bytes) or issubclass(kind, _SHARED):
+        return x
+    if issubclass(kind, Tensor):
+        twin = x.detach().clone()
+        twin = nn.Parameter(twin, x.requires_grad) if kind is nn.Parameter else twin.requires_grad_(x.requires_grad)
+    elif kind in (list, deque, dict, OrderedDict, defaultdict):
+        twin = memo[id(x)] = _emptied(x)
+        if kind in (list, deque):
+            twin.extend([deep_copy(v, memo) for v in x])
+        else:
+            twin.update([(_key(k, memo), deep_copy(v, memo)) for k, v in dict.items(x)])
+    elif kind is tuple:
+        twin = tuple(deep_copy(v, memo) for v in x)
+    elif kind in (set, frozenset):
+        twin = kind([_key(k, memo) for k in x])
+    elif kind is MethodType:
+        twin = MethodType(x.__func__, deep_copy(x.__self__, memo))
+    elif kind.__module__ == "numpy":
+        twin = x.copy()
+    elif issubclass(kind, _CONTAINERS):
+        raise UnreadableError(f"{kind.__name__} is a container of its own")
+    else:
+        twin = memo[id(x)] = shallow_copy(x)
+        there = static.own(twin)
+        there.update([(name, deep_copy(value, memo)) for name, value in there.items()])
+        for slot in _slots(kind):
+            with contextlib.suppress(AttributeError):
+                slot.__set__(twin, deep_copy(slot.__get__(x), memo))
+    memo[id(x)] = twin
+    return twin
+
+
+def _slots(kind: type) -> list[Any]:
+    """The slots of a class, those of its builtin base left out: these are not for writing."""
+    own = (each for each in static.mro(kind) if static.members(each).get("__slots__") is not None)
+    return [m for each in own for m in static.members(each).values() if type(m) is MemberDescriptorType]
+
+
+def _emptied(x: Any) -> Any:
+    if type(x) is deque:
+        return deque(maxlen=x.maxlen)
+    return defaultdict(x.default_factory) if type(x) is defaultdict else type(x)()
+
+
+def _key(key: Any, memo: dict[int, Any]) -> Any:
+    if type(key) not in static.KEYS and type(key) not in (Tensor, nn.Parameter):
+        raise UnreadableError(f"a {type(key).__name__} is a key")
+    return memo.get(id(key), key)

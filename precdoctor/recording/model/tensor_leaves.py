@@ -1,0 +1,216 @@
+"""Finding the tensors inside what modules take and return, and the plain tensor inside what a tensor may be."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from precdoctor.recording.model import static
+from precdoctor.recording.model.containers import Opened, hides, names, opened
+
+_LAZY = (UninitializedParameter, UninitializedBuffer)
+#: Types without behaviour of their own. Asked for by identity: ``isinstance`` with a parameter's runs Python code.
+EXACT = (Tensor, torch.nn.Parameter)
+_EXACT: Final = frozenset(EXACT)
+_BASE: Any = torch._C.TensorBase
+_FLOATS, _NUMEL, _STORAGE = _BASE.is_floating_point, _BASE.numel, _BASE.untyped_storage
+_NESTED, _META, _LAYOUT = _BASE.is_nested.__get__, _BASE.is_meta.__get__, _BASE.layout.__get__
+_NBYTES: Final = torch.UntypedStorage.nbytes
+_MAX_DEPTH = 3
+_MAX_LEAVES = 64
+#: Containers looked into for one value.
+_MAX_CONTAINERS = 256
+#: The same where tensors are replaced: one that is not stays the run's own.
+_MAX_NEST, _MAX_MAPPED = 8, 4096
+#: Values that hold nothing, most often.
+_ATOMS = frozenset((type(None), str, bytes, int, float, bool, torch.dtype, torch.device, torch.Size, slice))
+
+
+def tensors(value: Any, prefix: str = "", *, objects: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in nested tuples, lists, mappings and dataclasses, with dotted names (``hidden_states.3``).
+
+    A lone tensor is named ``prefix``. At most three levels deep and 64 tensors: caches and graphs are not outputs.
+    No code of the user's runs. Attributes in which a class keeps its elements are no level and have no name.
+
+    Args:
+        objects: objects of any class with attributes are looked into as well: the arguments of a top-level module.
+    """
+    walk = _Walk(_MAX_DEPTH, _MAX_CONTAINERS, objects=objects)
+    return itertools.islice(walk.within(value, prefix, 0, ()), _MAX_LEAVES)
+
+
+def floating(value: Any, *, objects: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Those of :func:`tensors` that hold floating-point or complex numbers, as long as they are there to be read.
+
+    Inside functorch transforms no tensor is: its values are known to no single kernel call.
+    """
+    if torch._C._functorch.maybe_current_level() is not None:
+        return iter(())
+    if type(value) is Tensor:  # most often
+        return iter((("", value),) if counts(value) else ())
+    if type(value) is dict and len(value) == 1:  # of arguments, most often
+        ((name, x),) = value.items()
+        if type(x) is Tensor:
+            return iter(((static.text(name), x),) if counts(x) else ())
+    return ((name, x) for name, x in tensors(value, objects=objects) if counts(x))
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor], *, objects: bool = False) -> Any:
+    """The same nest with every tensor in it replaced, also of those that lie too deep for :func:`tensors`.
+
+    Containers on the way are made again, by reference in what else they hold, and without running code of theirs; what
+    cannot be made so stays as it is, with its tensors.
+    """
+    return _Walk(_MAX_NEST, _MAX_MAPPED, objects=objects).mapped(value, change, 0, ())
+
+
+class _Walk:
+    """One walk through a nest: bounded in depth and in containers, and past none that it stands in already."""
+
+    def __init__(self, depth: int, containers: int, *, objects: bool) -> None:
+        self._depth = depth
+        self._left = containers
+        self._objects = objects
+        #: Tensors met by :meth:`mapped`.
+        self._met = 0
+
+    def within(self, value: Any, name: str, depth: int, inside: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
+        kind = type(value)
+        if issubclass(kind, Tensor):
+            yield name, value
+            return
+        found = self._opened(value, kind, depth, inside)
+        if found is None:
+            return
+        inside = (*inside, id(value))
+        for (key, item), word in zip(found.items.items(), names(found), strict=True):
+            if hides(found, key) and not issubclass(type(item), Tensor):
+                yield from self.within(item, name, depth, inside)
+            else:
+                yield from self.within(item, f"{name}.{word}" if name else word, depth + 1, inside)
+
+    def mapped(self, value: Any, change: Callable[[Tensor], Tensor], depth: int, inside: tuple[int, ...]) -> Any:
+        kind = type(value)
+        if issubclass(kind, Tensor):
+            self._met += 1
+            return change(value)
+        found = self._opened(value, kind, depth, inside)
+        if found is None:
+            return value
+        inside, changed, met = (*inside, id(value)), {}, self._met
+        for key, item in found.items.items():
+            new = self.mapped(item, change, depth if hides(found, key) else depth + 1, inside)
+            if new is not item:
+                changed[key] = new
+        # Of lists, dictionaries and objects with tensors there is to be a copy: the run may write to them.
+        again = kind is dict or kind is list or (found.is_object and self._met > met)
+        return found.remade(changed) if changed or again else value
+
+    def _opened(self, value: Any, kind: type, depth: int, inside: tuple[int, ...]) -> Opened | None:
+        if kind in _ATOMS or depth >= self._depth or len(inside) > 2 * self._depth or self._left <= 0:
+            return None
+        if id(value) in inside:
+            return None
+        self._left -= 1
+        return opened(value, objects=self._objects)
+
+
+def counts(x: Tensor) -> bool:
+    """Whether its elements are floating-point numbers, or pairs of them."""
+    return x.is_floating_point() or x.is_complex()
+
+
+def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
+    """Differs once somebody has written to a buffer, or has put another tensor in its place.
+
+    Batch norm's kernels write to running statistics without telling the version counter: in training those always
+    count as written to.
+    """
+    if name in ("running_mean", "running_var") and static.is_training(owner):
+        return object()
+    return buffer._cdata, buffer._version
+
+
+def version(x: Tensor) -> int:
+    """Counts the writes to a tensor's memory; -1 for inference tensors, which do not count them."""
+    # A lazy module's parameter has no shape before the first call, and refuses whatever it is asked.
+    return -1 if (type(x) not in EXACT and isinstance(x, _LAZY)) or x.is_inference() else x._version
+
+
+def is_transformed(x: Tensor) -> bool:
+    """Whether ``x`` stands for another tensor inside a functorch transform, and has no memory of its own."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def is_wrapped(x: Tensor) -> bool:
+    """Whether ``x`` is a subclass that computes by itself (DTensor, FakeTensor, quantised tensors)."""
+    return computes_itself(type(x))
+
+
+def computes_itself(kind: type) -> bool:
+    """The same, by the tensor's type."""
+    if kind in EXACT:
+        return False
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return dispatch is not None and dispatch is not Tensor.__torch_dispatch__
+
+
+def all_plain(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What :func:`plain` gives for each, without those that are null.
+
+    Gradients are plain already, most often. Functions of C find that out: this runs in every step.
+    """
+    if torch._C._functorch.maybe_current_level() is None and (
+        _EXACT.issuperset(map(type, tensors))
+        and all(map(_FLOATS, tensors))
+        and not any(map(_NESTED, tensors))
+        and not any(map(_META, tensors))
+        and {torch.strided}.issuperset(map(_LAYOUT, tensors))
+        and all(map(_NUMEL, tensors))
+        and all(map(_NBYTES, map(_STORAGE, tensors)))
+    ):
+        return tensors
+    return [found for x in tensors if (found := plain(x)) is not None]
+
+
+def plain(x: Tensor) -> Tensor | None:
+    """The dense floating-point tensor whose values count for ``x``, or null when there is none.
+
+    DTensors give their local shard, sparse tensors their coalesced values, complex ones their real and imaginary parts.
+    Fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors and other subclasses give null, and so do
+    tensors whose memory is given back: FSDP empties the storage of gathered parameters, and to read them is a crash.
+    """
+    exact = type(x) in EXACT
+    if not exact and is_wrapped(x):
+        local: Any = static.attribute(x, "_local_tensor")
+        if type(x).__name__ != "DTensor" or not issubclass(type(local), Tensor):
+            return None
+        x = local
+    if torch._C._functorch.maybe_current_level() is not None or (not exact and isinstance(x, _LAZY)):
+        return None
+    if x.layout is not torch.strided:
+        if x.layout is not torch.sparse_coo:
+            return None
+        x = _added_up(x.detach())
+    if x.is_meta or x.is_nested or x.numel() == 0 or x.untyped_storage().nbytes() == 0:
+        return None
+    if x.dtype.is_complex:
+        x = torch.view_as_real(x.detach().resolve_conj())
+    return x if x.dtype.is_floating_point else None
+
+
+def _added_up(x: Tensor) -> Tensor:
+    """The values of a sparse tensor, those of one place added up, without ``coalesce``: torch may warn in it."""
+    indices, values = x._indices(), x._values()
+    if x.is_coalesced() or not values.numel():
+        return values
+    places = torch.zeros_like(indices[0])
+    for size, along in zip(x.shape, indices, strict=False):
+        places = places * size + along
+    distinct, inverse = places.unique(return_inverse=True)
+    return values.new_zeros((len(distinct), *values.shape[1:])).index_add_(0, inverse, values)

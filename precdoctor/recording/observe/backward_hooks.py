@@ -1,0 +1,239 @@
+"""The backward pass: the loss, micro-steps, and each parameter's gradient as it is accumulated on this rank."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from precdoctor.recording import kernels
+from precdoctor.recording.fp8 import engine_scales
+from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.model import static
+from precdoctor.recording.model.module_names import Place, Root
+from precdoctor.recording.observe.batched_launch import Gradients
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.observe.module_hooks import ModuleHooks
+from precdoctor.recording.observe.step_batch import defer, is_capturing
+from precdoctor.recording.ops.dispatch_modes import sweep
+from precdoctor.recording.process import attach
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene.guard import Guard
+from precdoctor.recording.scene.loss_code import LossCode, is_bad
+from precdoctor.recording.steps.abandoned_attempts import ThrownAway
+from precdoctor.recording.steps.missing_zero_grad import KeptGradients
+from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+
+_LOSS = Place("", "", "")
+#: Backward calls made from inside these are the user's all the same; their own lines are not worth naming.
+_FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning", "deepspeed")
+
+
+class Backward:
+    """Patches ``torch.autograd.backward`` (``Tensor.backward`` calls it by attribute) and hooks leaf gradients."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        manual: ManualSteps,
+        thrown: ThrownAway,
+        kept: KeptGradients,
+        loss_code: LossCode,
+        casts: Casts,
+        guard: Guard,
+        module_hooks: ModuleHooks,
+        loss_is_made: Callable[[], None],
+    ) -> None:
+        self._recorder = recorder
+        self._casts = casts
+        self._loss_code = loss_code
+        self._manual = manual
+        self._thrown = thrown
+        self._kept = kept
+        self._gradients = Gradients()
+        self._judge = guard.after_backward
+        self._begin = guarded(recorder)(self._began)
+        self._end = guarded(recorder)(self._ended)
+        self._module_hooks = module_hooks
+        #: Whom to tell that what runs from here on is no loss code.
+        self._loss_is_made = loss_is_made
+        #: Parameters that have a hook, which is removed between samples.
+        self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
+        recorder.when_step_begins += (self._step_begins, module_hooks.resume)
+
+    def install(self) -> None:
+        """Patch once per process; signature and ``__wrapped__`` are kept."""
+        original = torch.autograd.backward
+        recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
+        casts_begin = guarded(recorder)(self._casts.backward_begins)
+        casts_end = guarded(recorder)(self._casts.backward_ended)
+        prepare, resume = guarded(recorder)(self._prepare), self._module_hooks.resume
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
+            inside = torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling()
+            if inside or recorder.threads.elsewhere() or not self._armed():
+                original(*args, **kwargs)
+                return
+            loss_code.close()
+            tensors = args[0] if args else kwargs.get("tensors")
+            begin(tensors)
+            if loss_code.supported and not is_capturing():
+                loss_code.began(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
+            looking = casts_begin() if self._casts.met else None
+            prepare()
+            try:
+                original(*args, **kwargs)
+            finally:
+                resume()
+                if looking is not None:
+                    casts_end(looking)
+                end(tensors)
+
+        torch.autograd.backward = backward
+
+    def _armed(self) -> bool:
+        """A script whose weights are plain tensors may call no module at all; recording begins here, too."""
+        recorder = self._recorder
+        return recorder.state == "armed" or (recorder.state == "idle" and self._loss_code.running and recorder.arm())
+
+    def _prepare(self) -> None:
+        """What calls modules in a backward pass between samples is a recomputation, of which nothing is recorded."""
+        if self._recorder.scan is not None:
+            self._recorder.scan.enter_backward()
+        self._module_hooks.resume()  # a keyboard interrupt leaves a call without anybody being told
+        if self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
+            self._module_hooks.rest_in_backward()
+
+    def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
+        recorder = self._recorder
+        self._loss_is_made()
+        recorder.in_backward = True
+        if recorder.capture.runs:
+            return
+        recorder.claim.backward_begins()
+        self._thrown.backward_begins()
+        self._kept.backward_begins()
+        roots = static.tensors(tensors)
+        self._kept.losses.backward_begins(roots)
+        facts = recorder.current
+        if facts.loss_scale is None:
+            facts.loss_scale = engine_scales.loss_scale(root.module() for root in recorder.names.roots.values())
+        if recorder.trace is not None:
+            recorder.trace.look_at("loss", [("loss", x) for x in roots])
+        if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
+            facts.backward_file, facts.backward_line = where
+        for index, root in enumerate(roots):
+            if root.numel() == 1 and root.is_floating_point():
+                facts.losses.append(defer(root, by_drain=True))
+                facts.narrow_loss = facts.narrow_loss or root.dtype is torch.float16
+                if (factor := constant_factor(root)) is not None:
+                    facts.root_factors.append(factor)
+            if recorder.live:
+                name = "" if len(roots) == 1 else str(index)
+                recorder.measure(recorder.site(_LOSS, "loss", name, root), root)
+        if recorder.live or not self._manual.has_optimizer:
+            self.hook_parameters()
+
+    def _ended(self, tensors: Any) -> None:
+        try:
+            if self._recorder.scan is not None:
+                self._recorder.scan.leave()
+            sweep()
+            self._gradients.end()
+        finally:
+            try:
+                self._end_pass(tensors)
+            finally:
+                self._loss_code.reopen()
+
+    def _end_pass(self, tensors: Any) -> None:
+        self._recorder.in_backward = False
+        if self._recorder.capture.runs:
+            return
+        weights = self._loss_code.weights
+        self._manual.leaves_derived(weights)
+        self._recorder.end_micro_step()
+        self._thrown.backward_ended()
+        self._kept.backward_ended()
+        self._manual.backward_ended()
+        if not self._manual.has_optimizer:
+            self._judge(weights, loss_bad=issubclass(type(tensors), Tensor) and is_bad(tensors))
+
+    def hook_parameters(self) -> None:
+        """Put a post-accumulate hook on every parameter of every root that has none yet.
+
+        Done as a backward pass begins, when all that takes part exists and nothing has been accumulated.
+        """
+        names = self._recorder.names
+        for root in names.roots.values():
+            module = root.module()
+            if module is None:
+                continue
+            for parameter in static.parameters(module):
+                if parameter.requires_grad and parameter.is_leaf:
+                    self._hook(parameter)
+
+    def _hook(self, parameter: Tensor) -> None:
+        known = self._hooked.get(id(parameter))
+        if known is not None and known[0]() is parameter:
+            return
+        handle = parameter.register_post_accumulate_grad_hook(self._gradient_hook())
+        self._hooked[id(parameter)] = weakref.ref(parameter), handle
+
+    def _step_begins(self) -> None:
+        """Between samples no parameter has a hook of ours, but beside others': those keep their order."""
+        if self._recorder.live or not self._manual.has_optimizer:
+            return
+        for key, (ref, handle) in list(self._hooked.items()):
+            parameter = ref()
+            hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+            if hooks is None or len(hooks) < 2:
+                handle.remove()
+                del self._hooked[key]
+
+    def _gradient_hook(self) -> Callable[[Tensor], None]:
+        recorder, manual, gradients = self._recorder, self._manual, self._gradients
+        owner: Root | None = None
+
+        def precdoctor_weight_grad(parameter: Tensor) -> None:
+            if recorder.live or not manual.has_optimizer or owner is None or not owner.trained:
+                arrived(parameter)
+
+        @guarded(recorder)
+        def arrived(parameter: Tensor) -> None:
+            nonlocal owner
+            found = recorder.names.search_parameter(parameter)
+            grad = parameter.grad
+            if found is None or grad is None:
+                return
+            place, name = found
+            owner = recorder.names.roots.get(place.root)
+            if owner is not None:
+                owner.trained = True
+            if not manual.has_optimizer:
+                manual.gradient_arrived(parameter)
+            if recorder.live and recorder.in_backward and recorder.wants(place):
+                site = recorder.site(place, "weight_grad", name, grad)
+                recorder.measure(site, grad, restart=True, together=gradients.waiting_room(grad))
+
+        return precdoctor_weight_grad
+
+
+def constant_factor(root: Tensor) -> float | None:
+    """The constant a loss was multiplied by last (``loss * 65536``), if it is readable without waiting for a device."""
+    node = root.grad_fn
+    if node is None or node.name() != "MulBackward0":
+        return None
+    for attribute in ("_saved_other", "_saved_self"):
+        operand = getattr(node, attribute, None)
+        if isinstance(operand, Tensor) and operand.numel() == 1 and not operand.requires_grad:
+            with kernels.apart_from_user_modes():  # a mode would be given a bare number in its place
+                return float(operand) if operand.is_cpu else None
+    return None

@@ -1,0 +1,216 @@
+"""Rows from inside compiled graphs (``--compiled instrument``): an op that Dynamo traces in behind every module.
+
+The op must neither be removed nor moved, so it is registered as one with an effect. What it is given has to exist as a
+tensor: operations around it are no longer fused, and so round as they do by themselves. So it is not the default.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import unwrap
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.ops.dispatched_ops import take_gradients
+from precdoctor.recording.process import attach
+from precdoctor.recording.recorder import MAX_CALLS, Recorder
+
+CHANGES_ROUNDING = (
+    "--compiled instrument puts a statistics op behind every module inside compiled graphs: less is fused there, so "
+    "losses and weights differ by rounding from those of a run without it"
+)
+#: What a probe is given, as bits: the tensor takes part in a backward pass; its module is in evaluation mode; it is the
+#: gradient of the output.
+TRAINS, EVALUATES, GRADIENT = 1, 2, 4
+#: The site number of the trial.
+_TRIAL = -1
+
+_library = torch.library.Library("precdoctor", "FRAGMENT")
+_library.define("probe(Tensor x, int number, str name, int what) -> ()")
+_receivers: list[Callable[[Tensor, int, str, int], None]] = []
+
+
+def _probe(x: Tensor, number: int, name: str, what: int) -> None:
+    for receive in _receivers:
+        receive(x, number, name, what)
+
+
+_library.impl("probe", _probe, "CompositeExplicitAutograd")
+torch.library.register_fake("precdoctor::probe", lambda *_: None, lib=_library)
+
+
+class Probes:
+    """Numbers the modules of compiled models before they are traced, and makes rows of what their graphs hand over.
+
+    Modules are known by ``id`` and carry nothing of ours; one that was not met before it was traced (in a compiled
+    function that is the first to call its model) has no probe. A parent that returns its child's tensor has a row, too:
+    compilers use memory, and tensor objects, again for other values.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._numbers: dict[int, int] = {}
+        #: By number. Graphs keep their numbers for good; places are those of the run that is recorded.
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._met: dict[int, weakref.ref[nn.Module]] = {}
+        self._when = (-1, -1)
+        self._calls: collections.Counter[tuple[int, str, str]] = collections.Counter()
+        self._meet = guarded(recorder)(self._number_all)
+
+    def install(self) -> None:
+        """Listen, and meet models that ``module.compile()`` compiles in place: no hook of theirs runs before that."""
+        _receivers[:] = [guarded(self._recorder)(self._take)]
+        original, meet = nn.Module.compile, self._meet
+
+        @functools.wraps(original)
+        def compile_in_place(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            meet(module, in_place=True)
+            return original(module, *args, **kwargs)
+
+        nn.Module.compile = compile_in_place  # type: ignore[method-assign,assignment]  # __wrapped__ is kept
+
+    # --- before and while tracing ------------------------------------------------------------------------------------
+
+    def meet(self, root: nn.Module) -> None:
+        """A top-level module is called: if there is anything compiled in it, its modules get numbers."""
+        known = self._met.get(id(root))
+        if known is None or known() is not root:
+            self._met[id(root)] = weakref.ref(root)
+            self._meet(root)
+
+    def _number_all(self, root: nn.Module, *, in_place: bool = False) -> None:
+        modules = static.modules(root)
+        wrapped = {id(unwrap(m)) for m in modules if type(m).__name__ == "OptimizedModule"}
+        in_its_place = any(static.module_dict(m).get("_compiled_call_impl") is not None for m in modules)
+        compiled = in_place or in_its_place or bool(wrapped)
+        if not compiled or not _supported():
+            return
+        for module in modules:
+            if id(module) not in wrapped:  # else the wrapper's call has the row
+                self._numbers[id(module)] = len(self._modules)
+                self._modules.append(weakref.ref(module))
+
+    def traced(self, module: nn.Module, result: Any) -> None:
+        """What Dynamo finds in the forward hook: nothing that a graph cannot hold."""
+        number = self._numbers.get(id(module))
+        if number is None:
+            return
+        if isinstance(result, Tensor):
+            _place_probe(module, result, number, "")
+        elif isinstance(result, (tuple, list)):
+            for position, x in enumerate(result):
+                if isinstance(x, Tensor):
+                    _place_probe(module, x, number, str(position))
+        elif isinstance(result, dict):
+            for name, x in result.items():
+                if isinstance(x, Tensor):
+                    _place_probe(module, x, number, str(name))
+
+    # --- while the graph runs ----------------------------------------------------------------------------------------
+
+    def _take(self, x: Tensor | None, number: int, name: str, what: int) -> None:
+        recorder = self._recorder
+        if recorder.state == "idle":
+            recorder.arm()
+        if x is None or number < 0 or not recorder.live or recorder.state != "armed":
+            return  # an undefined tensor is the gradient of an output that nobody used
+        module = self._modules[number]()
+        place = None if module is None else recorder.names.place(module, None)
+        if place is None or place.is_wrapper or not recorder.wants(place):
+            return
+        gradient = bool(what & GRADIENT)
+        if gradient and not recorder.in_backward:
+            return  # a backward pass of the compiler's own, or one nobody counts as a step
+        dense = tensor_leaves.plain(x)
+        if dense is None:
+            return
+        phase, evaluating = self._mode(what)
+        if phase is None:
+            return
+        call = self._call(number, name, "" if gradient else "eval" if evaluating else phase)
+        kind = "grad_output" if gradient else "output"
+        site = recorder.site(place, kind, name, x, call=call, phase=phase, evaluating=evaluating)
+        recorder.measure(site, x, dense)
+        if gradient:
+            recorder.names.roots[place.root].trained = True
+
+    def _mode(self, what: int) -> tuple[str | None, bool]:
+        """Phase and evaluation mode: those of the call in progress, else what was known at tracing."""
+        if what & GRADIENT:
+            return "train", False
+        stack = getattr(self._recorder.local, "stack", ())
+        modes = [frame.mode for frame in stack if not isinstance(frame.module, torch.fx.GraphModule)]
+        if modes:
+            mode = modes[-1]
+            return (mode.phase, mode.evaluating) if mode.phase in ("train", "no_grad") else (None, False)
+        return "train" if what & TRAINS else "no_grad", bool(what & EVALUATES)
+
+    def _call(self, number: int, name: str, mode: str) -> int:
+        """How often the module was called before in this micro-step and mode; gradients (without one) come back last
+        call first.
+        """
+        now = (self._recorder.step, self._recorder.micro_step)
+        if now != self._when:
+            self._calls.clear()
+            self._when = now
+        before = self._calls[number, name, mode]
+        self._calls[number, name, mode] += 1
+        if not mode:
+            before = max(self._calls[number, name, "train"] - 1 - before, 0)
+        return min(before, MAX_CALLS - 1)
+
+
+def _place_probe(module: nn.Module, x: Tensor, number: int, name: str) -> None:
+    if not x.is_floating_point():
+        return
+    what = (TRAINS if x.requires_grad else 0) | (0 if static.is_training(module) else EVALUATES)
+    torch.ops.precdoctor.probe(x, number, name, what)
+    if x.requires_grad:
+
+        def gradient(grad: Tensor) -> None:
+            torch.ops.precdoctor.probe(grad, number, name, GRADIENT)
+
+        x.register_hook(gradient)
+
+
+@functools.cache
+def _supported() -> bool:
+    """Try it: whether this torch traces such hooks and keeps the op, forward and backward; says so if not."""
+    heard: list[int] = []
+
+    def listen(_x: Tensor, number: int, _name: str, what: int) -> None:
+        if number == _TRIAL:
+            heard.append(what)
+
+    def trial(x: Tensor) -> Tensor:
+        y = x.exp()
+        torch.ops.precdoctor.probe(y, _TRIAL, "", TRAINS)
+        y.register_hook(lambda grad: torch.ops.precdoctor.probe(grad, _TRIAL, "", GRADIENT))
+        return y.sin()
+
+    _receivers.append(listen)
+    try:
+        library: Any = torch.library
+        library._register_effectful_op("precdoctor::probe", library.EffectType.ORDERED)
+        with warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            x = torch.ones(2, requires_grad=True)
+            (gradient,) = take_gradients(torch.compile(trial, fullgraph=True, backend="aot_eager")(x).sum(), x)
+        why = None if heard == [TRAINS, GRADIENT] and gradient is not None else "the compiler drops the probes"
+    except Exception as error:  # noqa: BLE001 - a private name, and a compiler: either may be another one
+        attach.let_through(error)
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+    finally:
+        _receivers.remove(listen)
+    if why is not None:
+        attach.say(f"compiled graphs of torch {torch.__version__} cannot be instrumented ({why}); recording boundaries")
+    return why is None

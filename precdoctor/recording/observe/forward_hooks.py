@@ -1,0 +1,400 @@
+"""The module hooks: batch, inputs nobody has recorded yet, outputs, and a gradient hook on every output.
+
+They are global, so no module carries anything of ours: ``torch.save(model)``, ``deepcopy`` and the evaluation fast path
+of ``TransformerEncoderLayer`` stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from precdoctor.recording.fp8.cast_scope import Call, node_number
+from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.observe.batched_launch import Together
+from precdoctor.recording.observe.frozen_and_buffers import Standing
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.observe.logits import Logits
+from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
+from precdoctor.recording.observe.recorded_tensors import Seen
+from precdoctor.recording.observe.slots import Entry, Site
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene.loss_code import LossCode
+from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+
+_in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass
+
+#: ``Function.apply`` of custom autograd functions, reentrant checkpointing among them.
+_FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
+_MAX_FRAMES = 40
+
+
+class _Mode:
+    """What a root call decides for all calls below it."""
+
+    __slots__ = ("delegated", "evaluating", "phase")
+
+    def __init__(self, phase: str, *, evaluating: bool, delegated: bool = False) -> None:
+        self.phase = phase
+        self.evaluating = evaluating
+        #: Gradients are off, and computed all the same: by the custom autograd function this runs in.
+        self.delegated = delegated
+
+    @property
+    def name(self) -> str:
+        """Calls are numbered apart by it, so that a look at the validation set does not shift the training calls."""
+        return "eval" if self.evaluating else self.phase
+
+
+class Frame:
+    """One module call in progress."""
+
+    __slots__ = (
+        "call",
+        "call_made",
+        "first_node",
+        "kept",
+        "mode",
+        "module",
+        "outermost",
+        "place",
+        "recorded",
+        "reopens",
+    )
+
+    def __init__(self, module: nn.Module, place: Place | None, mode: _Mode) -> None:
+        self.module = module
+        self.place = place
+        self.mode = mode
+        self.call = 0
+        self.recorded = False
+        #: Number of the first autograd node that the call could make.
+        self.first_node = 0
+        #: Top-level calls in training: what a replay of them needs.
+        self.kept: RootCall | None = None
+        #: It was called in the midst of loss code (a teacher, without gradients), which goes on after it.
+        self.reopens = False
+        #: Nothing but wrappers (DistributedDataParallel and the like) around it.
+        self.outermost = False
+        #: Once casts to float8 have been met: the call as those see it.
+        self.call_made: Call | None = None
+
+
+class Forward:
+    """The two global hooks and what they share."""
+
+    def __init__(
+        self, recorder: Recorder, manual: ManualSteps, scene: Scene, loss_code: LossCode, casts: Casts, logits: Logits
+    ) -> None:
+        self._recorder, self._manual, self._scene = recorder, manual, scene
+        self._loss_code, self._casts, self._logits = loss_code, casts, logits
+        self._enter = guarded(recorder)(self._entered)
+        self._leave = guarded(recorder)(self._left)
+        self._came = guarded(recorder)(self._gradient_came)
+        self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
+        self._seen = Seen(recorder)
+        self._standing, self._weights = Standing(recorder, casts), Together()
+        #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
+        self._last_hooked: weakref.ref[Tensor] | None = None
+        self.module_hooks = ModuleHooks(recorder)
+        #: By root and mode, once a call between samples was seen whole: the autocast that its forward enters by itself.
+        self._inner_autocast: dict[tuple[str, str], str | None] = {}
+        recorder.when_forked.append(self._inner_autocast.clear)
+
+    def install(self) -> tuple[Callable[[nn.Module, Any], None], Callable[[nn.Module, Any, Any], None]]:
+        """Register both hooks with torch, for every module of the process; returns them."""
+        before, after = self._pre_hook(), self._post_hook()
+        self.module_hooks.install(before, after)
+        # A compiled model notices that somebody has hooks; the user has none, and may have turned warnings into errors.
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        return before, after
+
+    # Plain functions, and the test for compilation first: Dynamo traces into global hooks, and must find nothing there.
+
+    def _pre_hook(self) -> Callable[[nn.Module, Any], None]:
+        recorder, enter, casts, hooks = self._recorder, self._enter, self._casts, self.module_hooks
+        rest = guarded(recorder)(self._rest)
+
+        def precdoctor_forward_pre(module: nn.Module, args: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
+            if not recorder.live and (stack := getattr(recorder.local, "stack", None)):
+                if self._autocast_is_new():
+                    self._guarded_note_autocast(stack[-1].mode, stack[0])
+                return  # between samples only top-level calls count
+            if recorder.threads.elsewhere():
+                return
+            if recorder.state == "armed" or (recorder.state == "idle" and recorder.arm()):
+                enter(module, args)
+                if not recorder.live:
+                    rest(module)
+            elif not casts.met:
+                hooks.leave_if_off()
+
+        return precdoctor_forward_pre
+
+    def _post_hook(self) -> Callable[[nn.Module, Any, Any], None]:
+        recorder, leave, casts = self._recorder, self._leave, self._casts
+        probes = recorder.probes
+
+        def precdoctor_forward(module: nn.Module, _args: Any, result: Any) -> None:
+            if torch.compiler.is_compiling():
+                if probes is not None:
+                    probes.traced(module, result)
+                return
+            threads = recorder.threads
+            if threads.others and threads.is_other():
+                return
+            if casts.met:
+                casts.left(module)  # first of all: what it has opened must not outlive the call
+            if not recorder.live:
+                stack = getattr(recorder.local, "stack", None)
+                if not stack or stack[-1].module is not module:
+                    return
+            if recorder.state == "armed":
+                leave(module, result)
+
+        return precdoctor_forward
+
+    # --- entering ----------------------------------------------------------------------------------------------------
+
+    def _stack(self) -> list[Frame]:
+        local = self._recorder.local
+        if not hasattr(local, "stack"):
+            local.stack = self._recorder.threads.calls = []
+        stack: list[Frame] = local.stack
+        return stack
+
+    def _entered(self, module: nn.Module, args: Any) -> None:
+        recorder, stack = self._recorder, self._stack()
+        above = stack[-1] if stack else None
+        if _has_no_identity(module) or torch._C._get_tracing_state() is not None:
+            stack.append(Frame(module, above.place if above else None, _NOT_RECORDED))
+            return
+        recompute = _in_recompute() != -1
+        inside = above if above is not None and above.place is not None else None
+        if inside is None and not recompute:
+            self._manual.forward_begins()
+            recorder.claim.forward_begins(gradients=torch.is_grad_enabled())
+        parent, caller = (None, None) if inside is None else (inside.place, inside.module)
+        place = recorder.names.place(module, parent, caller)
+        if inside is None and not recompute and recorder.claim.forwards_are_steps:
+            self._begin_step_of(module, place)
+        mode = self._root_mode(module, place, recompute) if inside is None else _inner_mode(inside.mode)
+        frame = Frame(module, place, mode)
+        frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
+        stack.append(frame)
+        frame.recorded = recorder.live and mode is not _NOT_RECORDED and recorder.wants(place)
+        frame.first_node = node_number() if frame.recorded else 0
+        if place.is_wrapper:  # of these only a compiled model says what its inside does not
+            frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
+        elif frame.recorded:
+            frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)
+        if self._autocast_is_new():  # at every call: frameworks enter autocast inside the root's forward
+            self._note_autocast(mode, stack[0] if len(stack) > 1 else None)
+        if inside is None:
+            frame.reopens = self._loss_code.root_begins(module)
+            if recorder.probes is not None:
+                recorder.probes.meet(module)
+        if inside is None and not recompute and recorder.trace is not None:
+            recorder.trace.root_called(module, place.root, {**dict(enumerate(args)), **keyword_arguments()})
+        if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
+            frame.kept = self._scene.enter(module, place.root, args, keyword_arguments())
+        if frame.recorded and not recompute:
+            self._record_inputs(frame, {**dict(enumerate(args)), **keyword_arguments()})
+        if inside is None and not recompute:
+            self._look_at_ops(frame)
+        if self._casts.met:
+            named = self._casts.looks_at(module)
+            arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
+            arguments.update(keyword_arguments() if named else {})
+            self._casts.entered(frame, arguments, recompute=recompute)
+
+    def _look_at_ops(self, frame: Frame) -> None:
+        """Of a top-level call: on steps that are scanned at all of them, on sampled ones at those that read logits."""
+        scan = self._recorder.scan
+        trains = frame.mode.phase == "train" and not frame.mode.delegated
+        self._logits.close()  # of another root's loss: a scan does not begin beside it
+        if trains and scan is not None and self._recorder.claim.patient:
+            scan.enter_root(frame.module)
+        if self._recorder.live:
+            self._logits.root_begins(frame)
+
+    def _begin_step_of(self, module: nn.Module, place: Place) -> None:
+        """Of an inference run: a call of a model is a step; weights have rows when they were written to."""
+        recorder = self._recorder
+        recorder.claim.model_begins(recorder.names.roots[place.root])
+        if recorder.live:
+            with self._weights as together:
+                self._standing.record(module, together)
+
+    def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> _Mode:
+        """How a top-level call is recorded: training, no-grad inside training, evaluation (perhaps), or not at all."""
+        if recompute:
+            return _Mode("train", evaluating=False)
+        root = self._recorder.names.roots[place.root]
+        delegated = not torch.is_grad_enabled() and _inside_function()
+        grad = torch.is_grad_enabled() or delegated
+        # A loss module has no parameters and nobody calls its eval(): without gradients it serves an evaluation.
+        evaluating = not static.is_training(module) or not (grad or root.parametric)
+        if evaluating and not grad and root.trained:
+            return _NOT_RECORDED
+        return _Mode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
+
+    def _autocast_is_new(self) -> bool:
+        """Whether autocast is on, and the step does not know of it yet."""
+        return self._recorder.current.autocast_dtype is None and torch._C._is_any_autocast_enabled()
+
+    def _rest(self, module: nn.Module) -> None:
+        """Between samples: no hook inside this call, if it is a top-level one."""
+        recorder, stack = self._recorder, self._stack()
+        if len(stack) != 1 or stack[0].module is not module or _in_recompute() != -1:
+            return
+        place, mode = stack[0].place, stack[0].mode
+        if place is None or recorder.step == recorder.options.first_step:
+            return  # nothing has been trained yet: the thread to be recorded may be another one
+        if (key := (place.root, mode.name)) not in self._inner_autocast:
+            self._inner_autocast[key] = None
+            return
+        recorder.current.autocast_dtype = recorder.current.autocast_dtype or self._inner_autocast[key]
+        self.module_hooks.rest_inside(module)
+
+    def _note_autocast(self, mode: _Mode, outermost: Frame | None = None) -> None:
+        """Note the dtype for the step; ``outermost`` is the top-level call that has entered autocast by itself."""
+        for device in () if mode.evaluating else ("cuda", "cpu"):
+            if torch.is_autocast_enabled(device):
+                recorder, dtype = self._recorder, str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+                recorder.current.autocast_dtype = dtype
+                if outermost is not None and outermost.place is not None:
+                    self._inner_autocast[outermost.place.root, outermost.mode.name] = dtype
+                if recorder.facts is not None:
+                    recorder.facts.autocast(device, dtype)
+
+    def _record_inputs(self, frame: Frame, given: dict[Any, Any]) -> None:
+        recorder = self._recorder
+        for name, x in tensor_leaves.floating(given, objects=frame.outermost):
+            if self._seen.storage_of(x) or issubclass(type(x), nn.Parameter) or recorder.names.parameter(x) is not None:
+                continue  # weights and buffers have rows of their own
+            dense = tensor_leaves.plain(x)
+            if dense is not None:
+                kind = "batch" if frame.outermost and x.grad_fn is None else "input"
+                recorder.measure(self._site(frame, kind, name, x), x, dense)
+                self._seen.add(x)
+
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    def _left(self, module: nn.Module, result: Any) -> None:
+        stack: list[Frame] = getattr(self._recorder.local, "stack", [])
+        for depth in range(len(stack) - 1, -1, -1):
+            if stack[depth].module is module:
+                break
+        else:
+            return  # entered before recording began
+        frame = stack[depth]
+        del stack[depth:]
+        if not stack:
+            self._logits.root_ended(frame, loss_follows=result is not None and torch.is_grad_enabled())
+        if self._casts.met:
+            self._casts.ended(frame)
+        if frame.recorded and result is not None:
+            self._record_outputs(frame, result)
+        if not stack and result is not None and self._recorder.claim.forwards_are_steps:
+            self._recorder.claim.model_ended()
+        if frame.kept is not None and result is not None:
+            self._scene.leave(frame.kept, result)
+            frame.reopens = True
+        if frame.reopens and result is not None and self._loss_code.supported:
+            self._loss_code.open()
+
+    def _record_outputs(self, frame: Frame, result: Any) -> None:
+        recorder = self._recorder
+        recompute = _in_recompute() != -1
+        for name, x in tensor_leaves.floating(result):
+            if self._was_hooked_last(x) if recompute else self._seen.tensor(x):
+                continue  # a parent that returns its child's tensor adds nothing
+            dense = tensor_leaves.plain(x)
+            if dense is None:
+                continue
+            if not recompute:
+                recorder.measure(self._site(frame, "output", name, x), x, dense)
+                self._seen.add(x)
+            if x.requires_grad and x.grad_fn is not None:
+                self._last_hooked = weakref.ref(x)
+                x.register_hook(functools.partial(self._came, self._site(frame, "grad_output", name, x)))
+
+    def _gradient_came(self, site: Site, grad: Tensor | None) -> None:
+        """The backward pass has reached an output."""
+        recorder = self._recorder
+        root = recorder.names.roots.get(site.place.root)
+        if root is not None:
+            root.trained = True
+        if grad is None or not recorder.live or not recorder.in_backward:
+            return  # compiled graphs hand over None for a gradient that does not exist
+        own = recorder.site(site.place, site.kind, site.name, grad, call=site.call, evaluating=site.evaluating)
+        entry = recorder.measure(own, grad)
+        if entry is not None and site.evaluating:
+            self._reached(entry)
+
+    def _reached(self, entry: Entry) -> None:
+        """An evaluation-mode forward took part in training after all: keep everything of its root."""
+        for other in self._recorder.slots.evaluations():
+            if other.site.place.root == entry.site.place.root and other.site.phase == "train":
+                other.reached_by_backward = True
+
+    # --- shared ------------------------------------------------------------------------------------------------------
+
+    def _site(self, frame: Frame, kind: str, name: str, x: Tensor) -> Site:
+        assert frame.place is not None
+        mode = frame.mode
+        return self._recorder.site(
+            frame.place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating
+        )
+
+    def _was_hooked_last(self, x: Tensor) -> bool:
+        return self._last_hooked is not None and self._last_hooked() is x
+
+
+_NOT_RECORDED = _Mode("", evaluating=False)
+
+
+def _inner_mode(above: _Mode) -> _Mode:
+    """The mode of a call inside another one: without gradients (a frozen encoder, a teacher) it is marked as such."""
+    if above.phase != "train" or above.delegated or torch.is_grad_enabled():
+        return above
+    delegated = _inside_function()
+    return _Mode("train" if delegated else "no_grad", evaluating=above.evaluating, delegated=delegated)
+
+
+def _inside_function() -> bool:
+    """Whether gradients are off only because a custom autograd function will compute them itself.
+
+    Reentrant checkpointing is one. Looks no further up than to the module call this one stands in.
+    """
+    frame, calls = sys._getframe(1), 0
+    for _ in range(_MAX_FRAMES):
+        code = frame.f_code
+        calls += code.co_name == "_call_impl"
+        if code.co_name == "apply" and code.co_filename.endswith(_FUNCTION_FILE):
+            return True
+        if calls == 2 or frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _has_no_identity(module: nn.Module) -> bool:
+    """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
+    # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
+    stands_in = issubclass(type(module), (torch.fx.GraphModule, torch.jit.ScriptModule))
+    return stands_in or "_is_replica" in static.module_dict(module)

@@ -1,0 +1,82 @@
+"""What no optimizer updates: frozen weights, averages of weights, buffers, the scales of Transformer Engine."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.fp8 import engine_scales
+from precdoctor.recording.fp8.cast_operand import FLOAT8
+from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.observe.batched_launch import Together
+from precdoctor.recording.recorder import Recorder
+
+
+class Standing:
+    """Records them on sampled steps, those that were written to since the last time."""
+
+    def __init__(self, recorder: Recorder, casts: Casts) -> None:
+        self._recorder = recorder
+        self._casts = casts
+        self._weights: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._stamps: dict[int, tuple[weakref.ref[Tensor], object]] = {}
+        recorder.when_forked.append(self._forget)
+
+    def _forget(self) -> None:
+        """In a forked child nothing of the parent's run is in its log."""
+        self._weights.clear()
+        self._stamps.clear()
+
+    def record(self, module: torch.nn.Module, together: Together) -> None:
+        """The rows of one root; what they are of is kept in ``together`` where it may be."""
+        modules = static.modules(module)
+        self._frozen(module, together)
+        self._buffers(modules, together)
+        self._delayed_scaling(modules, together)
+
+    def _frozen(self, module: torch.nn.Module, together: Together) -> None:
+        """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again.
+
+        Of an inference run, all weights.
+        """
+        recorder = self._recorder
+        for parameter in static.parameters(module):
+            if (parameter.requires_grad or parameter.is_inference()) and not recorder.claim.forwards_are_steps:
+                continue
+            known, version = self._weights.get(id(parameter)), tensor_leaves.version(parameter)
+            if known is not None and known[0]() is parameter and known[1] == version:
+                continue
+            self._weights[id(parameter)] = (weakref.ref(parameter), version)
+            found = recorder.names.parameter(parameter)
+            if found is not None and tensor_leaves.counts(parameter) and recorder.wants(found[0]):
+                site = recorder.site(found[0], "weight", found[1], parameter)
+                recorder.measure(site, parameter, together=together)
+
+    def _buffers(self, modules: list[torch.nn.Module], together: Together) -> None:
+        """Floating-point and complex buffers, whenever they were written to."""
+        recorder = self._recorder
+        owned = ((m, name, b) for m in modules for name, b in static.held(m, "_buffers").items())
+        for owner, name, buffer in owned:
+            if buffer is None or not tensor_leaves.counts(buffer) or buffer.is_inference():
+                continue
+            if buffer.dtype in FLOAT8:
+                self._casts.holds(owner)
+            known, now = self._stamps.get(id(buffer)), tensor_leaves.buffer_stamp(owner, name, buffer)
+            if known is not None and known[0]() is buffer and known[1] == now:
+                continue
+            self._stamps[id(buffer)] = (weakref.ref(buffer), now)
+            found = recorder.names.search_parameter(buffer)
+            if found is not None and recorder.wants(found[0]):
+                recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer, together=together)
+
+    def _delayed_scaling(self, modules: list[torch.nn.Module], together: Together) -> None:
+        """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers."""
+        recorder = self._recorder
+        for owner in modules:
+            place = recorder.names.find(owner) if "fp8_meta" in static.module_dict(owner) else None
+            if place is not None and recorder.wants(place):
+                for name, x in engine_scales.delayed_scaling(owner):
+                    recorder.measure(recorder.site(place, "buffer", name, x), x, together=together)

@@ -1,0 +1,55 @@
+"""What every hook body is wrapped in."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from precdoctor.recording.observe.step_batch import waits
+from precdoctor.recording.ops.dispatch_modes import sweep
+
+if TYPE_CHECKING:
+    from precdoctor.recording.recorder import Recorder
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Wrap a hook body: it never raises into the user's program, and its time is charged to the recorder.
+
+    What it waits for a device is charged apart: the device works for the user meanwhile.
+    In a thread that is not recorded it does nothing.
+    """
+
+    def decorate(body: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(body)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            threads = recorder.threads
+            if threads.others and threads.is_other():
+                sweep()
+                return None
+            if recorder.on_the_clock:  # inside another one, which is charged for both
+                try:
+                    return body(*args, **kwargs)
+                except Exception as error:  # noqa: BLE001 - see below
+                    recorder.internal_error(error)
+                    return None
+            recorder.on_the_clock = True
+            waited, began = waits.ns, time.perf_counter_ns()
+            try:
+                return body(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - whatever went wrong in here is ours and must stay here
+                recorder.internal_error(error)
+                return None
+            finally:
+                recorder.on_the_clock = False
+                took, waited = time.perf_counter_ns() - began, waits.ns - waited
+                recorder.current.recorder_ns += took - waited
+                recorder.current.wait_ns += waited
+
+        return wrapper
+
+    return decorate

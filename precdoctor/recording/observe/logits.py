@@ -1,0 +1,346 @@
+"""What softmaxes read: softmax, log_softmax, cross_entropy and scaled_dot_product_attention, on sampled steps.
+
+A dispatch mode is open while a top-level module runs, and from there until ``backward`` begins: the loss is computed
+there. It runs every op as it is, and looks at what these functions are given; between samples there is no mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from precdoctor.recording import kernels
+from precdoctor.recording.fp8.fp8_mode import beside_others
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.observe.logit_sample import Sampled, Sharpness, of_attention, of_scores, sharpness
+from precdoctor.recording.observe.module_hooks import something_is_compiled
+from precdoctor.recording.observe.step_batch import arrival, is_capturing
+from precdoctor.recording.ops.dispatch_modes import Looking, put_on, retire, take_off
+from precdoctor.recording.recorder import MAX_CALLS, Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from precdoctor.recording.observe.forward_hooks import Frame
+    from precdoctor.recording.observe.slots import Entry
+
+_SOFTMAX: Final = ("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax")
+_ATTENTION: Final = (
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+)
+#: What hands values on under another address, and what shows what a softmax was for.
+_PASSES: Final = ("_to_copy", "clone", "native_dropout", "dropout", "mul")
+_CHOOSES: Final = ("topk", "max")
+_PRODUCTS: Final = ("bmm", "baddbmm", "matmul")
+_SUMS: Final = ("sum",)
+_LOSSES: Final = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss_nd")
+#: Rows per step, and samples in vain before a model is looked at only now and then.
+_MAX_ROWS, _PATIENCE, _NOW_AND_THEN = 512, 4, 16
+#: Attributes under which modules keep the number of their heads.
+_HEADS: Final = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
+_OUTSIDE: Final = Place("", "", "")
+
+
+class LogitMode(Looking):
+    """Runs each op; what it looks at is told to its owner."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, look: Callable[..., None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
+        self._look = look
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would load its compiler (a second) to keep it out of here; nothing is compiled where this is open."""
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs compiled, unseen."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if types and any(map(tensor_leaves.computes_itself, types)):
+            return NotImplemented  # its inner ops will come by here
+        known = _known.get(id(func)) or _meet(func)
+        result = func(*args, **kwargs)
+        if known[0] is not None and not self.over:
+            self._look(known, args, kwargs, result, sys._getframe(1).f_code.co_name)
+        return result
+
+
+#: What is done about an op, the names of its arguments, and the op itself, so that its identity stays its own.
+_Known = tuple[str | None, tuple[str, ...], Any]
+_known: dict[int, _Known] = {}
+_GROUPS: Final = (
+    ("softmax", _SOFTMAX),
+    ("attention", _ATTENTION),
+    ("passes", _PASSES),
+    ("chooses", _CHOOSES),
+    ("product", _PRODUCTS),
+    ("sums", _SUMS),
+    ("loss", _LOSSES),
+)
+
+
+def _meet(func: Any) -> _Known:
+    schema, what = getattr(func, "_schema", None), None
+    names: tuple[str, ...] = ()
+    if schema is not None and schema.name.startswith("aten::"):
+        name = schema.name.removeprefix("aten::")
+        what = next((group for group, ops in _GROUPS if name in ops), None)
+        if what == "passes" and schema.is_mutable:
+            what = None
+        names = (name, *(a.name for a in schema.arguments))
+    found = _known[id(func)] = what, names, func
+    return found
+
+
+class Logits:
+    """One per recorder; opens and closes the mode in the thread that is recorded."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._mode: LogitMode | None = None
+        self._thread = 0
+        #: The top-level call it is open for; None behind it.
+        self._owner: object | None = None
+        self._look = guarded(recorder)(self._looked)
+        self._vain: dict[str, int] = {}
+        self._root = ""
+        self._rows = 0
+        self._when = (-1, -1)
+        self._numbers: dict[tuple[object, ...], int] = {}
+        #: By memory: the row of the softmax whose result it holds; None for what ``topk`` gave. While there is a weak
+        #: reference to a storage, no other one gets its address.
+        self._made: dict[int, tuple[StorageWeakRef, Entry | None]] = {}
+        recorder.when_forked.append(self._reset)
+        recorder.when_closing.append(self.close)
+        recorder.when_turned_off.append(self.close)
+        recorder.when_step_begins.append(self.close)
+
+    def _reset(self) -> None:
+        if self._mode is not None:
+            self._mode.over = True
+            if self._thread == threading.get_ident():
+                take_off(self._mode)
+        self._mode, self._owner = None, None
+        self._vain.clear()
+        self._made.clear()
+        self._numbers.clear()
+
+    # --- when --------------------------------------------------------------------------------------------------------
+
+    def root_begins(self, frame: Frame) -> None:
+        """A top-level call of a sampled step begins, outside of backward passes."""
+        self.close()
+        place = frame.place
+        if place is None or not frame.recorded or not self._recorder.options.takes("logits") or not _may_open():
+            return
+        self._follow()
+        vain = self._vain.get(place.root, 0)
+        self._vain[place.root] = vain + 1
+        if vain >= _PATIENCE and vain % _NOW_AND_THEN:
+            return
+        self._root, self._owner = place.root, frame
+        self._open()
+
+    def root_ended(self, frame: Frame, *, loss_follows: bool) -> None:
+        """It has returned or raised; from here on what the mode sees is loss code."""
+        if self._mode is None or self._owner is not frame:
+            return
+        self._owner = None
+        if not loss_follows:
+            self.close()
+
+    def _open(self) -> None:
+        self._mode = LogitMode(self._look)
+        self._thread = threading.get_ident()
+        put_on(self._mode)
+
+    def close(self) -> None:
+        """A backward pass, another top-level call or another step begins; does nothing where no mode is open."""
+        mode, self._mode, self._owner = self._mode, None, None
+        self._made.clear()
+        if mode is None:
+            return
+        mode.over = True
+        if self._thread == threading.get_ident():
+            retire(mode)
+
+    def _follow(self) -> None:
+        now = (self._recorder.step, self._recorder.micro_step)
+        if now != self._when:
+            self._rows = self._rows if now[0] == self._when[0] else 0
+            self._when = now
+            self._numbers.clear()
+
+    # --- what --------------------------------------------------------------------------------------------------------
+
+    def _looked(self, known: _Known, args: Any, kwargs: Any, result: Any, caller: str) -> None:
+        what, names, _ = known
+        if not self._recorder.live or torch._C._functorch.maybe_current_level() is not None:
+            return
+        if torch._C._get_tracing_state() is not None or is_capturing() or torch._C._current_graph_task_id() != -1:
+            return
+        given = dict(zip(names[1:], args, strict=False)) | kwargs
+        if what == "softmax":
+            self._softmax(names[0], given, result, caller)
+        elif what == "attention":
+            self._attention(given)
+        elif self._made:
+            self._followed(what, given, result)
+        if what == "chooses" and names[0] == "topk":
+            self._note(result[0] if isinstance(result, (tuple, list)) else result, None)
+
+    def _followed(self, what: str | None, given: dict[str, Any], result: Any) -> None:
+        """Something is done with tensors, which may be the results of a softmax."""
+        for x in given.values():
+            entry = self._entry_of(x)
+            if entry is None or entry.sharpness is None:
+                continue
+            if what == "passes":
+                self._note(result[0] if isinstance(result, (tuple, list)) else result, entry)
+            elif not entry.sharpness.role:
+                role = {"product": "attention", "sums": "attention", "chooses": "router", "loss": "output"}[str(what)]
+                # A sum of vectors, each times its weight, has one dimension more than the weights.
+                wide = {"product": len(entry.shape) > 2, "sums": x.dim() > len(entry.shape)}
+                entry.sharpness.role = role if wide.get(str(what), True) else ""
+            return
+
+    def _note(self, x: Any, entry: Entry | None) -> None:
+        if isinstance(x, Tensor) and x.is_floating_point() and x.layout is torch.strided:
+            storage = x.untyped_storage()
+            self._made[int(storage._cdata)] = StorageWeakRef(storage), entry
+
+    def _known_as(self, x: Any) -> tuple[bool, Entry | None]:
+        if not isinstance(x, Tensor) or not self._made or x.layout is not torch.strided:
+            return False, None
+        found = self._made.get(int(x.untyped_storage()._cdata))
+        return (False, None) if found is None else (True, found[1])
+
+    def _entry_of(self, x: Any) -> Entry | None:
+        return self._known_as(x)[1]
+
+    def _softmax(self, op: str, given: dict[str, Any], result: Any, caller: str) -> None:
+        x, dim = given.get("self", given.get("input")), given.get("dim")
+        if not isinstance(x, Tensor) or type(dim) is not int:
+            return
+        chosen = self._known_as(x) == (True, None)
+        name = "sdpa" if op == "_safe_softmax" else "cross_entropy" if caller == "cross_entropy" else op.lstrip("_")
+        role = "router" if chosen else ""
+        role = {"sdpa": "attention", "cross_entropy": "output"}.get(name, role)
+        frame = self._frame()
+        heads = _heads_of(frame) if x.dim() == 3 else 0
+        entry = self._record(frame, name, x, lambda: of_scores(x, dim, heads), role)
+        if entry is not None and caller != "gumbel_softmax":
+            self._note(result, entry)
+
+    def _attention(self, given: dict[str, Any]) -> None:
+        query, key = given.get("query"), given.get("key")
+        if not isinstance(query, Tensor) or not isinstance(key, Tensor) or tensor_leaves.plain(key) is None:
+            return
+        mask = given.get("attn_mask", given.get("attn_bias"))
+        causal, scale = given.get("is_causal") is True, given.get("scale")
+        self._record(
+            self._frame(),
+            "sdpa",
+            query,
+            lambda: of_attention(query, key, mask, causal=causal, scale=scale if type(scale) is float else None),
+            "attention",
+        )
+
+    def _frame(self) -> Frame | None:
+        stack: list[Frame] = getattr(self._recorder.local, "stack", None) or []
+        return stack[-1] if stack else None
+
+    def _record(
+        self, frame: Frame | None, name: str, x: Tensor, sample: Callable[[], Sampled | None], role: str
+    ) -> Entry | None:
+        """Make the row, under the module whose own code runs."""
+        recorder = self._recorder
+        if frame is not None and (not frame.recorded or frame.place is None):
+            return None
+        self._vain[self._root] = 0
+        place, call, phase, evaluating = _OUTSIDE, 0, "train", False
+        if frame is not None and frame.place is not None:
+            place, call, phase, evaluating = frame.place, frame.call, frame.mode.phase, frame.mode.evaluating
+        key = (place, call, phase, evaluating, name)
+        number = self._numbers.get(key, 0)
+        if tensor_leaves.plain(x) is None or self._rows >= _MAX_ROWS or number >= MAX_CALLS:
+            return None
+        self._rows, self._numbers[key] = self._rows + 1, number + 1
+        with kernels.apart_from_user_modes(), _without_autocast(x):
+            try:
+                found = sample()
+                if found is None:
+                    return None
+                numbers, heads = sharpness(found), max(1, found.heads)
+                values = found.values.masked_fill(found.values == -torch.inf, 0.0)
+            except torch.OutOfMemoryError:
+                return None
+            called = f"{name}.{number}" if number else name
+            site = recorder.site(place, "logits", called, x, call=call, phase=phase, evaluating=evaluating)
+            entry = recorder.measure(site, x, values)
+            if entry is not None:
+                entry.sharpness = Sharpness(role, heads, _deferred(numbers))
+        return entry
+
+
+def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    if not torch._C._is_any_autocast_enabled():
+        return contextlib.nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def _deferred(x: Tensor) -> Callable[[], list[float]]:
+    """The numbers of a vector, without waiting for its device now."""
+    if x.is_cpu:
+        values: list[float] = x.tolist()
+        return lambda: values
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+    host.copy_(x, non_blocking=True)
+    if not x.is_cuda:
+        return host.tolist
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(x.device))
+    arrived = arrival(event, host[0])
+
+    def read() -> list[float]:
+        arrived()
+        values: list[float] = host.tolist()
+        return values
+
+    return read
+
+
+def _heads_of(frame: Frame | None) -> int:
+    """How many heads the module has that a softmax runs in; 0 when it does not say."""
+    own = static.module_dict(frame.module) if frame is not None else {}
+    return next((n for name in _HEADS if type(n := dict.get(own, name)) is int and n > 0), 0)
+
+
+def _may_open() -> bool:
+    return (
+        torch.is_grad_enabled()
+        and torch._C._functorch.maybe_current_level() is None
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and not beside_others()
+        and not something_is_compiled()
+    )

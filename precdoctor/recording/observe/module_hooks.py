@@ -1,0 +1,222 @@
+"""When the two global module hooks are in place: on sampled steps at every call, between samples at top-level calls.
+
+One global hook sends every module call of the process through torch's slow path, and each call through two Python
+functions. Between samples only the top-level call matters. So its pre-hook takes both hooks out of torch's global
+tables and puts one on that module, which brings them back as the call returns or raises; on an unsampled step they are
+also out during the backward pass, where checkpoints call modules again.
+
+They stay in place where taking them out could be felt:
+
+- once ``torch.compile`` is in use, because Dynamo compiles again when these tables change;
+- beside other people's global hooks, and on modules with forward hooks of their own: those keep their order;
+- while several threads use models: each of them finds the same tables;
+- in the first call of each top-level module, which shows whether its forward enters autocast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from precdoctor.recording.model import static
+from precdoctor.recording.process import attach
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from precdoctor.recording.recorder import Recorder
+
+#: These choose another implementation when they, or a part of them, have hooks.
+_LOOK_FOR_HOOKS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
+
+
+class _Return:
+    """The hook on a top-level module whose call is in progress; a copy or a pickle of that module gets one that does
+    nothing, and needs nothing of ours.
+    """
+
+    def __init__(self, hooks: ModuleHooks) -> None:
+        self._hooks = hooks
+
+    def __call__(self, module: nn.Module, args: Any, result: Any) -> None:
+        self._hooks.returned(module, args, result)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class ModuleHooks:
+    """The two hooks, and whether they are in torch's tables."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._return = _Return(self)
+        self._before: Callable[[nn.Module, Any], None] | None = None
+        self._after: Callable[[nn.Module, Any, Any], None]
+        #: Their keys in torch's tables.
+        self._keys = (0, 0)
+        #: They are out; and the module that has the third one meanwhile.
+        self._out = False
+        self._module: nn.Module | None = None
+        #: For good: something was compiled, or torch keeps its hooks in another way.
+        self.stay = not _is_supported()
+
+    def install(self, before: Callable[[nn.Module, Any], None], after: Callable[[nn.Module, Any, Any], None]) -> None:
+        """Register both with torch, for every module of the process."""
+        self._before, self._after = before, after
+        first = nn.modules.module.register_module_forward_pre_hook(before)
+        # Without kwargs: on the way out of an exception torch calls global hooks without them whatever was asked for.
+        second = nn.modules.module.register_module_forward_hook(after, always_call=True)
+        self._keys = first.id, second.id
+
+    # --- out and in --------------------------------------------------------------------------------------------------
+
+    def rest_inside(self, module: nn.Module) -> None:
+        """Take both out until the call of a top-level module, which is about to run, returns or raises."""
+        hooks: Any = dict.get(static.module_dict(module), "_forward_hooks")
+        always: Any = dict.get(static.module_dict(module), "_forward_hooks_always_called")
+        if type(hooks) is not OrderedDict or hooks or type(always) is not OrderedDict or not self._may_rest():
+            return
+        if issubclass(type(module), _LOOK_FOR_HOOKS):
+            return
+        key = self._keys[1]
+        self._module = module
+        always[key], hooks[key] = True, self._return
+        self._take_out()
+
+    def rest_in_backward(self) -> None:
+        """Take both out until :meth:`resume`, which is to be called as the backward pass ends."""
+        if not self._recorder.live and self._may_rest():
+            self._take_out()
+
+    def resume(self) -> None:
+        """Put both back in; does nothing where they are."""
+        module, self._module = self._module, None
+        if module is not None:
+            own = static.module_dict(module)
+            for name in ("_forward_hooks", "_forward_hooks_always_called"):
+                table: Any = dict.get(own, name)
+                # A hook registered behind this one may have torch walk through the table at this moment.
+                if table and next(reversed(table)) == self._keys[1]:
+                    del table[self._keys[1]]
+        if self._out:
+            self._out = False
+            tables = nn.modules.module
+            for key, table, hook in zip(
+                self._keys,
+                (tables._global_forward_pre_hooks, tables._global_forward_hooks),
+                (self._before, self._after),
+                strict=True,
+            ):
+                table[key] = hook
+                table.move_to_end(key, last=False)  # they were alone, and so the first
+
+    def returned(self, module: nn.Module, args: Any, result: Any) -> None:
+        """The top-level module has returned, or raised."""
+        self.resume()
+        self._after(module, args, result)
+
+    def leave_if_off(self) -> None:
+        """Nothing is recorded any more: let modules be called as fast as without us."""
+        if not self._out and self._may_rest():
+            self._take_out()
+
+    def compiles(self) -> None:
+        """Something is about to be compiled: from now on the tables stay as they are."""
+        self.stay = True
+        self.resume()
+
+    def _take_out(self) -> None:
+        self._out = True
+        tables = nn.modules.module
+        tables._global_forward_pre_hooks.pop(self._keys[0], None)
+        tables._global_forward_hooks.pop(self._keys[1], None)
+
+    def _may_rest(self) -> bool:
+        tables = nn.modules.module
+        if (
+            self.stay
+            or self._out
+            or self._recorder.threads.others
+            or self._recorder.probes is not None
+            or list(tables._global_forward_pre_hooks) != [self._keys[0]]
+            or list(tables._global_forward_hooks) != [self._keys[1]]
+        ):
+            return False
+        self.stay = something_is_compiled()
+        return not self.stay
+
+
+def something_is_compiled() -> bool:
+    """Whether anything was given to ``torch.compile`` in this process; optimizers alone load its package, too."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    backends: Any = getattr(frames, "cached_backends", None)
+    if not backends:
+        return False
+    return any(map(callable, backends.values()))
+
+
+def _is_supported() -> bool:
+    """Whether torch reads its tables of hooks anew before and after a module runs: tried on a module."""
+    tables: Any = nn.modules.module
+    found = [getattr(tables, name, None) for name in ("_global_forward_pre_hooks", "_global_forward_hooks")]
+    if any(type(table) is not OrderedDict or table for table in found):
+        return False
+    seen: list[str] = []
+    probe = nn.Module()
+    probe.forward = lambda: None
+
+    def leave(_module: nn.Module, _args: Any, _result: Any) -> None:
+        seen.append("after")
+
+    def enter(module: nn.Module, _args: Any) -> None:
+        seen.append("before")
+        handle.remove()
+        module._forward_hooks[-1] = leave
+
+    handle = tables.register_module_forward_pre_hook(enter)
+    try:
+        probe()
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+        attach.let_through(error)
+        return False
+    finally:
+        handle.remove()
+    return seen == ["before", "after"]
+
+
+def keyword_arguments() -> dict[str, Any]:
+    """The keyword arguments of the module call whose global pre-hook is running.
+
+    Global pre-hooks are not given them. ``_call_impl`` has them in a variable, as has what calls a module compiled in
+    place; :func:`keyword_arguments_are_visible` tells whether this torch still does.
+    """
+    frame = sys._getframe(1)
+    for _ in range(8):
+        if frame.f_code.co_name in ("inner", "_call_impl", "compile_wrapper", "_fn"):
+            found = frame.f_locals.get("kwargs")
+            return found if type(found) is dict else {}
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return {}
+
+
+def keyword_arguments_are_visible() -> bool:
+    """Feature test of :func:`keyword_arguments` on this torch."""
+    seen: list[dict[str, Any]] = []
+
+    class Probe(nn.Module):
+        def forward(self, *, x: int) -> int:
+            return x
+
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda _m, _a: seen.append(keyword_arguments()))
+    try:
+        Probe()(x=1)
+    finally:
+        handle.remove()
+    return bool(seen) and seen[0].get("x") == 1

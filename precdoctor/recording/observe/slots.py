@@ -1,0 +1,86 @@
+"""Which tensor a slot stands for, and what the current step has put into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from precdoctor.recording import kernels
+from precdoctor.recording.model.module_names import Place
+
+if TYPE_CHECKING:
+    from precdoctor.recording.fp8.cast_operand import Operand
+    from precdoctor.recording.observe.logit_sample import Sharpness
+
+#: Kinds too large to fingerprint on a GPU; weights, gradients of weights, batches and buffers are.
+_WITHOUT_FINGERPRINT = frozenset({"input", "output", "grad_output", "update", "logits"})
+
+
+class Site(NamedTuple):
+    """The key of a tensors row, plus what is constant for it."""
+
+    place: Place
+    kind: str
+    name: str
+    call: int
+    phase: str
+    dtype: str
+    #: The forward ran with the root in evaluation mode: kept only if training turns out to depend on it.
+    evaluating: bool = False
+
+
+@dataclass(slots=True)
+class Entry:
+    """What the host knows about a slot's content in the current step."""
+
+    slot: int
+    site: Site
+    device: torch.device
+    shape: tuple[int, ...] = ()
+    micro_step: int = 0
+    #: Evaluation-mode sites: a backward pass came through.
+    reached_by_backward: bool = False
+    #: It carries the loss scale, which its kind alone does not say.
+    scaled: bool = False
+    #: Of a tensor about to be cast to float8: what is known of the cast.
+    operand: Operand | None = None
+    #: Of what a softmax reads: what it is for, and how sharp it is.
+    sharpness: Sharpness | None = None
+
+
+class SlotTable:
+    """Sites to slots, and the entries the current step has touched."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[Site, torch.device], int] = {}
+        self.touched: dict[int, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def entry(self, site: Site, device: torch.device) -> Entry:
+        """The entry for a site in this step, made when this is its first tensor."""
+        slot = self._slots.get((site, device))
+        if slot is None:
+            slot = self._slots[(site, device)] = len(self._slots)
+            if site.kind in ("weight", "fp8_operand"):
+                kernels.want_block16(slot)
+            if site.kind not in _WITHOUT_FINGERPRINT:
+                kernels.want_fingerprint(slot)
+        entry = self.touched.get(slot)
+        if entry is None:
+            entry = self.touched[slot] = Entry(slot, site, device)
+        return entry
+
+    def take(self) -> list[Entry]:
+        """The step's entries; the next step starts empty."""
+        entries = list(self.touched.values())
+        self.touched = {}
+        return entries
+
+    def evaluations(self) -> Iterator[Entry]:
+        """Entries of evaluation-mode forwards."""
+        return (e for e in self.touched.values() if e.site.evaluating)

@@ -1,0 +1,70 @@
+"""Which line of the user's code an operation belongs to."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+from precdoctor.recording.process.attach import shown
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with file names of frames, once per op
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - the same
+#: How the files of code begin that is none of the user's: torch's, ours, made at run time.
+_FOREIGN = (_OWN, _TORCH, "<")
+
+#: Wrappers of ours around functions the user calls (``Tensor.to``): they start nothing.
+_WRAPPERS = (_OWN + "fp8" + os.sep, _OWN + "applying" + os.sep)
+
+
+class Line(NamedTuple):
+    """A line of code: the file as frames spell it, and its number."""
+
+    file: str
+    number: int
+
+    @property
+    def shown(self) -> str:
+        """The path as people want to read it."""
+        return shown(self.file)
+
+    @property
+    def code(self) -> str | None:
+        """Its text; None where the source is not at hand."""
+        return linecache.getline(self.file, self.number).strip() or None
+
+
+def is_foreign(file: str) -> bool:
+    """Whether code of that file is torch's, ours or made at run time: none of the user's."""
+    return file.startswith(_FOREIGN)
+
+
+def innermost_user_line(*, past_own: bool = False) -> Line | None:
+    """The innermost frame that is neither torch's nor ours, from the caller outwards.
+
+    Goes no further than to where autograd's engine or a replay of ours was started: the line that did that is not the
+    line of any op.
+
+    Args:
+        past_own: nothing was started by us; frames of ours are wrappers around torch's functions.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    left_own = False
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if file.startswith(_OWN) and not file.startswith(_WRAPPERS):
+            if left_own and not past_own:
+                return None
+        else:
+            left_own = True
+            if code.co_name == "_engine_run_backward":
+                return None
+            if not file.startswith(_FOREIGN):
+                return Line(file, frame.f_lineno or code.co_firstlineno)
+        frame = frame.f_back
+    return None

@@ -1,0 +1,336 @@
+"""The drain thread: takes finished steps off a bounded queue, turns them into rows, appends them to the log.
+
+It never blocks training. When the writer cannot keep up, the oldest waiting step's tensor rows are dropped and counted
+(steps rows and events are kept); when the directory cannot be written it says so, once, and recording is over.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from precdoctor.recording.deepscan.evidence import Evidence, Watcher
+from precdoctor.recording.observe.step_batch import EventBatch, StepBatch, StepFacts
+from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.output.events import EventLog
+from precdoctor.recording.output.step_rows import LossScales, step_row
+from precdoctor.recording.output.tensor_table import Sites, StepTensors
+from precdoctor.recording.process import attach
+from precdoctor.runlog.halting import halt_requested
+from precdoctor.runlog.layout import create_rank_directory
+from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
+
+#: Tensors rows in flight (each holds about 13 kB of host memory), and the steps that may be whatever their size.
+_MAX_ROWS = 10_000
+_MAX_STEPS = 8
+#: Anything in flight: steps rows and events are small, but a file system may hang for days.
+_MAX_ITEMS = 20_000
+#: How long a clean exit waits for the queue to empty.
+_CLOSE_SECONDS = 60.0
+#: How long steps rows may wait to be written: a crash may lose a second of them.
+_IDLE_SECONDS = 0.5
+_MAX_HELD = 64
+_MAX_DEFECTS = 3
+#: Evidence for deep scans that waits to be asked for: the newest.
+_MAX_EVIDENCE = 16
+#: How long a fork waits for the thread to put down what it is doing.
+_FORK_SECONDS = 5.0
+
+
+class Drain:
+    """Owns the rank directory and the thread that writes it; not ``threaded``, :meth:`close` does all the writing.
+
+    Attributes:
+        directory: of this process.
+        takes_tensors: false once the disk budget has no room for tensors rows.
+        failed: nothing is written any more.
+        defect: the first internal error on the thread.
+        halt: why the run is to stop, once somebody has asked for it.
+        evidence: recorded numbers that give reason for a deep scan, oldest first.
+        sampled_ns: CPU time the thread spent on the last step that had tensors rows.
+
+    Raises:
+        OSError: the rank directory cannot be made.
+    """
+
+    def __init__(self, run: Path, rank: int, options: RecordOptions, *, threaded: bool = True) -> None:
+        self.directory = create_rank_directory(run, rank)
+        self.takes_tensors = True
+        self.failed = False
+        self.defect: Exception | None = None
+        self.halt: str | None = None
+        self.sampled_ns = 0
+        self.evidence: collections.deque[Evidence] = collections.deque(maxlen=_MAX_EVIDENCE)
+        self._watcher = Watcher() if options.deep_scan != 0 else None
+        self._rank = rank
+        self._options = options
+        self._queue: collections.deque[StepBatch | EventBatch] = collections.deque()
+        #: Those of the queue that hold tensors rows, and how many.
+        self._heavy: collections.deque[StepBatch] = collections.deque()
+        self._rows_waiting = 0
+        self._facts: Mapping[str, Any] | None = None
+        self._end: Mapping[str, Any] | None = None
+        #: Both are made in C: a signal handler of the user's that raises in the middle cannot leave either one broken.
+        self._lock = threading.RLock()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        #: Held by the thread while it does anything but wait.
+        self._busy = threading.Lock()
+        self._fork_patience = _FORK_SECONDS
+        self._defects = 0
+        self._lost_items = 0
+        self._spoke = False
+        self._log = EventLog(rank, redact=options.redact_names)
+        self._turning = False
+        self._closed = False
+        #: Steps rows to be written with the next ones.
+        self._held: list[dict[str, Any]] = []
+        self._written: StepFacts | None = None
+        self._scales = LossScales()
+        self._sites = Sites()
+        self._dropped: collections.Counter[str] = collections.Counter()
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._work, name="precdoctor-drain", daemon=True)
+            self._thread.start()
+
+    # --- the training side -------------------------------------------------------------------------------------------
+
+    def put(self, item: StepBatch | EventBatch) -> None:
+        """Queue a step or events; never waits for the writer."""
+        with self._lock:
+            if self.failed:
+                return
+            if len(self._queue) >= _MAX_ITEMS:
+                self._lost_items += _rows_of(self._take())
+            if isinstance(item, StepBatch) and item.entries:
+                while len(self._heavy) >= _MAX_STEPS and self._rows_waiting + len(item.entries) > _MAX_ROWS:
+                    self._rows_waiting -= len(self._heavy[0].entries)
+                    self._heavy.popleft().give_up_tensors()
+            self._queue.append(item)  # first: one that is not counted does no harm when a signal handler raises here
+            if isinstance(item, StepBatch) and item.entries:
+                self._rows_waiting += len(item.entries)
+                self._heavy.append(item)
+            if not isinstance(item, StepBatch) or item.entries:  # the steps between samples can wait for its next turn
+                self._wake.put(None)
+
+    @property
+    def behind(self) -> bool:
+        """Whether half of what may wait does: the training side is asked to make fewer rows before any is dropped."""
+        return len(self._heavy) >= _MAX_STEPS // 2 and 2 * self._rows_waiting > _MAX_ROWS
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything handed over so far has been written."""
+        return not self._queue and not self._turning
+
+    def _take(self) -> StepBatch | EventBatch:
+        """The oldest item of the queue."""
+        item = self._queue.popleft()
+        if self._heavy and self._heavy[0] is item:
+            self._rows_waiting -= len(self._heavy.popleft().entries)
+        return item
+
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        """Have rank.json rewritten with these facts."""
+        with self._lock:
+            self._facts = facts
+            self._wake.put(None)
+
+    def close(self, end: Mapping[str, Any], *, wait: bool = True) -> None:
+        """Have everything queued written out, and the end marker; the first call's ``end`` counts.
+
+        Args:
+            end: what end.json will hold.
+            wait: until it is done, for a minute at most.
+        """
+        with self._lock:
+            self._end = self._end or dict(end)
+            self._wake.put(None)
+        if self._thread is None:
+            if not self._closed:
+                self._closed = True
+                self._work()
+        elif wait and threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_SECONDS)
+            if self._thread.is_alive():
+                self._say(f"the log was not written out within {_CLOSE_SECONDS:.0f} s, its last rows are lost")
+
+    def pause(self) -> bool:
+        """Before a fork: wait until the thread holds no lock that the child would find locked forever.
+
+        Those of imports above all: libraries import more on first use, and a data loader's worker that then imports the
+        same would hang. Waits some seconds at most, and just once for a file system that hangs.
+
+        Returns:
+            Whether :meth:`resume` is to be called after the fork.
+        """
+        paused = self._busy.acquire(timeout=self._fork_patience)
+        self._fork_patience = _FORK_SECONDS if paused else 0.0
+        return paused
+
+    def resume(self) -> None:
+        """After a fork, in the parent."""
+        self._busy.release()
+
+    # --- the drain thread --------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        writer = None
+        try:
+            with self._busy:
+                writer = RankWriter(self.directory, max_bytes=self._options.max_disk)
+            while self._turn(writer):
+                pass
+            with self._busy:
+                self._account_for_lost_items(writer)
+                writer.close({**(self._end or {}), "dropped": dict(self._dropped)})
+        except DiskBudgetReached:
+            self._fail(writer, "disk_budget", f"the log has reached --max-disk ({self._options.max_disk} bytes)")
+        except OSError as error:
+            self._fail(writer, "disk", f"the log cannot be written ({error.strerror or error})")
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not end the thread without a word
+            self.defect = self.defect or error
+            self._fail(writer, "error", f"internal error while writing the log ({_sentence(error)})")
+
+    def _turn(self, writer: RankWriter) -> bool:
+        """Handle one item; false when closing and nothing is left."""
+        while not self._queue and self._facts is None and self._end is None:
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=_IDLE_SECONDS)
+        with self._lock:
+            facts, self._facts = self._facts, None
+            item = self._take() if self._queue else None
+            self._turning = item is not None
+            closing = self._end is not None  # read with the queue: more may come, and the end, while facts are written
+        with self._busy:
+            if self._options.may_halt and self.halt is None:
+                self.halt = halt_requested(self.directory.parent)
+            if facts is not None:
+                writer.write_facts(facts)
+            if item is not None:
+                self._write(writer, item)
+            if not self._queue:
+                self._write_held(writer)
+            self._turning = False
+        return item is not None or not closing
+
+    def _write(self, writer: RankWriter, item: StepBatch | EventBatch) -> None:
+        try:
+            if isinstance(item, StepBatch):
+                self._write_step(writer, item)
+            else:
+                self._append(writer, "events", self._log.rows(item.events))
+        except (DiskBudgetReached, OSError):
+            raise
+        except Exception as error:
+            self._defects += 1
+            self.defect = self.defect or error
+            if self._defects >= _MAX_DEFECTS:
+                raise
+            self._note_defect(writer, item, error)
+
+    def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
+        if batch.facts is self._written:  # a signal handler raised between handing it over and the next step
+            batch.release()
+            return
+        began, self._written = time.thread_time_ns(), batch.facts
+        for snapshot in batch.snapshots.values():
+            snapshot.wait()
+        tensors = StepTensors(batch, self._rank, self._sites)
+        scale, inferred = self._scales.of(batch, tensors.unscale_ratios())
+        step = step_row(batch, tensors, self._rank, scale)
+        events = self._log.of_step(batch, tensors.bad_triggers(), step, scale if inferred else None)
+        self._watch(tensors, step, scale)
+        if batch.dropped:
+            events += self._drops(batch.facts.step, "queue_full", batch.dropped)
+        try:
+            if tensors.rows:
+                writer.append("tensors", tensors.columns(scale), tensors.rows)
+        except DiskBudgetReached:  # the writer keeps the last of the budget for the small tables
+            self.takes_tensors = False
+            limit = f"--max-disk ({self._options.max_disk} bytes)"
+            self._say(f"the log has reached {limit}; tensors are no longer recorded, training goes on")
+            events += self._drops(batch.facts.step, "disk_budget", tensors.rows)
+        batch.release()
+        if tensors.rows:
+            self.sampled_ns = time.thread_time_ns() - began
+            step["recorder_ns"] += self.sampled_ns
+        self._held.append(step)
+        if tensors.rows or events or len(self._held) >= _MAX_HELD:
+            self._write_held(writer)
+        self._append(writer, "events", events)
+
+    def _watch(self, tensors: StepTensors, step: dict[str, Any], scale: float | None) -> None:
+        """Look for what gives reason for a deep scan; a step that is not finite is an incident, with its own ways."""
+        if self._watcher is None or step["non_finite"]:
+            return
+        found = self._watcher.of_step(step)
+        if tensors.rows:
+            rows = self._watcher.of_rows(step["step"], tensors.readings(), scale)
+            found += [replace(e, tensor=tensors.label(e.slot)) for e in rows]
+        self.evidence.extend(found)
+
+    def _write_held(self, writer: RankWriter) -> None:
+        """Steps rows of unsampled steps are written together: alone each would cost as much as a whole step's."""
+        held, self._held = self._held, []
+        self._append(writer, "steps", held)
+
+    def _append(self, writer: RankWriter, table: str, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            known = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
+            writer.append(table, {name: [row.get(name) for row in rows] for name in known}, len(rows))
+
+    def _drops(self, step: int | None, reason: str, rows: int) -> list[dict[str, Any]]:
+        self._dropped[reason] += rows
+        return self._log.rows([{"event": "drop", "step": step, "data": {"reason": reason, "rows": rows}}])
+
+    def _account_for_lost_items(self, writer: RankWriter) -> None:
+        """Rows that had to go without their step being known any more."""
+        if self._lost_items:
+            self._append(writer, "events", self._drops(None, "queue_full", self._lost_items))
+
+    # --- when something is wrong --------------------------------------------------------------------------------------
+
+    def _note_defect(self, writer: RankWriter, item: StepBatch | EventBatch, error: Exception) -> None:
+        """The item is lost; the log says so."""
+        self._say(f"internal error while writing the log ({_sentence(error)})")
+        step = item.facts.step if isinstance(item, StepBatch) else None
+        data = {"message": _sentence(error), "where": attach.innermost_own_frame(error)}
+        rows = self._log.rows([{"event": "error", "step": step, "data": data}]) + self._drops(
+            step, "error", _rows_of(item)
+        )
+        self._append(writer, "events", rows)
+
+    def _fail(self, writer: RankWriter | None, reason: str, message: str) -> None:
+        """Recording is over: say it once, close what can be closed, let go of what waits."""
+        with self._lock:
+            self.failed = True
+            self._queue.clear()
+            self._heavy.clear()
+            self._facts = None
+        self._say(f"{message}; recording has stopped, training goes on")
+        if writer is not None:
+            with contextlib.suppress(OSError):  # that is what we are failing for: the end marker will be missing
+                writer.close({"reason": reason, "message": message, "dropped": dict(self._dropped)})
+
+    def _say(self, message: str) -> None:
+        """The first thing that goes wrong is said; the log tells the rest."""
+        if not self._spoke:
+            self._spoke = True
+            attach.say(message)
+
+
+def _rows_of(item: StepBatch | EventBatch) -> int:
+    """Rows of the log that are lost with an item."""
+    return len(item.events) if isinstance(item, EventBatch) else 1 + item.dropped + len(item.entries)
+
+
+def _sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

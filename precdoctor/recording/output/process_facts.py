@@ -1,0 +1,157 @@
+"""Facts of the process for rank.json: module trees, optimizers, scalers, torch's numeric flags, versions, devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+import precdoctor
+from precdoctor.recording.model import static
+from precdoctor.recording.model.module_names import Names, Root
+from precdoctor.recording.output.gradient_reduction import reduction
+from precdoctor.recording.output.numeric_flags import flags
+from precdoctor.recording.steps.step_attempt import groups_of, parameters_in
+from precdoctor.runlog.files import SCHEMA_VERSION
+
+#: Products of float8 tensors told of; a model has a few kinds per layer.
+_MAX_PRODUCTS = 4096
+
+
+class Facts:
+    """Collects facts as they are met and has rank.json rewritten when there are new ones."""
+
+    def __init__(self, write: Callable[[Mapping[str, Any]], None], names: Names) -> None:
+        self._write = write
+        self._names = names
+        self._optimizers: dict[str, dict[str, Any]] = {}
+        self._scalers: dict[int, dict[str, Any]] = {}
+        self._autocast: set[str] = set()
+        #: By what is said of it, the longest sum there was.
+        self._fp8_products: dict[str, tuple[dict[str, Any], int]] = {}
+        self._written: object = None
+
+    def optimizer(self, name: str, optimizer: torch.optim.Optimizer, intended_update: str) -> None:
+        """Note an optimizer at its first step; ``intended_update`` is ``exact`` or ``gradient``."""
+        if name in self._optimizers:
+            return
+        groups = []
+        for group in groups_of(optimizer):
+            plain = {k: static.plain(v) for k, v in static.items(group) if k != "params"}
+            groups.append({**plain, "parameters": len(parameters_in(group))})
+        kind = type(optimizer).__name__
+        self._optimizers[name] = {"name": name, "class": kind, "intended_update": intended_update, "groups": groups}
+
+    def scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Note a loss scaler."""
+        if id(scaler) not in self._scalers:
+            self._scalers[id(scaler)] = {
+                "class": type(scaler).__name__,
+                "enabled": bool(static.plain(static.attribute(scaler, "_enabled"))),
+                "init_scale": static.plain(static.attribute(scaler, "_init_scale")),
+                "growth_factor": static.plain(static.attribute(scaler, "_growth_factor")),
+                "backoff_factor": static.plain(static.attribute(scaler, "_backoff_factor")),
+                "growth_interval": static.plain(static.attribute(scaler, "_growth_interval")),
+            }
+
+    def autocast(self, device: str, dtype: str) -> None:
+        """Note that forwards ran under autocast."""
+        self._autocast.add(f"{device}:{dtype}")
+
+    def fp8_product(self, what: dict[str, Any], *, terms: int) -> None:
+        """Note a product of float8 tensors.
+
+        Args:
+            what: ``root``, ``module``, ``backward``, ``operands`` (names of their ``fp8_operand`` rows, null where they
+                have none), ``dtypes``, ``fast_accum``.
+            terms: products per sum, the inner dimension K.
+        """
+        key = json.dumps(what)
+        known = self._fp8_products.get(key)
+        if known is None and len(self._fp8_products) >= _MAX_PRODUCTS:
+            return
+        if known is None or known[1] < terms:
+            self._fp8_products[key] = what, terms
+
+    def write_if_changed(self) -> None:
+        """Rewrite rank.json if anything was met since the last time."""
+        products = tuple(terms for _, terms in list(self._fp8_products.values()))
+        state = (self._names.version, len(self._optimizers), len(self._scalers), len(self._autocast), products)
+        if state != self._written:
+            self._written = state
+            self._write(self._collect())
+
+    def _collect(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "pid": os.getpid(),
+            "roots": [_root(root, self._names) for root in self._names.roots.values()],
+            "optimizers": list(self._optimizers.values()),
+            "scalers": list(self._scalers.values()),
+            "autocast": sorted(self._autocast),
+            "fp8_products": [{**what, "terms": terms} for what, terms in list(self._fp8_products.values())],
+            "flags": flags(),
+            "versions": {
+                "precdoctor": precdoctor.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "cuda": torch.version.cuda,
+            },
+            "device": _device(),
+        }
+
+
+def _root(root: Root, names: Names) -> dict[str, Any]:
+    module = root.module()
+    parameters = []
+    tied = _tied(module, names) if module is not None else {}
+    for parameter in static.parameters(module) if module is not None else ():
+        found = names.parameter(parameter)
+        if found is None:
+            continue
+        lazy: bool = torch.nn.parameter.is_lazy(parameter)  # without a shape until it is first used
+        parameters.append(
+            {
+                "name": found[1],
+                "module": found[0].module,
+                "shape": None if lazy else [int(n) for n in parameter.shape],
+                "dtype": str(parameter.dtype).removeprefix("torch."),
+                "requires_grad": parameter.requires_grad,
+                **({"tied": tied[id(parameter)]} if id(parameter) in tied else {}),
+            }
+        )
+    modules = [{"name": name, "class": kind} for name, kind in root.modules]
+    facts = {"name": root.name, "class": root.name.rpartition("#")[0], "modules": modules, "parameters": parameters}
+    outer = root.outer() if root.outer is not None else None
+    reduced = reduction(outer, module) if module is not None else None
+    return facts if reduced is None else {**facts, "reduction": reduced}
+
+
+def _tied(module: torch.nn.Module, names: Names) -> dict[int, list[str]]:
+    """The other names of parameters that several modules own, by id: ``lm_head.weight`` of ``wte.weight``."""
+    others: dict[int, list[str]] = {}
+    for owner in static.modules(module):
+        place = names.find(owner)
+        for name, parameter in static.held(owner, "_parameters").items():
+            first = names.parameter(parameter) if parameter is not None else None
+            if place is None or first is None or (first[0].module, first[1]) == (place.module, name):
+                continue
+            others.setdefault(id(parameter), []).append(f"{place.module}.{name}" if place.module else name)
+    return others
+
+
+def _device() -> dict[str, Any]:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return {
+            "type": "cuda",
+            "name": properties.name,
+            "capability": [properties.major, properties.minor],
+            "memory": properties.total_memory,
+            "count": torch.cuda.device_count(),
+        }
+    return {"type": "cpu", "name": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()}

@@ -1,0 +1,149 @@
+"""The steps row, and the loss scale behind it, on the drain thread: inferring, unscaling, counting."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from precdoctor.recording.observe.step_batch import StepBatch, looks_like_a_scale, read
+from precdoctor.recording.output.tensor_table import StepTensors
+
+Row = dict[str, Any]
+
+# --- loss scale ------------------------------------------------------------------------------------------------------
+
+
+class LossScales:
+    """The multiplier each backward pass ran with: a GradScaler's, or a hand-written one inferred from its traces."""
+
+    def __init__(self) -> None:
+        #: What the last sampled step gave away; the steps between have no gradients to compare.
+        self._inferred: float | None = None
+
+    def of(self, batch: StepBatch, ratios: Sequence[float]) -> tuple[float | None, bool]:
+        """The scale of one step (null: none), and whether it was inferred.
+
+        Args:
+            batch: the step.
+            ratios: per parameter, amax of the accumulated gradient over amax of what the optimizer was given.
+        """
+        facts = batch.facts
+        known = read(facts.loss_scale)
+        if known is not None:
+            return known, False
+        if facts.left_out:  # no optimizer was given gradients to compare with
+            factor = _constant(facts.root_factors)
+            if factor is not None and (self._inferred is not None or looks_like_a_scale(factor)):
+                self._inferred = factor
+        elif facts.sampled and facts.complete:
+            clipped = facts.clip_norm is not None
+            self._inferred = infer_loss_scale(facts.root_factors, ratios, clipped=clipped)
+        elif self._inferred is not None and (factor := _constant(facts.root_factors)) is not None:
+            return factor, True
+        return self._inferred, self._inferred is not None
+
+
+def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, clipped: bool) -> float | None:
+    """A hand-written constant loss scale, or null.
+
+    Evidence is a constant factor at the root of the backward pass (``loss * 65536``) and gradients divided by it before
+    the step. Clipping divides by one more factor, so the ratio can only be asked to reach it; averaging over ranks
+    changes each ratio. Where it cannot be matched, or there is none (FP32 master copies are other tensors),
+    the factor counts only as a power of two from 16 up: losses are weighted by other numbers.
+
+    Args:
+        root_factors: factors seen at the roots of this step's backward passes.
+        ratios: see :meth:`LossScales.of`; empty when no parameter had both gradients.
+        clipped: whether the gradients were clipped in this step.
+    """
+    factor = _constant(root_factors)
+    if not ratios:
+        return factor if factor is not None and looks_like_a_scale(factor) else None
+    middle = statistics.median(ratios)
+    spread = max(abs(r / middle - 1.0) for r in ratios)
+    if factor is not None and factor >= 2:  # a ratio is good to a percent, so not for factors near one
+        if not clipped and spread < 0.02 and abs(middle / factor - 1.0) < 0.01:
+            return factor
+        lowest = factor * (0.99 if clipped else 0.25)
+        return factor if looks_like_a_scale(factor) and middle >= lowest else None
+    nearest = 2.0 ** round(math.log2(middle))
+    exact = spread < 1e-3 and abs(middle / nearest - 1.0) < 1e-4 and len(ratios) > 1
+    return nearest if exact and looks_like_a_scale(nearest) and not clipped else None
+
+
+def _constant(factors: Sequence[float]) -> float | None:
+    return factors[0] if factors and len(set(factors)) == 1 else None
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | None) -> Row:
+    """The steps row."""
+    facts = batch.facts
+    found_inf = read(facts.found_inf)
+    losses = [value for value in map(read, facts.losses) if value is not None]
+    lrs = [value for value in map(read, facts.lrs) if value is not None]
+    return {
+        "step": facts.step,
+        "rank": rank,
+        "optimizer": facts.optimizer,
+        "complete": facts.complete,
+        "wall_time": facts.wall_time,
+        "micro_steps": facts.micro_steps,
+        "loss": math.fsum(losses) / (scale or 1.0) if losses and all(map(math.isfinite, losses)) else _any_bad(losses),
+        "lr": max(lrs, default=None),
+        "lrs": lrs,
+        "grad_norm": _grad_norm(batch, tensors, scale),
+        "clip_norm": facts.clip_norm,
+        "clipped_before_unscale": facts.clipped_before_unscale,
+        "loss_scale": scale,
+        "growth_tracker": None if (tracker := read(facts.growth_tracker)) is None else int(tracker),
+        "found_inf": None if found_inf is None else found_inf > 0,
+        "skipped": facts.left_out or (bool(found_inf) if found_inf is not None else facts.not_reached),
+        "autocast_dtype": facts.autocast_dtype,
+        "lost_update_fraction": _lost_updates(tensors),
+        "non_finite": _non_finite(tensors, losses) + _bad_sentinel(batch),
+        "sampled": facts.sampled,
+        "recorder_ns": max(0, facts.recorder_ns + facts.scan_ns),  # an interrupt may keep one half of an account
+        "wait_ns": facts.wait_ns,
+        "device_ns": None,
+        "step_ns": facts.step_ns,
+    }
+
+
+def _any_bad(losses: list[float]) -> float | None:
+    """NaN if a loss is NaN or infinities cancel, the infinity if there is just one kind; null without a loss."""
+    return sum(losses) if losses else None
+
+
+def _grad_norm(batch: StepBatch, tensors: StepTensors, scale: float | None) -> float | None:
+    """From the rows of the optimizer's own parameters; null when some are missing."""
+    own = batch.facts.gradients_of
+    if own is None:
+        norm, amax = read(batch.facts.grad_norm), read(batch.facts.grad_amax)
+        if norm is None or amax is None:
+            return None
+        return norm / ((scale or 1.0) if batch.facts.grad_norm_scaled else 1.0) if math.isfinite(amax) else math.nan
+    squares, finite = tensors.weight_gradients(own)
+    if not finite:
+        return math.nan
+    return math.sqrt(math.fsum(squares)) / (scale or 1.0) if squares else None
+
+
+def _lost_updates(tensors: StepTensors) -> float | None:
+    lost, intended = tensors.lost_updates()
+    return lost / intended if intended else None
+
+
+def _bad_sentinel(batch: StepBatch) -> int:
+    """1 if an unsampled step's gradients are not finite: which of them is not known."""
+    amax = read(batch.facts.grad_amax)
+    return int(amax is not None and not math.isfinite(amax))
+
+
+def _non_finite(tensors: StepTensors, losses: list[float]) -> int:
+    unmeasured = 0 if tensors.of_kinds("loss").any() else sum(not math.isfinite(x) for x in losses)
+    return unmeasured + len(tensors.bad_triggers())

@@ -1,0 +1,359 @@
+"""The parent of a recorded run: starts the command, stays out of its way, and closes the log when it is gone.
+
+It never imports torch. The terminal, stdin, stdout and every other inherited file are the child's; signals sent to the
+whole process group, as a terminal sends them, reach the child by themselves, those sent to this process alone are
+passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from precdoctor._boot import ATTACH_FILE
+from precdoctor.errors import CorruptRunError, UsageError
+from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
+from precdoctor.recording.process.attach import STOPPED_BY_US, say
+from precdoctor.recording.process.group_signal_probe import Bystander, bystander
+from precdoctor.recording.process.supervise import Online, Supervisor
+from precdoctor.runlog.files import END_FILE
+from precdoctor.runlog.layout import add_run_facts, create_run, left_open, rank_directories
+
+_BOOT_PATH = Path(__file__).resolve().parent / "boot_path"
+_FROM_TERMINAL = frozenset((signal.SIGINT, signal.SIGQUIT)) if os.name == "posix" else frozenset()
+_WATCHED = _FROM_TERMINAL | (
+    {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2} if os.name == "posix" else set()
+)
+#: Python ignores these; a program started by a shell finds them as they were before.
+_DEFAULT_IN_CHILD = (signal.SIGPIPE, signal.SIGXFSZ) if os.name == "posix" else ()
+_SI_USER_CODES = frozenset((0, -1, -6))  # SI_USER, SI_QUEUE, SI_TKILL: sent by a process, not by the terminal
+
+
+def command_line(arguments: Sequence[str], module: str | None) -> list[str]:
+    """The command to run: ``-m pkg.train``, a bare ``train.py`` (both with this Python), or anything else as it stands.
+
+    Raises:
+        UsageError: there is nothing to run, or the program or script is not there.
+    """
+    if module is not None:
+        return [sys.executable, "-m", module, *arguments]
+    if not arguments:
+        raise UsageError("nothing to record; type what you would run, as in: precdoctor record -- python train.py")
+    first = arguments[0]
+    if first.endswith(".py"):
+        _require_script(first)
+        return [sys.executable, *arguments]
+    if shutil.which(first) is None:
+        raise UsageError(_why_no_program(first))
+    if re.fullmatch(r"(python|pypy)[\d.]*", Path(first).name) and len(arguments) > 1 and arguments[1].endswith(".py"):
+        _require_script(arguments[1])
+    return list(arguments)
+
+
+def _require_script(script: str) -> None:
+    if not Path(script).exists():
+        raise UsageError(f"no script {script!r} in {Path.cwd()}; check the path")
+
+
+def _why_no_program(name: str) -> str:
+    path = Path(name)
+    if path.is_dir():
+        return f"{name!r} is a directory; name a program or a script, as in: precdoctor record -- python train.py"
+    if path.is_file() and os.sep in name:
+        return f"{name!r} is not executable; make it so with chmod +x, or put its interpreter before it"
+    return f"no program named {name!r} was found; check the spelling or give its path"
+
+
+def default_run_directory(command: Sequence[str], now: dt.datetime) -> Path:
+    """``precdoctor-runs/<script>-<utc>-<pid>``."""
+    names = [a for a in command[1:] if a.endswith(".py")]
+    following = [command[i + 1] for i, a in enumerate(command[:-1]) if a == "-m"]
+    stem = Path(names[0]).stem if names else (following[0] if following else Path(command[0]).name)
+    stem = re.sub(r"[^A-Za-z0-9._]+", "-", stem).strip("-.") or "run"
+    return Path("precdoctor-runs") / f"{stem}-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}"
+
+
+def launch(
+    command: Sequence[str],
+    run: Path | None,
+    options: RecordOptions,
+    *,
+    force: bool = False,
+    shared: bool = False,
+    applied: Mapping[str, Any] | None = None,
+    online: Online | None = None,
+    quiet: bool = False,
+) -> int:
+    """Record a command.
+
+    Args:
+        command: program and arguments, see :func:`command_line`.
+        run: the run directory to make; by default a new one under ``precdoctor-runs``.
+        options: what to record.
+        force: replace an existing run directory.
+        shared: let others read the run directory, as far as the umask does.
+        applied: where ``options.apply`` came from and what was predicted of it, for run.json.
+        online: what to look for while the command runs.
+        quiet: the caller says what was recorded.
+
+    Returns:
+        The child's exit status; 128 + n when signal n ended it; 66 when the recorder stopped the run.
+
+    Raises:
+        UsageError: not on Linux or macOS, or the directory cannot be written.
+        RunExistsError: the directory is taken and ``force`` was not given.
+    """
+    if os.name != "posix":
+        raise UsageError("precdoctor record runs on Linux and macOS; on Windows use WSL")
+    now = dt.datetime.now(dt.timezone.utc)
+    directory = (run or default_run_directory(command, now)).absolute()
+    more = {} if applied is None else {"applied": applied}
+    create_run(directory, {**run_facts(command, options, now), **more}, force=force, shared=shared)
+    environment = {**os.environ, RUN_VARIABLE: str(directory), OPTIONS_VARIABLE: options.to_json()}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BOOT_PATH), os.environ.get("PYTHONPATH"))))
+    supervisor = Supervisor(online, directory) if online is not None else None
+    try:
+        status = _run_child(command, environment, supervisor.start if supervisor is not None else None)
+    except OSError as error:
+        _remove_unused(directory)
+        raise UsageError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
+    if supervisor is not None:
+        supervisor.finish()
+    return _close(directory, status, quiet=quiet)
+
+
+def _remove_unused(directory: Path) -> None:
+    """A run that never began leaves nothing behind."""
+    with contextlib.suppress(OSError):  # nobody is the worse for an empty run
+        for entry in directory.iterdir():
+            entry.unlink()
+        directory.rmdir()
+
+
+def run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime) -> dict[str, object]:
+    """What run.json says of a run at its beginning."""
+    return {
+        "command": [command[0], "..."] if options.redact_names else list(command),
+        "cwd": None if options.redact_names else str(Path.cwd()),
+        "started": now.isoformat(),
+        "host": {
+            "platform": platform.system() if options.redact_names else platform.platform(),
+            "machine": platform.machine(),
+            "cpus": os.cpu_count(),
+            "name": None if options.redact_names else platform.node(),
+        },
+        "python": platform.python_version(),
+        "bit_neutral": options.bit_neutral,
+        "options": json.loads(options.to_json()),
+    }
+
+
+# --- the child -------------------------------------------------------------------------------------------------------
+
+
+def _run_child(
+    command: Sequence[str], environment: Mapping[str, str], started: Callable[[], None] | None = None
+) -> int:
+    """Start the command, wait for it, pass signals on; its exit status as a shell would report it.
+
+    The signals are blocked here and fetched one by one, which tells who sent each of them. The child is started with
+    the mask and the files this process was started with; ``subprocess`` would close all but three of them.
+
+    Args:
+        started: called once the child runs, with those signals blocked.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        return _run_child_with_handlers(command, environment, started)
+    watched = {*_WATCHED, signal.SIGCHLD}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: then no exit status is kept
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    beside = bystander(_WATCHED)
+    try:
+        child = os.posix_spawnp(
+            command[0], list(command), environment, setsigmask=previous, setsigdef=_DEFAULT_IN_CHILD
+        )
+        if started is not None:
+            started()
+        while (status := _exit_status(child)) is None:
+            info = signal.sigwaitinfo(watched)
+            if info.si_signo != signal.SIGCHLD and _for_us_alone(info, beside):
+                _send(child, info.si_signo)
+        while signal.sigtimedwait(watched, 0) is not None:
+            pass  # meant for the child that has just gone; unblocked they would end us before the log is closed
+    finally:
+        if beside is not None:
+            beside.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+    return status
+
+
+def _for_us_alone(info: signal.struct_siginfo, beside: Bystander | None) -> bool:
+    """Whether a signal has not reached the child by itself."""
+    if beside is not None and beside.heard(info.si_signo):
+        return False
+    return info.si_signo not in _FROM_TERMINAL or info.si_code in _SI_USER_CODES
+
+
+def _exit_status(child: int) -> int | None:
+    """As a shell reports it; None while it runs."""
+    pid, status = os.waitpid(child, os.WNOHANG)
+    return _shell_status(status) if pid else None
+
+
+def _shell_status(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+def _send(child: int, number: int) -> None:
+    """Cannot reach a stranger: until it has been waited for, the child keeps its number."""
+    with contextlib.suppress(OSError):  # it may run as somebody else by now
+        os.kill(child, number)
+
+
+def _run_child_with_handlers(
+    command: Sequence[str], environment: Mapping[str, str], started: Callable[[], None] | None = None
+) -> int:
+    """Without ``sigwaitinfo`` (macOS) nothing tells who sent an interrupt: it is left to the terminal."""
+    children: list[int] = []
+
+    def forward(number: int, _frame: object) -> None:
+        for child in children:
+            _send(child, number)
+
+    def leave_to_the_terminal(_number: int, _frame: object) -> None:
+        pass
+
+    previous = {}
+    for number in _WATCHED:
+        if signal.getsignal(number) != signal.SIG_IGN:  # a handler, not SIG_IGN: that the child would inherit
+            handler = leave_to_the_terminal if number in _FROM_TERMINAL else forward
+            previous[number] = signal.signal(number, handler)
+    try:
+        child = os.posix_spawnp(command[0], list(command), environment, setsigdef=_DEFAULT_IN_CHILD)
+        children.append(child)
+        if started is not None:
+            started()
+        _, status = os.waitpid(child, 0)
+        children.clear()
+    finally:
+        for number, handler_before in previous.items():
+            signal.signal(number, handler_before)
+    return _shell_status(status)
+
+
+# --- afterwards ------------------------------------------------------------------------------------------------------
+
+
+def _close(directory: Path, status: int, *, quiet: bool) -> int:
+    """Seal what the child left open, say what was recorded and what to type next; the status to exit with."""
+    shown = _shown(directory)
+    with contextlib.suppress(OSError, CorruptRunError):  # reports then say nothing of how it ended
+        ended = dt.datetime.now(dt.timezone.utc).isoformat()
+        add_run_facts(directory, {"ended": ended, "exit_status": status})
+    try:
+        ranks = rank_directories(directory)
+        if any(map(left_open, ranks)):
+            from precdoctor.runlog.sealing import seal  # brings pyarrow, which takes longer than all the rest here
+
+            seal(directory)
+    except OSError as error:
+        if not directory.is_dir():
+            say(f"the run directory {shown} is gone, and with it what was recorded{_ended_with(status)}")
+            return status
+        say(f"the log in {shown} could not be closed ({error.strerror or error}); what was flushed is still readable")
+        return status
+    if ranks and quiet:
+        return status
+    if not ranks:
+        say(f"nothing was recorded: {why_nothing_armed(directory)}{_ended_with(status)}")
+        return status
+    ends = [_end(rank.path) for rank in ranks]
+    stepped = any(True for rank in ranks for _ in rank.path.glob("steps-*"))
+    if not stepped and all(end.get("reason") == "exit" for end in ends):
+        say(f"no training step was recorded in {shown}: no optimizer stepped{_ended_with(status)}")
+        return status
+    early = next((end["message"] for end in ends if isinstance(end.get("message"), str)), None)
+    cut = f" (until it stopped early: {early})" if early else ""
+    say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}{cut}; next, type:")
+    say(f"precdoctor diagnose {shlex.quote(shown)}", prefix="  ")
+    return STOPPED_BY_US if any(end.get("reason") == "stopped" for end in ends) else status
+
+
+def _shown(directory: Path) -> str:
+    """As it can be typed in the working directory, which the command may have removed."""
+    try:
+        shown = os.path.relpath(directory)
+    except OSError:
+        return str(directory)
+    return str(directory.resolve()) if shown.startswith("..") else shown
+
+
+def _ended_with(status: int) -> str:
+    return f" (the command itself ended with status {status})" if status else ""
+
+
+def _end(rank: Path) -> dict[str, Any]:
+    """The content of end.json; empty for a process that did not get to write one."""
+    try:
+        end = json.loads((rank / END_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return end if isinstance(end, dict) else {}
+
+
+def why_nothing_armed(directory: Path) -> str:
+    """The likely reason that no process of the command recorded anything, from how far each one got."""
+    notes = list(_notes(directory))
+    events = {note.get("event") for note in notes}
+    for note in notes:
+        if note.get("event") == "error":
+            return f"the recorder could not start in {note.get('executable')}: {note.get('message')}"
+    if "armed" in events:
+        return "a process began to record, but its directory is gone"
+    if "left out" in events:
+        return "no process has a rank that --ranks names"
+    if "backward" in events:
+        return "a backward pass ran, but the process was killed before its first optimizer step"
+    if "model" in events:
+        return (
+            "a model was called, but no backward pass and no optimizer step was seen; "
+            "`precdoctor record --inference` records such runs"
+        )
+    if "torch" in events:
+        return "torch was imported, but no module was ever called and no optimizer stepped"
+    if "boot" in events:
+        return "the command never imported torch"
+    return (
+        "no Python process of the command loaded precdoctor: its interpreter has no precdoctor installed "
+        f"(pip install precdoctor there), or a launcher dropped the environment variable {RUN_VARIABLE}"
+    )
+
+
+def _notes(directory: Path) -> Iterator[dict[str, Any]]:
+    """The lines of the attach file that are whole."""
+    try:
+        lines = (directory / ATTACH_FILE).read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            note = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(note, dict):
+            yield note

@@ -1,0 +1,128 @@
+"""Beside the recorded command: looks at its growing log now and then, tells what is found, asks for a halt.
+
+It runs in the parent, so that the training process pays nothing for it, and knows nothing of rules: what a look is, and
+what is worth a halt, it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from precdoctor.recording.process.attach import say
+from precdoctor.runlog.halting import request_halt
+
+#: Seconds between looks, at least; and how much longer than a look takes (CPU time), so that looking stays cheap.
+_SECONDS = 1.0
+_PATIENCE = 10.0
+#: How long the command of ``--on-finding`` may take.
+_COMMAND_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Online:
+    """What is looked for.
+
+    Attributes:
+        look: new findings of a run; with ``last`` the run is over.
+        halts: whether a finding is a reason to stop.
+        title: a finding in a few words.
+        to_json: ... as one line of JSON.
+        command: shell command run for each, with that line on its stdin; None: none.
+    """
+
+    look: Callable[[Path, bool], Sequence[Any]]
+    halts: Callable[[Any], bool]
+    title: Callable[[Any], str]
+    to_json: Callable[[Any, Path], str]
+    command: str | None
+
+
+class Supervisor:
+    """One thread, from the start of the command to its end."""
+
+    def __init__(self, online: Online, run: Path) -> None:
+        self._online = online
+        self._run = run
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failed = False
+
+    def start(self) -> None:
+        """Begin; signals that are blocked in the calling thread stay blocked in this one, and go elsewhere."""
+        self._thread = threading.Thread(target=self._work, name="precdoctor-online", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for the last look, now that the command is gone."""
+        self._over.set()
+        if self._thread is not None:
+            with contextlib.suppress(KeyboardInterrupt):  # whoever is impatient goes without it
+                self._thread.join()
+
+    def _work(self) -> None:
+        wait, first = _SECONDS, True
+        while not self._over.wait(wait):
+            began = time.thread_time()
+            self._look(last=False)
+            # what the first look costs is mostly what it loads
+            wait, first = _SECONDS if first else max(_SECONDS, _PATIENCE * (time.thread_time() - began)), False
+        if self._run.is_dir():
+            self._look(last=True)
+
+    def _look(self, *, last: bool) -> None:
+        if self._failed:
+            return
+        try:
+            for finding in self._online.look(self._run, last):
+                self._tell(finding, last=last)
+        except Exception as error:  # noqa: BLE001 - the training must not suffer from what looks at it
+            self._failed = True
+            say(f"the online rules have stopped ({type(error).__name__}: {error}); the training goes on")
+
+    def _tell(self, finding: Any, *, last: bool) -> None:
+        if self._online.command is not None:
+            self._run_command(self._online.command, self._online.to_json(finding, self._run))
+        if not last and self._online.halts(finding):
+            message = f"--halt-on, {self._online.title(finding)}"
+            try:
+                request_halt(self._run, message)
+            except OSError as error:
+                say(f"the run cannot be asked to stop ({error.strerror or error}): {message}")
+
+    def _run_command(self, command: str, text: str) -> None:
+        """Its stdout goes to our stderr: stdout is the recorded command's. Never raises for what the command does."""
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(text.encode())
+            stdin.seek(0)
+            redirections = [(os.POSIX_SPAWN_DUP2, stdin.fileno(), 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
+            # not subprocess: its child would inherit the signals this thread has blocked
+            process = os.posix_spawnp(
+                "/bin/sh", ["sh", "-c", command], os.environ, file_actions=redirections, setsigmask=()
+            )
+        status = self._status_of(process)
+        if status is None:
+            say(f"the --on-finding command was ended after {_COMMAND_SECONDS:.0f} s: {command}")
+        elif status != 0:
+            say(f"the --on-finding command ended with status {status}: {command}")
+
+    @staticmethod
+    def _status_of(process: int) -> int | None:
+        """None for one that had to be ended."""
+        deadline, ended = time.monotonic() + _COMMAND_SECONDS, False
+        while True:
+            pid, status = os.waitpid(process, os.WNOHANG)
+            if pid:
+                return None if ended else os.waitstatus_to_exitcode(status)
+            if not ended and time.monotonic() > deadline:
+                os.kill(process, signal.SIGKILL)
+                ended = True
+            time.sleep(0.02)

@@ -1,0 +1,71 @@
+"""Which thread is recorded. Two that train at once would write into the same slots, and a step be a mixture of both.
+
+So the recorder belongs to the first thread that trains; hooks that run in another one do nothing. Threads of autograd's
+engine belong to whoever called ``backward``.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from precdoctor.recording.process import attach
+
+if TYPE_CHECKING:
+    from precdoctor.recording.recorder import Recorder
+
+#: Why a step is not looked into: a replay would take back what the other threads do meanwhile.
+SEVERAL = "several threads use models at once"
+
+
+class Threads:
+    """The recorded thread, and the others."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        #: Identifiers of threads that are not recorded.
+        self.others: set[int] = set()
+        #: Module calls in progress in the recorded thread.
+        self.calls: list[Any] = []
+        self._own = 0
+        self._thread: threading.Thread | None = None
+        self._told = False
+
+    def elsewhere(self) -> bool:
+        """Whether the calling thread, which calls a model, ``backward`` or an optimizer, is another one."""
+        number = threading.get_ident()
+        return number != self._own and self._is_other(number)
+
+    def is_other(self) -> bool:
+        """Whether the calling thread is known to be another one; not without :attr:`others`, so ask for those first."""
+        return threading.get_ident() in self.others
+
+    def _is_other(self, number: int) -> bool:
+        if torch._C._current_graph_task_id() != -1:
+            return number in self.others
+        if self._thread is None or not self._thread.is_alive() or self._can_be_left():
+            if self._thread is not None and self._thread.is_alive():
+                self.others.add(self._own)
+            self.others.discard(number)
+            self._own, self._thread, self.calls = number, threading.current_thread(), []
+            return False
+        if not self._told:
+            self._tell()
+        self.others.add(number)
+        return True
+
+    def _can_be_left(self) -> bool:
+        """The recorded thread has tried a model out, or serves it, and never trained."""
+        recorder = self._recorder
+        if recorder.claim.forwards_are_steps:
+            return not self.calls
+        trained = recorder.step != recorder.options.first_step or recorder.micro_step or recorder.in_backward
+        return not trained and not self.calls
+
+    def _tell(self) -> None:
+        self._told = True
+        message = f"{SEVERAL}; the first one that trains is recorded, the others are not"
+        self._recorder.event("warning", data={"message": message})
+        attach.say(message)

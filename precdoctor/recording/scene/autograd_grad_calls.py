@@ -1,0 +1,119 @@
+"""Gradients that the user takes with ``torch.autograd.grad``: what a later look at them needs.
+
+``backward`` announces a micro-step; this does not. Nothing is measured, and nothing of it is logged: the first calls of
+a step are kept by reference, as a ``backward`` is, for the case that what they give turns out to be non-finite.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.model import static
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.ops.dispatch_modes import is_own_run
+from precdoctor.recording.ops.source_lines import Line, innermost_user_line
+from precdoctor.recording.recorder import Recorder
+
+if TYPE_CHECKING:
+    from precdoctor.recording.scene.loss_code import LossCode
+    from precdoctor.recording.scene.loss_graph import LossGraph
+    from precdoctor.recording.scene.step_snapshot import Scene
+
+#: Calls kept per step: samplers make one per step of their chain.
+_MAX_TAKEN = 8
+
+
+@dataclass
+class Taken:
+    """One call of ``torch.autograd.grad``."""
+
+    number: int
+    #: Where the user called it.
+    line: Line | None
+    #: The code between the top-level modules and what was derived, if that was one tensor.
+    graph: LossGraph | None
+    #: What the gradients are of.
+    asked: list[weakref.ref[Tensor]]
+    results: list[weakref.ref[Tensor]] = field(default_factory=list)
+
+    def asked_for(self) -> list[Tensor]:
+        """What the gradients are of, as far as it is still there."""
+        return [x for r in self.asked if (x := r()) is not None]
+
+    @property
+    def gone(self) -> bool:
+        """Whether some of what it gave is no longer there to be looked at."""
+        return not self.results or any(r() is None for r in self.results)
+
+
+class TakenGradients:
+    """Patches ``torch.autograd.grad``."""
+
+    def __init__(self, recorder: Recorder, scene: Scene, loss_code: LossCode) -> None:
+        self._recorder = recorder
+        self._scene = scene
+        self._loss_code = loss_code
+        self._begin = guarded(recorder)(self._began)
+        self._end = guarded(recorder)(self._ended)
+
+    def install(self) -> None:
+        """Patch once per process; signature and ``__wrapped__`` are kept."""
+        original = torch.autograd.grad
+        recorder, begin, end = self._recorder, self._begin, self._end
+        parameters = tuple(inspect.signature(original).parameters)
+
+        @functools.wraps(original)
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or recorder.state != "armed" or not self._listens():
+                return original(*args, **kwargs)
+            named = dict(zip(parameters, args, strict=False)) | kwargs
+            if named.get("is_grads_batched"):  # gradients that stand for many have no memory of their own
+                return original(*args, **kwargs)
+            taken = begin(named.get("outputs"), named.get("inputs"), named.get("grad_outputs"))
+            result: Any = None
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                if taken is not None:
+                    end(taken, result)
+            return result
+
+        torch.autograd.grad = grad
+
+    def _listens(self) -> bool:
+        """Whether it is the user's own call between modules: not torch's, and not one that a replay will make again."""
+        return (
+            self._scene.enabled
+            and self._loss_code.supported
+            and not getattr(self._recorder.local, "stack", None)
+            and torch._C._current_graph_task_id() == -1
+            and torch._C._functorch.maybe_current_level() is None
+            and is_own_run()
+        )
+
+    def _began(self, outputs: Any, inputs: Any, gradients: Any) -> Taken | None:
+        scene = self._scene
+        scene.begin_step_if_new()
+        if scene.refused is not None or len(scene.taken) >= _MAX_TAKEN:
+            return None
+        graph = self._loss_code.graph_of(outputs, gradients)
+        taken = Taken(len(scene.taken), innermost_user_line(), graph, [weakref.ref(x) for x in _tensors(inputs)])
+        scene.taken.append(taken)
+        scene.taking = taken.number
+        return taken
+
+    def _ended(self, taken: Taken, result: Any) -> None:
+        self._scene.taking = None
+        taken.results = [weakref.ref(x) for x in _tensors(result)]
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    return static.tensors(value)

@@ -1,0 +1,245 @@
+"""Calls of functions that the user has compiled: what it takes to run them again as they are written.
+
+No module hook runs inside a compiled graph, and autograd knows a compiled loss function as a single node. So a call of
+one is kept for the step as that of a top-level module is: by reference, and only where no module is running. A module
+compiled in place (``model.compile()``) is called past the global hooks, so its hooks are run from here.
+
+Nothing is wrapped: a context of Dynamo calls what it is told to call as it is entered and left.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again, trains
+from precdoctor.recording.model import static
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.ops.dispatch_modes import is_own_run
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene.loss_code import LossCode
+from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+
+#: The function in Dynamo that enters a context and calls the compiled function: now, and in torch 2.6.
+_WRAPPERS = frozenset(("compile_wrapper", "_fn"))
+#: Top-level calls of a step beyond which none of a function is kept: those of modules must find room.
+_MAX_CALLS = 32
+#: What a module that is compiled in place calls.
+_IN_PLACE = "_call_impl"
+#: What a compiled module (``torch.compile(model)``) calls; its own hooks run.
+_BY_HOOKS = frozenset(("_wrapped_call_impl", "__call__", "forward"))
+
+
+def _nothing() -> None:
+    pass
+
+
+class CompiledCalls:
+    """Is told by Dynamo of calls; see the module's text.
+
+    Args:
+        before: to be called with a module compiled in place and its arguments, before it runs; ``after`` with its
+            result, too.
+        forward_begins: to be called as a whole train step is.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        scene: Scene,
+        loss_code: LossCode,
+        before: Callable[[nn.Module, Any], None],
+        after: Callable[[nn.Module, Any, Any], None],
+        forward_begins: Callable[[], None],
+    ) -> None:
+        self._recorder = recorder
+        self._scene = scene
+        self._loss_code = loss_code
+        self._before, self._after = before, after
+        self._forward_begins = forward_begins
+        self._known: weakref.WeakKeyDictionary[types.FunctionType, CompiledFunction | None] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._enter = guarded(recorder)(self._entering)
+        self._end = guarded(recorder)(self._ended)
+        scene.when_cleared.append(self._release)
+
+    def install(self, compiles: Callable[[], None]) -> None:
+        """Listen from the first ``torch.compile`` on: before that, Dynamo need not even be loaded.
+
+        Args:
+            compiles: called each time, before anything is compiled.
+        """
+        original = torch.compile
+        listen = functools.cache(guarded(self._recorder)(self._listen))
+
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - as torch has it
+            compiles()
+            listen()
+            return original(*args, **kwargs)
+
+        torch.compile = compile  # __wrapped__ is kept
+
+    def _listen(self) -> None:
+        from torch._dynamo import eval_frame
+
+        context: Any = eval_frame.OptimizeContext
+        original, entered = context.__call__, self._entered
+
+        @functools.wraps(original)
+        def call(self: Any, function: Any) -> Any:
+            hooks = getattr(self, "enter_exit_hooks", None)
+            if type(hooks) is list and not _has_hooks(function) and entered not in hooks:
+                hooks.append(entered)
+            return original(self, function)
+
+        context.__call__ = call
+        self._keep_backward_apart()
+
+    @staticmethod
+    def _keep_backward_apart() -> None:
+        """Inside a compiled train step Dynamo would compile our ``backward``, which does nothing while compiling."""
+        from torch import _dynamo
+
+        ours = torch.autograd.backward
+        apart: Any = _dynamo.disable(ours)
+        apart.__wrapped__ = getattr(ours, "__wrapped__", ours)
+        torch.autograd.backward = apart
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def _entered(self) -> Callable[[], None]:
+        """Dynamo is about to call a compiled function; what is returned is called when that is over."""
+        return self._enter() or _nothing
+
+    def _entering(self) -> Callable[[], None] | None:
+        if not self._listens():
+            return None
+        frame = _wrapper()
+        own: Mapping[str, Any] = frame.f_locals if frame is not None else {}
+        function, args, kwargs = own.get("fn"), own.get("args"), own.get("kwargs")
+        if type(args) is not tuple or type(kwargs) is not dict:
+            return None
+        owner, name = _method(function)
+        if issubclass(type(owner), nn.Module) and name == _IN_PLACE:
+            return self._of_module(owner, args)
+        if self._inside() or not (self._scene.enabled and torch.is_grad_enabled()):
+            return None
+        was_open = self._loss_code.running
+        call = self._began(function, args, kwargs)
+        if call is None:
+            return None
+        self._loss_code.close()
+        return functools.partial(self._end, call, was_open=was_open)
+
+    def _listens(self) -> bool:
+        return (
+            self._recorder.state in ("armed", "idle")
+            and not torch.compiler.is_compiling()
+            and torch._C._current_graph_task_id() == -1
+            and torch._C._functorch.maybe_current_level() is None
+            and is_own_run()
+            and _compiles()
+        )
+
+    def _inside(self) -> bool:
+        """Whether a module is running: a replay of that will call the function again."""
+        return bool(getattr(self._recorder.local, "stack", None))
+
+    def _of_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
+        if self._recorder.probes is not None:
+            return _nothing  # the graph itself tells of the module
+        self._before(module, args)
+
+        def leave() -> None:
+            self._after(module, args, _result())
+
+        return leave
+
+    def _began(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RootCall | None:
+        """Kept only if that takes nothing from what is known of the step's modules."""
+        scene, recorder = self._scene, self._recorder
+        if (known := self._function(function)) is None:
+            return None
+        if known.trains and recorder.state == "armed":
+            self._forward_begins()
+        scene.begin_step_if_new()
+        if scene.refused is not None or len(scene.calls) >= _MAX_CALLS or not scene.has_room((args, kwargs)):
+            return None
+        reads = reads_of(function)
+        known.take(function, {**reads, **{str(i): x for i, x in enumerate(args)}, **kwargs})
+        trained = [m for m in known.children() if next(static.parameters(m), None) is not None]
+        if recorder.state != "armed" and not (trained and recorder.arm()):
+            return None
+        places = [recorder.names.place(m, None) for m in trained]
+        call = scene.enter(known, places[0].root if places else "", args, kwargs)
+        if call is not None:
+            call.parametric = bool(trained)
+            call.owners = known.owners(reads)
+        return call
+
+    def _ended(self, call: RootCall, *, was_open: bool) -> None:
+        result = _result()
+        if result is not None and any(call is c for c in self._scene.calls):
+            self._scene.leave(call, result)
+        if (result is not None or was_open) and self._loss_code.supported:
+            self._loss_code.open()
+
+    # --- functions ---------------------------------------------------------------------------------------------------
+
+    def _function(self, function: Any) -> CompiledFunction | None:
+        """One stand-in per function, so that what is known of it is found again."""
+        plain = function.__func__ if type(function) is types.MethodType else function
+        if type(plain) is not types.FunctionType:
+            return None
+        if plain not in self._known:
+            again = runs_again(plain)
+            self._known[plain] = CompiledFunction(trains=not again) if again or trains(plain) else None
+        return self._known[plain]
+
+    def _release(self) -> None:
+        """The step is over: the user's modules may go."""
+        for known in self._known.values():
+            if known is not None:
+                known.release()
+
+
+def _has_hooks(function: Any) -> bool:
+    """Whether it is a module, or what a compiled module calls; its context may be pickled with it, besides."""
+    owner, name = _method(function)
+    return issubclass(type(function), nn.Module) or (issubclass(type(owner), nn.Module) and name in _BY_HOOKS)
+
+
+def _method(function: Any) -> tuple[Any, str]:
+    """The object a method belongs to, and the method's name; null and nothing for what is no method."""
+    return (function.__self__, function.__func__.__name__) if type(function) is types.MethodType else (None, "")
+
+
+def _compiles() -> bool:
+    """Whether compiled functions are: under ``set_stance("force_eager")`` the hooks of modules run by themselves."""
+    stance = getattr(sys.modules["torch._dynamo.eval_frame"], "_stance", None)
+    return str(getattr(stance, "stance", "default")) in ("default", "fail_on_recompile", "eager_then_compile")
+
+
+def _wrapper() -> types.FrameType | None:
+    """Dynamo's function that is calling us."""
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(6):
+        if frame is None or frame.f_code.co_name in _WRAPPERS:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _result() -> Any:
+    """What the compiled function has returned; null when it raised, or where this torch does not keep that."""
+    frame = _wrapper()
+    return frame.f_locals.get("result") if frame is not None else None

@@ -1,0 +1,198 @@
+"""Batches as data loaders delivered them: which samples of the data set they hold, for the case that one is not finite.
+
+Nothing is computed and nothing of the user's is called: a loader's iterator is asked which indices it drew, and the
+floating-point tensors of a batch are noted by reference. They are read only once a step has gone wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, dataloader
+from torch.utils.data._utils.collate import default_collate
+
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe, readable
+from precdoctor.recording.recorder import Recorder
+
+#: Batches remembered (prefetching scripts are one ahead), and bytes of host memory kept alive of one.
+_BATCHES: Final = 2
+_KEPT: Final = 64 << 20
+#: Fields and samples told of.
+_MAX_FIELDS: Final = 8
+_MAX_SAMPLES: Final = 16
+#: Subsets of subsets.
+_MAX_SUBSETS: Final = 8
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a batch.
+
+    Attributes:
+        path: its name in the batch: ``0``, ``labels``, ``x``; empty where the batch is one tensor.
+    """
+
+    path: str
+    tensor: weakref.ref[Tensor]
+    version: int
+
+    def now(self) -> Tensor | None:
+        """The tensor as it was delivered; null when it is gone, or was written to."""
+        x = self.tensor()
+        return x if x is not None and tensor_leaves.version(x) == self.version else None
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One batch.
+
+    Attributes:
+        indices: of its samples in the data set, as the sampler drew them; empty where there are none.
+        in_order: the batch holds the samples in this order for sure: torch's own ``default_collate`` made it.
+    """
+
+    fields: tuple[Field, ...]
+    indices: Sequence[int]
+    in_order: bool
+    #: Keeps what is small alive until two more batches have come.
+    kept: tuple[Tensor, ...]
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether every tensor of it is still there as it was delivered."""
+        return bool(self.fields) and all(field.now() is not None for field in self.fields)
+
+
+class Deliveries:
+    """Watches the iterators of data loaders."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        #: Per iterator what it has drawn: indices by the number of the batch.
+        self._drawn: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+        self._draw = guarded(recorder)(self._has_drawn)
+        self._deliver = guarded(recorder)(self._has_delivered)
+        #: The last ones, latest last.
+        self.latest: deque[Delivery] = deque(maxlen=_BATCHES)
+        recorder.when_forked.append(self.clear)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._drawn.clear()
+        self.latest.clear()
+
+    def install(self) -> None:
+        """Patch the iterators, once per process; a torch that has other ones costs the samples' names."""
+        try:
+            base: Any = dataloader._BaseDataLoaderIter
+            single: Any = dataloader._SingleProcessDataLoaderIter
+            several: Any = dataloader._MultiProcessingDataLoaderIter
+            draws = base._next_index
+            gives = single._next_data, several._next_data
+        except AttributeError:
+            self._recorder.warnings.append("this torch does not show which samples a data loader draws")
+            return
+        recorder, draw, deliver = self._recorder, self._draw, self._deliver
+
+        @functools.wraps(draws)
+        def _next_index(self: Any) -> Any:
+            index = draws(self)
+            if recorder.state != "off":
+                draw(self, index)
+            return index
+
+        def giving(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            @functools.wraps(original)
+            def _next_data(self: Any) -> Any:
+                batch = original(self)
+                if recorder.state != "off":
+                    deliver(self, batch)
+                return batch
+
+            return _next_data
+
+        base._next_index = _next_index
+        single._next_data, several._next_data = map(giving, gives)
+
+    # --- one batch ---------------------------------------------------------------------------------------------------
+
+    def _has_drawn(self, iterator: Any, index: Any) -> None:
+        own = static.own(iterator)
+        number = own.get("_send_idx", 0)  # with workers: drawn ahead
+        drawn = self._drawn.setdefault(iterator, {})
+        drawn[number] = index
+        for old in [n for n in drawn if n < own.get("_rcvd_idx", 0) - 1]:
+            del drawn[old]
+
+    def _has_delivered(self, iterator: Any, batch: Any) -> None:
+        own = static.own(iterator)
+        number = own["_rcvd_idx"] - 1 if "_rcvd_idx" in own else 0
+        index = self._drawn.get(iterator, {}).get(number) if own.get("_in_order", True) is True else None
+        found = [(name, x) for name, x in tensor_leaves.floating(batch, objects=True) if type(x) is Tensor]
+        host = [x for _, x in found if x.is_cpu and x.layout is torch.strided]
+        fields = tuple(Field(name, weakref.ref(x), tensor_leaves.version(x)) for name, x in found[:_MAX_FIELDS])
+        collated = own.get("_collate_fn") is default_collate and own.get("_auto_collation") is True
+        indices = _in_data_set(own.get("_dataset"), index)
+        kept = tuple(host) if sum(x.nbytes for x in host) <= _KEPT else ()
+        self.latest.append(Delivery(fields, indices, collated, kept))
+
+    # --- once a step went wrong --------------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """What is told of the data at an incident.
+
+        Returns:
+            ``bad_fields``: the facts of each tensor of a recent batch that is not finite, latest batches first, masks
+            left out. ``data_is_finite``: whether there is none; null where not every tensor can be read any more.
+        """
+        bad = []
+        for batch in reversed(self.latest):
+            for field in batch.fields:
+                x = field.now()
+                if x is not None and badness(x.detach()) & ~NEG_INF:
+                    bad.append({"field": field.path, **describe(x.detach()), **_samples(x.detach(), batch)})
+        known = bool(self.latest) and all(batch.is_readable for batch in self.latest)
+        return {"bad_fields": bad[:_MAX_FIELDS], "data_is_finite": not bad if known or bad else None}
+
+
+def _samples(x: Tensor, batch: Delivery) -> dict[str, Any]:
+    """Which samples are bad: their positions in the batch, and in the data set where that is known."""
+    real, count = readable(x), len(batch.indices)
+    if real is None or x.dim() == 0:
+        return {}
+    bad = (~torch.isfinite(real)).reshape(len(real), -1).any(dim=1).nonzero().flatten().tolist()
+    facts: dict[str, Any] = {"bad_samples": len(bad), "samples": bad[:_MAX_SAMPLES]}
+    if count and count != len(x):  # the nodes of several graphs
+        facts["rows"] = True
+    alone = [n for n in x.shape if n == count] == [count]  # no other dimension may be the samples
+    if count == len(x) and (batch.in_order or alone):
+        facts |= {"indices": [batch.indices[i] for i in bad[:_MAX_SAMPLES]], "in_order": batch.in_order or count == 1}
+    return facts
+
+
+def _in_data_set(dataset: Any, index: Any) -> Sequence[int]:
+    """The indices of samples in the data set itself, where a loader draws from a part of it (``random_split``)."""
+    found: list[int] = [index] if type(index) is int else index
+    if type(found) not in (list, tuple) or not all(type(i) is int for i in found):
+        return ()
+    for _ in range(_MAX_SUBSETS):
+        if type(dataset) is not Subset:
+            return found
+        own = static.own(dataset)
+        part: Any = own.get("indices")
+        if type(part) not in (list, tuple, range):
+            return ()
+        if not all(-len(part) <= i < len(part) and type(part[i]) is int for i in found):
+            return ()
+        chosen = [part[i] for i in found]
+        found, dataset = chosen, own.get("dataset")
+    return ()

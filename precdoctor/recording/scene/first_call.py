@@ -1,0 +1,105 @@
+"""What forward passes of a top-level module write to: buffers at every call; at the first one perhaps parameters, too:
+scales taken from the data (ActNorm, weight normalisation), codebooks filled with samples.
+
+What the first call wrote to shows by the version counters. Values from before are not kept; flags such as ``ready``
+are, until the call has returned, and for the rest of the step if it did write.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import unwrap
+from precdoctor.recording.scene.state_restore import Attributes
+
+
+class FirstCall:
+    """Made as a module is called for the first time; :meth:`ends` tells what it wrote to."""
+
+    def __init__(self, module: nn.Module) -> None:
+        own = unwrap(module)
+        #: Plain attributes of every module as they were.
+        self.attributes = Attributes(static.modules(own))
+        self._versions = [(name, weakref.ref(p), tensor_leaves.version(p)) for name, p in static.named_parameters(own)]
+
+    def ends(self) -> frozenset[str]:
+        """Names of the parameters that have been written to since."""
+        now = ((name, ref(), version) for name, ref, version in self._versions)
+        return frozenset(
+            name for name, p, version in now if isinstance(p, Tensor) and tensor_leaves.version(p) != version
+        )
+
+
+class FirstCalls:
+    """Which modules have been called, and which parameters their first calls wrote to."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[nn.Module], frozenset[str]]] = {}
+
+    def begins(self, module: nn.Module) -> FirstCall | None:
+        """Null when it has been called before."""
+        known = self._known.get(id(module))
+        if known is not None and known[0]() is module:
+            return None
+        self._known[id(module)] = (weakref.ref(module), frozenset())
+        return FirstCall(module)
+
+    def ended(self, module: nn.Module, first: FirstCall) -> frozenset[str]:
+        """Names of the parameters that the first call has written to."""
+        written = first.ends()
+        self._known[id(module)] = (weakref.ref(module), written)
+        return written
+
+    def written(self, module: nn.Module) -> frozenset[str]:
+        """Names of the parameters that forward passes of the module are known to write to."""
+        known = self._known.get(id(module))
+        return known[1] if known is not None and known[0]() is module else frozenset()
+
+
+class Buffers:
+    """The buffers of one root, and which of them its forward passes write to."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self._all = [
+            (weakref.ref(owner), name, weakref.ref(b))
+            for owner in static.modules(module)
+            for name, b in static.held(owner, "_buffers").items()
+            if b is not None and not b.is_inference()
+        ]
+        self.there = bool(self._all)
+        self._stamps: list[object] | None = None
+        self._written: set[int] | None = None
+
+    def before(self, afford: Callable[[Tensor], bool]) -> dict[int, Tensor]:
+        """Copies of those written to; at the first call, of all."""
+        live = list(self._live())
+        self._stamps = [stamp for _, stamp, _ in live]
+        wanted = [b for i, _, b in live if (self._written is None or i in self._written) and afford(b)]
+        return dict(zip(map(id, wanted), _copies(wanted), strict=True))
+
+    def after(self) -> None:
+        """Notes which were written to since :meth:`before`."""
+        live = list(self._live())
+        if self._stamps is not None and len(live) == len(self._stamps):
+            changed = {i for (i, now, _), then in zip(live, self._stamps, strict=True) if now != then}
+            self._written = (self._written or set()) | changed
+
+    def _live(self) -> Iterator[tuple[int, object, Tensor]]:
+        for i, (owner_ref, name, ref) in enumerate(self._all):
+            owner, buffer = owner_ref(), ref()
+            if owner is not None and buffer is not None:
+                yield i, tensor_leaves.buffer_stamp(owner, name, buffer), buffer
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies; many small ones cost one call."""
+    if len({(x.dtype, x.device) for x in tensors}) != 1 or any(x.layout is not torch.strided for x in tensors):
+        return [x.detach().clone() for x in tensors]
+    flat = torch.cat([x.detach().reshape(-1) for x in tensors])
+    return [part.view(x.shape) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]

@@ -1,0 +1,400 @@
+"""The guard: before the optimizer touches the weights, is everything it would use finite? If not, what then?
+
+One look per step at the loss and the gradients, as the optimizer will be given them: one wait for the device at most,
+and none with ``--on-nonfinite observe``. Under data parallelism gradients are reduced by then, so all ranks come to the
+same decision and no collective of ours is needed.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import kernels
+from precdoctor.recording.microscope import event_rows, examination, optimizer_facts
+from precdoctor.recording.microscope.compiled_function import trained_in
+from precdoctor.recording.microscope.live import LiveTrace
+from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
+from precdoctor.recording.model import static
+from precdoctor.recording.observe.step_batch import Deferred, looks_like_a_scale, read
+from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.ops.tensor_facts import describe
+from precdoctor.recording.process import attach
+from precdoctor.recording.process.attach import STOPPED_BY_US
+from precdoctor.recording.process.threads import SEVERAL
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene.step_snapshot import Scene
+from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
+from precdoctor.recording.steps.sentinel import Look, amax, gradient_amax, gradient_sentinel
+from precdoctor.recording.steps.skip_streak import Streak
+from precdoctor.recording.steps.step_attempt import parameters_of
+
+#: Incidents examined per process; a run that stays broken repeats itself.
+MAX_EXAMINED = 4
+#: Poisoned tensors named per incident.
+_MAX_POISONED = 8
+
+
+class Guard:
+    """Decides at each optimizer-step attempt; see the module's text."""
+
+    def __init__(self, recorder: Recorder, scene: Scene) -> None:
+        self._recorder = recorder
+        self._scene = scene
+        recorder.when_forked.append(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._examined = 0
+        self._incidents = 0
+        self._last_bad: int | None = None
+        #: By optimizer, for several may share a scaler, whose backoff is then one skip of each.
+        self._streaks: static.ByIdentity[torch.optim.Optimizer, Streak] = static.ByIdentity()
+        self._buffers = BufferWatch(self._recorder)
+        self._state = OptimizerStateWatch(self._recorder)
+        #: The largest gradient of the step in progress, where it was read.
+        self._gradient: float | None = None
+        #: A buffer that trains with the model has been non-finite since an earlier step.
+        self._poisoned_before = False
+
+    @property
+    def _policy(self) -> str:
+        return self._recorder.options.on_nonfinite
+
+    def halt_if_asked(self) -> None:
+        """Before anything of a step attempt: has somebody asked for the run to stop?
+
+        Raises:
+            SystemExit: so it is (``--halt-on``); the log was closed.
+        """
+        drain = self._recorder.drain
+        if drain is not None and drain.halt is not None:
+            self._stop(f"{drain.halt}; stopped at step {self._recorder.step}")
+
+    def skips_step(
+        self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, look: Look | None = None
+    ) -> bool:
+        """Look at loss and gradients; examine what is wrong. True when the optimizer is to leave its weights alone.
+
+        Args:
+            optimizer: about to step.
+            scaler: that calls it.
+            look: at gradients of this step, if somebody has read them already.
+
+        Raises:
+            SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
+        """
+        if self._policy == "observe":
+            return False
+        if self._recorder.trace is not None and self._recorder.trace.running:
+            return self._skips_traced_step(optimizer, scaled=scaler is not None)
+        if self._policy in ("skip", "stop") and any(map(_is_sharded, parameters_of(optimizer))):
+            self._refuse_sharded()
+        launched = self._buffers.launch()
+        gradients_bad = self._gradients_are_bad(optimizer, look)
+        poisoned = self._buffers.judge(*launched)
+        loss_bad = self._loss_is_bad(scaled=scaler is not None)
+        step = self._recorder.step
+        streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
+        streak.add(bad=gradients_bad or loss_bad)
+        if not gradients_bad and not loss_bad:
+            self._examine_buffers(poisoned, streak)
+            return False
+        if scaler is not None and not loss_bad and not streak.is_stuck(scaler):
+            self._leave_to_scaler(poisoned, streak)
+            return False
+        follows, self._last_bad = self._last_bad == step - 1, step
+        if not (follows and self._policy == "examine"):  # weights that are bad already explain the steps after them
+            more = {"finite_before": self._finite_before(optimizer, parameters_of(optimizer))}
+            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
+        if self._policy == "stop":
+            self._stop(f"--on-nonfinite stop, at step {step}")
+        return self._policy == "skip" and (gradients_bad or not attach.has_other_ranks())
+
+    def left_out(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+        """The script itself does not step: look at what it gives up. As the weights are safe, the run is never stopped.
+
+        Args:
+            optimizer: that is not asked to step.
+            scaler: that has unscaled its gradients; null when they were thrown away because they are not finite.
+        """
+        recorder = self._recorder
+        if self._policy == "observe" or (recorder.trace is not None and recorder.trace.running):
+            return
+        found = recorder.current.found_inf
+        gradients_bad = scaler is None or bool(read(found))
+        poisoned = self._buffers.judge(*self._buffers.launch())
+        scaled = scaler is not None or any(map(looks_like_a_scale, recorder.current.root_factors))
+        loss_bad = self._loss_is_bad(scaled=scaled)
+        streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
+        streak.add(bad=gradients_bad or loss_bad)
+        if not gradients_bad and not loss_bad:
+            self._examine_buffers(poisoned, streak)
+            return
+        if scaled and not loss_bad and (scaler is None or not streak.is_stuck(scaler)):
+            self._leave_to_scaler(poisoned, streak)
+            return
+        follows, self._last_bad = self._last_bad == recorder.step - 1, recorder.step
+        if not follows:
+            parameters = parameters_of(optimizer)
+            more = {"finite_before": self._finite_before(optimizer, parameters)}
+            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
+
+    def _leave_to_scaler(self, poisoned: list[Poisoned], streak: Streak) -> None:
+        """It takes care of the step; the second in a row is worth a look all the same."""
+        self._examine_buffers(poisoned, streak)
+        if streak.is_suspicious and not poisoned:
+            if self._recorder.scan is not None:
+                self._recorder.scan.suspect()
+            self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[], streak=streak)
+
+    def after_backward(self, weights: Sequence[Tensor], *, loss_bad: bool) -> None:
+        """A backward pass of a script that updates its weights by hand: nothing will announce that.
+
+        Args:
+            weights: plain tensors with gradients now; none where modules have them.
+            loss_bad: it is known not to be finite.
+
+        Raises:
+            SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
+        """
+        recorder = self._recorder
+        if self._policy == "observe" or (recorder.trace is not None and recorder.trace.running):
+            return
+        step, early = recorder.step, not weights and recorder.step == recorder.options.first_step
+        weights = weights or trained_in(c.module for c in self._scene.calls) or recorder.names.trained_weights()
+        found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
+        if found is not None and not early:  # else an optimizer may come yet, which looks for itself
+            recorder.current.grad_norm, recorder.current.grad_amax = found
+        gradients_bad = found is not None and not math.isfinite(_value(found[1]))
+        scaled = any(map(looks_like_a_scale, recorder.current.root_factors))
+        if not (loss_bad or (gradients_bad and not scaled)):
+            return
+        if step == recorder.options.first_step and _there_are_optimizers():
+            return  # they may step yet, and say so
+        follows, self._last_bad = self._last_bad in {step - 1, step}, step
+        if not follows:
+            streak = Streak()
+            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more={}, poisoned=[], streak=streak)
+        if self._policy == "stop":
+            self._stop(f"--on-nonfinite stop, at step {step}")
+
+    def found_bad(self, step: int) -> bool:
+        """Whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""
+        return self._last_bad == step
+
+    def _skips_traced_step(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> bool:
+        """The trace tells what is wrong with a step of ``--arm-next``; to be skipped it is all the same.
+
+        An autopsy is there to see the step as the first run made it.
+        """
+        if self._policy != "skip" or self._recorder.options.trace_steps is not None or scaled:
+            return False
+        with kernels.apart_from_user_modes():
+            return self._gradients_are_bad(optimizer, None) or self._loss_is_bad(scaled=False)
+
+    def after_step(
+        self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], given: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Did the optimizer make its state non-finite, or (on sampled steps) weights? Never waits for a device.
+
+        Args:
+            before: copies of the weights from before the step, by ``id``, as far as there are any.
+            given: of a step with a closure, parameters and the gradients it began with.
+
+        Raises:
+            SystemExit: the run is to stop here.
+        """
+        recorder = self._recorder
+        if recorder.trace is not None and recorder.trace.running:
+            return
+        if self._policy == "observe" or self._last_bad == recorder.step or self._examined >= MAX_EXAMINED:
+            return
+        gradient, self._gradient = self._gradient, None
+        parameters = parameters_of(optimizer)
+        if [p for p in parameters if not p.is_cpu]:
+            return
+        if not recorder.live or math.isfinite(_value(amax(parameters))):
+            if self._state.due(optimizer, gradient) and (poisoned := self._state.look(optimizer)):
+                self._report_state(optimizer, poisoned)
+            return
+        self._last_bad = recorder.step
+        self._report_optimizer(optimizer, before, given)
+        if self._policy == "stop":
+            self._stop(f"--on-nonfinite stop, at step {recorder.step}")
+
+    def _report_optimizer(
+        self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], given: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        recorder = self._recorder
+        values = not recorder.options.redact_names
+        bad = optimizer_facts.bad_parameters(optimizer)
+        self._examined += 1
+        number = self._number()
+        data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad)}
+        data["bad_settings"] = optimizer_facts.bad_settings(optimizer, [p for p, _ in bad])
+        first = bad[0][0]
+        line = innermost_user_line(past_own=True)
+        done = replay_until_closure(optimizer, given, before, line, values=values)
+        done = done or replay_step(optimizer, first, before.get(id(first)), line, values=values)
+        if done is not None:
+            incident = event_rows.incident_event(done, number, {**data, "weight": self.full_name(first)})
+            rows = event_rows.op_events(done, number)
+            recorder.event("incident", **incident)
+        else:
+            facts = optimizer_facts.parameter_events(optimizer, bad, before, self._named, values=values)
+            where = event_rows.place(line)
+            rows = [{**row, **where, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
+            data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
+            recorder.event("incident", id=number, data=data)
+        for row in rows:
+            recorder.event("op", **row)
+        name = self.full_name(first).partition("/")[2].strip("/").replace("/", ".")
+        attach.say(f"step {recorder.step}: the optimizer made {name} non-finite; training goes on")
+
+    def _report_state(self, optimizer: torch.optim.Optimizer, poisoned: list[Poisoned]) -> None:
+        recorder = self._recorder
+        rows = optimizer_facts.state_events(optimizer, poisoned, self._named, values=not recorder.options.redact_names)
+        self._examined += 1
+        number = self._number()
+        data: dict[str, Any] = {"policy": self._policy, "outcome": "origin", "phase": "optimizer"}
+        data |= {
+            "target": "optimizer-state",
+            "bad_settings": optimizer_facts.bad_settings(
+                optimizer, [p.parameter for p in poisoned if p.parameter is not None]
+            ),
+            "origins": list(range(len(rows))),
+            "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
+        }
+        recorder.event("incident", id=number, data=data)
+        for row in rows:
+            recorder.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
+        first = poisoned[0]
+        attach.say(f"step {recorder.step}: state {first.name} of the optimizer has become non-finite; training goes on")
+
+    def full_name(self, parameter: Tensor) -> str:
+        """``root/module/name`` of a parameter."""
+        return "/".join(self._named(parameter))
+
+    def _named(self, parameter: Tensor) -> tuple[str, str, str]:
+        found = self._recorder.names.parameter(parameter)
+        return ("", "", "") if found is None else (found[0].root, found[0].module, found[1])
+
+    def _number(self) -> str:
+        number = f"{attach.global_rank()}-i{self._incidents}"
+        self._incidents += 1
+        return number
+
+    # --- what is wrong -----------------------------------------------------------------------------------------------
+
+    def _gradients_are_bad(self, optimizer: torch.optim.Optimizer, look: Look | None) -> bool:
+        fresh = look is not None and (look.of is None or look.covers(parameters_of(optimizer)))
+        if fresh and look is not None and math.isfinite(known := _value(look.amax)):
+            self._gradient = known
+        else:  # not read yet, or bad before clipping by value, which mends infinities
+            self._gradient = _value(gradient_amax(parameters_of(optimizer)))
+        return not math.isfinite(self._gradient)
+
+    def _loss_is_bad(self, *, scaled: bool) -> bool:
+        """An FP16 loss that is only infinite after it was multiplied by the scale is the scaler's business."""
+        values = [v for v in map(read, self._recorder.current.losses) if v is not None]
+        if not scaled or all(map(math.isfinite, values)):
+            return not all(map(math.isfinite, values))
+        return any(map(math.isnan, values)) or not self._recorder.current.narrow_loss
+
+    def _finite_before(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> dict[str, bool]:
+        """Whether everything a checkpoint holds was finite as the step began."""
+        state = amax(x for _, _, x in state_tensors(optimizer))
+        return {
+            "weights": math.isfinite(_value(amax(parameters))),
+            "optimizer_state": math.isfinite(_value(state)),
+            "buffers": not self._poisoned_before,
+        }
+
+    # --- what is done ------------------------------------------------------------------------------------------------
+
+    def _examine_buffers(self, poisoned: list[Poisoned], streak: Streak) -> None:
+        """Buffers have become non-finite in a step whose loss and gradients are finite, or that a scaler skips."""
+        if poisoned and self._examined < MAX_EXAMINED:
+            more = {"target": "buffers"}
+            self._examine(loss_bad=False, gradients_bad=False, more=more, poisoned=poisoned, streak=streak)
+
+    def _examine(
+        self, *, loss_bad: bool, gradients_bad: bool, more: dict[str, Any], poisoned: list[Poisoned], streak: Streak
+    ) -> None:
+        recorder = self._recorder
+        number = self._number()
+        data: dict[str, Any] = {
+            "policy": self._policy,
+            "loss_is_bad": loss_bad,
+            "gradients_are_bad": gradients_bad,
+            "skips_in_a_row": streak.skips,
+            "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
+            **more,
+        }
+        self._poisoned_before = self._poisoned_before or bool(poisoned)
+        if self._examined >= MAX_EXAMINED:
+            recorder.event("incident", id=number, data={**data, "outcome": "not-examined"})
+            return
+        self._examined += 1
+        what = "the loss" if loss_bad else "a gradient" if gradients_bad else f"buffer {poisoned[0].full_name}"
+        look_at = "outputs" if loss_bad else "gradients" if gradients_bad else "buffers"
+        values = not recorder.options.redact_names
+        if recorder.threads.others:
+            done = examination.Examination("refused", why=SEVERAL)
+        else:
+            done = examination.examine(self._scene, recorder.names, look_at, values=values)
+        recorder.event("incident", **event_rows.incident_event(done, number, data | self._scene.deliveries.facts()))
+        for row in event_rows.op_events(done, number):
+            recorder.event("op", **row)
+        if done.outcome != "origin" and recorder.options.arm_next and recorder.trace is None:
+            first = recorder.step + 1
+            recorder.trace = LiveTrace(recorder, (first, first + recorder.options.arm_next), lambda: None)
+        attach.say(f"step {recorder.step}: {what} is not finite{_told(done)}{self._then()}")
+
+    def _then(self) -> str:
+        return {"stop": "", "skip": "; the step is skipped"}.get(self._policy, "; training goes on")
+
+    def _stop(self, message: str) -> None:
+        self._recorder.close(reason="stopped", message=message)
+        attach.say(f"stopping the run ({message}); the weights are as they were before this step")
+        raise SystemExit(STOPPED_BY_US)
+
+    def _refuse_sharded(self) -> None:
+        message = f"--on-nonfinite {self._policy} does not work with sharded gradients, because ranks would disagree"
+        self._recorder.close(reason="refused", message=message)
+        attach.say(f"{message}; use --on-nonfinite examine")
+        raise SystemExit(2)
+
+
+def _told(done: examination.Examination) -> str:
+    origin = done.origin
+    if origin is None:
+        return f" ({done.why})" if done.why else ""
+    line = origin.line or (done.found.call.line if done.found is not None and done.found.call is not None else None)
+    where = f" at {line.shown}:{line.number}" if line is not None else ""
+    return f", first made by {origin.op}{where}"
+
+
+def _told_poison(poisoned: Poisoned) -> dict[str, Any]:
+    where = {"root": poisoned.root, "module": poisoned.module, "name": poisoned.name}
+    return {**where, "last_finite_step": poisoned.last_finite, **describe(poisoned.tensor)}
+
+
+def _value(amax: Deferred) -> float:
+    value = read(amax)
+    return 0.0 if value is None else value
+
+
+def _is_sharded(parameter: Tensor) -> bool:
+    return bool({type(parameter).__name__, type(parameter.grad).__name__} & {"DTensor", "FlatParameter"})
+
+
+def _there_are_optimizers() -> bool:
+    """Whether some optimizer may step yet. Walks every live object."""
+    return any(issubclass(type(o), torch.optim.Optimizer) for o in gc.get_objects())

@@ -1,0 +1,353 @@
+"""The loss code between the last top-level module and ``backward``: no hook sees it, but autograd's graph tells of it.
+
+While it runs, every node it makes notes the user's line: autograd's anomaly mode would store a whole traceback per node
+(0.1 ms); here it stores one line (about 5 us), checks nothing and prints nothing. As ``backward`` begins, the nodes and
+the tensors they saved are kept by reference, within ``--scene-memory``, for one step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.fx import traceback as stored_traces
+
+from precdoctor.recording import kernels
+from precdoctor.recording.microscope.compiled_function import CompiledFunction
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.process import attach
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene import saved_hooks
+from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
+from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+
+#: What autograd calls its note of a node's traceback.
+_KEY = "traceback_"
+_MARK = "precdoctor\0"
+#: The same on a node whose saved tensors must be left alone.
+_HOOKED = f"{_MARK}hooked"
+#: Nodes kept per backward pass; of those that the loss code did not make, fewer. Each takes about 10 us. Steps that are
+#: measured pay for more of them from the budget of recording, and of a loss known to be bad nearly everything is kept.
+_MAX_NODES, _MAX_FOREIGN = 384, 24
+_MAX_MEASURED, _MAX_WHOLE = 1 << 11, 1 << 14
+#: The same per step of code between top-level modules.
+_MAX_BETWEEN = 128
+#: Nodes noted per forward pass of a script whose weights no module has; one that makes more is not noted any further.
+_MAX_BARE = 1 << 13
+_SAVED = "_saved_"
+
+
+class LossCode:
+    """Notes lines while the loss code runs, and keeps its graph as ``backward`` begins."""
+
+    def __init__(self, recorder: Recorder, scene: Scene) -> None:
+        self._recorder = recorder
+        self._scene = scene
+        #: Whether nodes are being noted.
+        self.running = False
+        #: No module has the weights, as far as is known: all of the training is code that no hook sees.
+        self.bare = False
+        #: Then: a backward pass has ended, and no forward pass has begun; whom to tell when one does.
+        self._fresh, self._nodes = False, 0
+        self.forward_begins: Callable[[], None] = lambda: None
+        self._kinds: dict[type, tuple[str, ...]] = {}
+        #: Nodes that may still be kept in this step.
+        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+        scene.graph_behind = self.behind
+        scene.when_cleared.append(self._forget)
+        recorder.when_closing.append(self.close)
+        recorder.when_forked.append(self._begin_anew)
+        self._note = guarded(recorder)(self._noted_bare)
+        self.began = guarded(recorder)(self._began)
+        self.supported = self.bare = scene.enabled and self._install()
+
+    def _install(self) -> bool:
+        """Have autograd's notes of tracebacks be made by us while the loss code runs; false where torch differs."""
+        original: Callable[[], list[str]] | None = getattr(stored_traces, "format_stack", None)
+        if original is None or not hasattr(torch, "set_anomaly_enabled"):
+            return False
+
+        def format_stack() -> list[str]:
+            if not self._notes():
+                return original()
+            line, hooked = innermost_user_line(), saved_hooks.active()
+            if self.bare:
+                self._note()
+            place = f"{line.number}\0{line.file}" if line is not None else "0\0"
+            return [f"{_MARK}{'hooked' if hooked else ''}\0{place}"]
+
+        stored_traces.format_stack = format_stack
+        self.open()
+        x = (torch.ones((), requires_grad=True) * 2.0).grad_fn
+        works = x is not None and _note_on(x) is not None
+        if not works:
+            self.close()
+            stored_traces.format_stack = original
+        return works
+
+    def _begin_anew(self) -> None:
+        """In a forked child, and for another run of the process."""
+        self.close()
+        self.bare, self._fresh, self._nodes = self.supported, False, 0
+        if self.supported:
+            self.open()
+
+    def _notes(self) -> bool:
+        """Whether a node is to be noted: not while compiling, nor in the user's own ``detect_anomaly``."""
+        if not self.running or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
+            return False
+        if self._recorder.state == "off":  # nobody will read it
+            self.close()
+            return False
+        return True
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The leaves that the last backward pass was about, where no module has them."""
+        return self._scene.losses[-1].weights if self.bare and self._scene.losses else []
+
+    def open(self) -> None:
+        """A top-level module in training has returned: what follows may be loss code."""
+        if not torch.is_anomaly_enabled() and not self._traced:
+            self.running = True  # first: a signal handler may raise between the two
+            torch.set_anomaly_enabled(True, False)
+
+    def reopen(self) -> None:
+        """A backward pass has ended: where no module has the weights, what follows is a forward pass."""
+        if self.bare:
+            self._fresh = True
+            self.open()
+
+    def root_begins(self, module: nn.Module) -> bool:
+        """A replay of the call will tell of its ops; within torch.func there is none, and the graph has to.
+
+        Returns:
+            Whether loss code was running.
+        """
+        running = self.running
+        if torch._C._functorch.maybe_current_level() is not None:
+            if self.supported and self._scene.enabled and torch.is_grad_enabled():
+                self.open()
+        elif not self.bare or next(static.parameters(module), None) is not None:
+            self.close()
+        return running
+
+    def _noted_bare(self) -> None:
+        """Nothing else tells that a forward pass and with it a step begin, nor bounds what the whole model costs."""
+        if self._fresh:
+            self._fresh, self._nodes = False, 0
+            self.forward_begins()
+        self._scene.begin_step_if_new()
+        self._nodes += 1
+        if self._nodes > _MAX_BARE:
+            self.bare = False
+            self.close()
+
+    def _forget(self) -> None:
+        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+
+    @property
+    def _traced(self) -> bool:
+        """Every op of the step is: nothing has to be noted."""
+        return self._recorder.trace is not None and self._recorder.trace.running
+
+    def close(self) -> None:
+        """A top-level module or ``backward`` begins, or the step ends."""
+        if self.running:
+            if not torch.is_anomaly_check_nan_enabled():  # else the user has begun to look for anomalies meanwhile
+                torch.set_anomaly_enabled(False, False)
+            self.running = False
+
+    def _began(self, tensors: Any, gradients: Any) -> None:
+        if not self._traced:
+            self._keep(tensors, gradients)
+
+    def _keep(self, tensors: Any, gradients: Any) -> None:
+        if self.bare:
+            self._scene.begin_step_if_new()
+        losses = self._recorder.current.losses  # read just now
+        known = losses[-1] if losses else None
+        if (graph := self.graph_of(tensors, gradients, known if type(known) is float else None)) is not None:
+            self._scene.losses.append(graph)
+            self.bare = bool(graph.weights)
+            step = self._scene.calls[-1] if self._scene.calls else None
+            if step is not None and type(step.module) is CompiledFunction and step.module.trains:
+                step.outputs.append(
+                    ("", graph.value, tensor_leaves.version(graph.value))
+                )  # what a replay of it comes to
+
+    def graph_of(self, tensors: Any, gradients: Any, loss: float | None = None) -> LossGraph | None:
+        """The code that made one tensor, from the graph it left; null for several tensors, or without a graph.
+
+        ``loss`` is the tensor's value where that is known already.
+        """
+        roots, given = static.tensors(tensors), static.tensors(gradients)
+        if len(roots) != 1 or roots[0].grad_fn is None:
+            return None
+        bad = is_bad(roots[0]) if loss is None or roots[0].numel() != 1 else not math.isfinite(loss)
+        limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._recorder.live else _MAX_NODES
+        walk = _Walk(self._scene, self._kinds, min(self._room, limit))
+        top = walk.node(roots[0].grad_fn)
+        self._room -= walk.count
+        if not isinstance(top, RawNode):
+            return None
+        gradient = given[0] if given else None
+        value = roots[0].detach()
+        graph = LossGraph(self._recorder.micro_step, top, value, gradient, walk.cut)
+        graph.weights = walk.weights if walk.is_bare else []
+        return graph
+
+    def behind(self, x: Tensor) -> LossGraph | None:
+        """The code between two top-level modules that made a tensor; null where it is an output as it is."""
+        if not self.supported or self._room_between <= 0 or x.grad_fn is None:
+            return None
+        walk = _Walk(self._scene, self._kinds, self._room_between)
+        top = walk.node(x.grad_fn)
+        self._room_between -= walk.count
+        if not isinstance(top, RawNode):
+            return None
+        return LossGraph(self._recorder.micro_step, top, x.detach(), None, walk.cut)
+
+
+def is_bad(loss: Tensor) -> bool:
+    """Whether it is known to be, without a wait for a device."""
+    if (
+        not loss.is_cpu
+        or loss.numel() != 1
+        or loss.is_complex()
+        or tensor_leaves.is_wrapped(loss)
+        or tensor_leaves.is_transformed(loss)
+    ):
+        return False
+    with kernels.apart_from_user_modes():
+        return not math.isfinite(loss.detach().item())
+
+
+class _Walk:
+    """Copies the part of a graph that the loss code made."""
+
+    def __init__(self, scene: Scene, kinds: dict[type, tuple[str, ...]], limit: int) -> None:
+        self._scene = scene
+        self._kinds = kinds
+        self._limit, self._foreign = limit, _MAX_FOREIGN
+        self.count = 0
+        self.cut = False
+        self._known: dict[int, RawNode | Leaf | None] = {}
+        #: Leaves met, and whether an output of a top-level module with parameters was.
+        self.weights: list[Tensor] = []
+        self._of_module = False
+        #: An ``id`` speaks of a node only while that is alive.
+        self._held: list[Any] = []
+        self._outputs = {key: (call, name) for call in scene.calls for name, key in call.makers.items()}
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has come to the weights themselves through code that was noted, past no module that has any."""
+        return bool(self.weights) and not self._of_module and self._foreign == _MAX_FOREIGN
+
+    def node(self, top: Any) -> RawNode | Leaf | None:
+        """The node and all behind it, without recursion: loss code may loop."""
+        found = self._one(top, 0)
+        waiting = [(top, found)]
+        while waiting:
+            original, copy = waiting.pop()
+            if not isinstance(copy, RawNode):
+                continue
+            for following, output in original.next_functions:
+                known = following is not None and id(following) in self._known
+                behind = self._one(following, output) if following is not None else None
+                copy.edges.append((behind, output))
+                if not known and isinstance(behind, RawNode):
+                    waiting.append((following, behind))
+        return found
+
+    def _one(self, node: Any, output: int) -> RawNode | Leaf | None:
+        sequence = node._sequence_nr()
+        made = self._outputs.get((sequence, output))
+        if made is not None and made[0].parametric:
+            self._of_module = True
+            return self._leaf(*made)
+        if id(node) in self._known:
+            return self._known[id(node)]
+        self._known[id(node)] = None
+        self._held.append(node)
+        note = _note_on(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            self._known[id(node)] = Leaf("weight", variable)
+            self.weights.append(variable)
+        elif self.count == self._limit and note is not None:
+            self.cut = True
+        elif self.count < self._limit and (note is not None or self._foreign > 0):
+            self.count += 1
+            self._foreign -= note is None
+            saved = self._saved(node) if note is not None and not note.startswith(_HOOKED) else {}
+            copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
+            self._known[id(node)] = copy
+            if made is not None and (value := self._leaf(*made).value) is not None:
+                copy.saved["result"] = value  # of a loss module: the code before it counts, too
+        return self._known[id(node)]
+
+    def _leaf(self, call: RootCall, name: str) -> Leaf:
+        value = next((x for n, x, version in call.outputs if n == name and x._version == version), None)
+        return Leaf(f"{call.root} output {name}".strip(), value)
+
+    def _saved(self, node: Any) -> dict[str, Any]:
+        """By reference: nothing is copied, and what does not fit into ``--scene-memory`` is left out."""
+        if isinstance(node, BackwardCFunction):
+            return {"own": self._own(node)}
+        kind = type(node)
+        names = self._kinds.get(kind)
+        if names is None:
+            names = self._kinds[kind] = tuple(n for n in dir(node) if n.startswith(_SAVED))
+        saved: dict[str, Any] = {}
+        for name in names:
+            try:
+                value = getattr(node, name)
+            except RuntimeError as error:
+                attach.let_through(error)
+                continue  # freed, or written to since
+            if isinstance(value, Tensor):
+                if tensor_leaves.is_transformed(value) or not self._scene.affords(value):
+                    continue
+                with kernels.apart_from_every_mode():  # it may stand for a number
+                    value = value.detach()
+            saved[name.removeprefix(_SAVED)] = value
+        return saved
+
+    def _own(self, node: Any) -> OwnFunction | None:
+        """Of a function whose backward pass is Python; null where it cannot be run by itself, or has lost its tensors.
+
+        Not torch's own: checkpoints, and compiled graphs, whose tensors would be held for nothing.
+        """
+        if len(node._input_metadata) != 1 or node._forward_cls.__module__.partition(".")[0] == "torch":
+            return None
+        try:
+            saved = tuple(x.detach() if issubclass(type(x), Tensor) else x for x in node.saved_tensors)
+        except RuntimeError as error:
+            attach.let_through(error)
+            return None
+        attributes = dict(static.own(node))
+        held = [x for x in (*saved, *attributes.values()) if issubclass(type(x), Tensor)]
+        if any(tensor_leaves.is_transformed(x) or not self._scene.affords(x) for x in held):
+            return None
+        return OwnFunction(node._forward_cls.backward, saved, attributes, tuple(node.needs_input_grad))
+
+
+def _note_on(node: Any) -> str | None:
+    """What we noted at a node; null for any other node."""
+    try:
+        trace: Iterable[str] = node.metadata.get(_KEY) or ()
+    except (AttributeError, RuntimeError) as error:
+        attach.let_through(error)
+        return None
+    for text in trace:
+        if text.startswith(_MARK):
+            return text
+    return None

@@ -1,0 +1,321 @@
+"""Leaving the process as it was: random number generators, buffers, module attributes, hooks, autocast."""
+
+from __future__ import annotations
+
+import _random
+import contextlib
+import ctypes
+import functools
+import random
+import struct
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from precdoctor.recording.model import static
+from precdoctor.recording.process import attach
+
+
+def _known_to_autocast(device: str) -> bool:
+    try:
+        torch.is_autocast_enabled(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        attach.let_through(error)
+        return False
+    return True
+
+
+#: Kinds of devices that have an autocast of their own.
+DEVICES = tuple(filter(_known_to_autocast, ("cuda", "cpu", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")))
+#: Attributes of a module that hold its tensors, its children or its hooks.
+_MACHINERY = frozenset(vars(nn.Module()))
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_forward_hooks_with_kwargs",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
+class _Twister:
+    """A Mersenne twister's state as its owner gives it away, read again only once its memory is another one.
+
+    Asking Python's or NumPy's takes 6 or 28 us, looking at 2500 bytes 0.4.
+    """
+
+    def __init__(self, address: int | None, read: Callable[[], Any], normal: Callable[[Any], Any]) -> None:
+        """``address``: of 624 words and an index; null: not known. ``normal``: the number that a state holds back."""
+        self.address = address
+        self._read, self._normal = read, normal
+        self._memory = b""
+        self._state: Any = None
+
+    def now(self) -> Any:
+        if self.address is None:
+            return self._read()
+        memory = ctypes.string_at(self.address, _TWISTER_BYTES)
+        # A normal number held back is drawn without a trace in memory.
+        if memory != self._memory or self._normal(self._state):
+            self._memory, self._state = memory, self._read()
+            if self._normal(self._state):
+                self._memory = b""
+        return self._state
+
+
+def _address_in_python() -> int | None:
+    """Where CPython keeps the state of the module's own generator: behind the object's header; tried on another one."""
+    header = object.__basicsize__
+    if sys.implementation.name != "cpython" or not 0 <= _random.Random.__basicsize__ - header - _TWISTER_BYTES < 8:
+        return None
+    probe = _random.Random(1)
+    for _ in range(2):
+        index, *words = struct.unpack("=i624I", ctypes.string_at(id(probe) + header, _TWISTER_BYTES))
+        if (*words, index) != probe.getstate():
+            return None
+        probe.random()
+    owner: Any = getattr(random.getstate, "__self__", None)
+    return id(owner) + header if type(owner) is random.Random else None
+
+
+_TWISTER_BYTES = 625 * 4
+_python = _Twister(_address_in_python(), random.getstate, lambda state: state is None or state[2] is not None)
+_numpy: list[tuple[Any, _Twister]] = []
+
+
+def _numpy_state() -> Any:
+    """Of NumPy's global generator; null before NumPy has one."""
+    module = sys.modules.get("numpy.random")
+    if module is None:
+        return None
+    owner: Any = getattr(module.get_state, "__self__", None)
+    generator: Any = getattr(owner, "_bit_generator", None)
+    if type(generator).__name__ != "MT19937":
+        return module.get_state(legacy=False)
+    if not _numpy or _numpy[0][0] is not generator:
+        address: Any = generator.ctypes.state_address
+        read = functools.partial(module.get_state, legacy=False)
+        _numpy[:] = [(generator, _Twister(address, read, lambda state: state is None or state["has_gauss"]))]
+    return _numpy[0][1].now()
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Where every generator a forward pass may draw from stands."""
+
+    cpu: Tensor
+    cuda: tuple[tuple[int, Tensor], ...]
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls, used: Iterable[torch.device] | None = None) -> RandomState:
+        """Reads the states; changes none and waits for no device.
+
+        Args:
+            used: devices that may be drawn on, beside the current one; null: all that this process can see.
+        """
+        cuda: tuple[tuple[int, Tensor], ...] = ()
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            every = set(range(torch.cuda.device_count()))
+            current = torch.cuda.current_device()
+            devices = every if used is None else {current, *(d.index for d in used if d.type == "cuda")}
+            cuda = tuple((i, torch.cuda.get_rng_state(i)) for i in sorted(devices))
+        return cls(torch.get_rng_state(), cuda, _python.now(), _numpy_state())
+
+    def restore(self) -> None:
+        """Sets every generator to what it was."""
+        torch.set_rng_state(self.cpu)
+        for device, state in self.cuda:
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(self.python)
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None and self.numpy is not None:
+            numpy.set_state(self.numpy)
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """The autocast state of one device type."""
+
+    device: str
+    enabled: bool
+    dtype: torch.dtype
+    cache: bool
+
+    @classmethod
+    def now(cls) -> tuple[Autocast, ...]:
+        """The states of the devices training runs on."""
+        cache = torch.is_autocast_cache_enabled()
+        off = not torch._C._is_any_autocast_enabled()
+        key = cache, torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")
+        if off and (known := _off.get(key)) is not None:  # most often
+            return known
+        devices = [d for d in DEVICES if d in {"cuda", "cpu"} or torch.is_autocast_enabled(d)]
+        states = tuple(cls(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in devices)
+        if off:
+            _off[key] = states
+        return states
+
+    @staticmethod
+    @contextlib.contextmanager
+    def off() -> Iterator[None]:
+        """Inside, there is none on any kind of device."""
+        with contextlib.ExitStack() as stack:
+            for device in DEVICES:
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            yield
+
+    @staticmethod
+    @contextlib.contextmanager
+    def again(states: Sequence[Autocast]) -> Iterator[None]:
+        """Inside, autocast is as it was."""
+        with contextlib.ExitStack() as stack:
+            for state in states:
+                if state.enabled or torch.is_autocast_enabled(state.device):
+                    stack.enter_context(
+                        torch.autocast(
+                            state.device, dtype=state.dtype, enabled=state.enabled, cache_enabled=state.cache
+                        )
+                    )
+            yield
+
+
+#: Where autocast is off everywhere: the states by what may still differ.
+_off: dict[tuple[bool, torch.dtype, torch.dtype], tuple[Autocast, ...]] = {}
+
+
+class Attributes:
+    """The plain attributes of modules, or of other objects, and the contents of the containers among them."""
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self._kept = [(m, dict(own), {k: _contents(v) for k, v in own.items()}) for m in modules for own in [_own(m)]]
+
+    def restore(self) -> tuple[str, ...]:
+        """Puts back what was changed; the changed attributes as ``Class.name``."""
+        changed = []
+        for module, values, contents in self._kept:
+            now = _own(module)
+            there = static.own(module)
+            for name in now.keys() - values.keys():
+                changed.append(f"{type(module).__name__}.{name}")
+                dict.pop(there, name, None)
+            for name, value in values.items():
+                if name not in now or now[name] is not value:
+                    changed.append(f"{type(module).__name__}.{name}")
+                    dict.__setitem__(there, name, value)
+                if (held := contents[name]) is not None and _differs(value, held):
+                    changed.append(f"{type(module).__name__}.{name}")
+                    _refill(value, held)
+        return tuple(sorted(set(changed)))
+
+
+def _own(module: Any) -> dict[str, Any]:
+    return {k: v for k, v in dict.items(static.own(module)) if k not in _MACHINERY or k == "training"}
+
+
+def _contents(value: Any) -> Any:
+    return value.copy() if type(value) in (list, dict, set) else None
+
+
+def _differs(value: Any, held: Any) -> bool:
+    """By identity: comparing elements could run code, or compare tensors."""
+    if len(value) != len(held):
+        return True
+    if type(value) is set:
+        return {id(v) for v in value} != {id(v) for v in held}
+    if type(value) is dict:  # both in their order: a look-up may compare keys
+        pairs = zip(value.items(), held.items(), strict=True)
+        return any(k is not own or v is not known for (k, v), (own, known) in pairs)
+    return any(a is not b for a, b in zip(value, held, strict=True))
+
+
+def _refill(value: Any, held: Any) -> None:
+    if isinstance(value, list):
+        value[:] = held
+    else:
+        value.clear()
+        value.update(held)
+
+
+@contextlib.contextmanager
+def buffers_aside(modules: Sequence[nn.Module], earlier: Mapping[int, Tensor]) -> Iterator[None]:
+    """Inside, modules read and write copies of their buffers; the buffers themselves are never touched.
+
+    Args:
+        earlier: values from before the forward pass, by the ``id`` of the buffer, where those are known.
+    """
+    held = [(m, dict(own)) for m in modules if (own := static.held(m, "_buffers"))]
+    copies: dict[int, Tensor] = {}
+    for _, buffers in held:
+        for buffer in buffers.values():
+            if buffer is not None and id(buffer) not in copies:
+                copies[id(buffer)] = earlier.get(id(buffer), buffer).detach().clone()
+    try:
+        for module, buffers in held:
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    static.held(module, "_buffers")[name] = copies[id(buffer)]
+        yield
+    finally:
+        for module, buffers in held:
+            static.held(module, "_buffers").clear()
+            static.held(module, "_buffers").update(buffers)
+
+
+@contextlib.contextmanager
+def without_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, neither the user's nor our module hooks run; torch's own (weight and spectral norm, pruning) do.
+
+    The dictionaries are replaced, not emptied, and put back as they were.
+    """
+    held: list[tuple[dict[str, Any], str, Any]] = []
+    place = nn.modules.module
+    globals_before = {name: OrderedDict(getattr(place, name)) for name in _GLOBAL_HOOKS if hasattr(place, name)}
+    try:
+        for name in globals_before:
+            getattr(place, name).clear()
+        for module in modules:
+            for name in _HOOKS:
+                there = static.module_dict(module)
+                hooks = there.get(name)
+                if hooks:
+                    held.append((there, name, hooks))
+                    there[name] = OrderedDict((k, h) for k, h in hooks.items() if _is_torchs(h))
+        yield
+    finally:
+        for owner, name, hooks in held:
+            owner[name] = hooks
+        for name, hooks in globals_before.items():
+            getattr(place, name).update(hooks)
+
+
+def _is_torchs(hook: Any) -> bool:
+    function = hook.__func__ if type(hook) is MethodType else hook
+    owner = function if type(function) is FunctionType else type(hook)
+    return str(owner.__module__).split(".")[0] == "torch"
+
+
+@contextlib.contextmanager
+def no_anomalies() -> Iterator[None]:
+    """Inside, autograd notes no tracebacks and looks for no NaN, whoever has asked for that."""
+    enabled, checks = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    torch.set_anomaly_enabled(False, False)
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(enabled, checks)

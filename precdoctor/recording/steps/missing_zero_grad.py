@@ -1,0 +1,304 @@
+"""Gradients that nobody zeroes: what one step leaves, the next backward pass adds to.
+
+Nothing announces a ``zero_grad`` that is missing. So one gradient of each optimizer is watched, by its identity and
+version counter: as a backward pass begins, is it what the last pass, or step, left? That costs a comparison. Zeroing
+it, letting go of it or putting another one in its place is seen, whoever does it; a GAN's discriminator, whose
+gradients get the generator's pass on top and are zeroed then, does not keep them. Clipping alone may write to it before
+a step.
+
+Writes through ``.data`` move no version counter. Before anything is told, a few small gradients are therefore copied
+behind a step and compared as the next backward pass begins, and all gradients are looked at by identity and version.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import kernels
+from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.observe.step_batch import Deferred, defer, is_capturing, read
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.steps.scaled_losses import ScaledLosses
+from precdoctor.recording.steps.step_attempt import parameters_of
+
+#: Steps in a row that apply what the step before had applied already, before anything is said.
+ENOUGH: Final = 8
+#: Gradients that are copied once to be sure, the smallest ones, and how many elements they may have together.
+_COPIED: Final = 8
+_MOST_ELEMENTS: Final = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class _Left:
+    """A gradient as it was left."""
+
+    parameter: weakref.ref[Tensor]
+    grad: weakref.ref[Tensor]
+    version: int
+    copy: Tensor | None = None
+
+    @classmethod
+    def by(cls, parameter: Tensor) -> _Left | None:
+        grad = parameter.grad
+        if grad is None or tensor_leaves.plain(grad) is not grad or grad.is_inference():
+            return None
+        return cls(weakref.ref(parameter), weakref.ref(grad), grad._version)
+
+    def now(self) -> Tensor | None:
+        """The parameter's gradient; None when it is another one, or none."""
+        parameter = self.parameter()
+        grad = parameter.grad if parameter is not None else None  # first: it keeps the weakly known one alive
+        return grad if grad is not None and self.grad() is grad else None
+
+    @property
+    def untouched(self) -> bool:
+        grad = self.now()
+        return grad is not None and grad._version == self.version
+
+
+class _Watch:
+    """Of one optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, step: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.name = name
+        self.left: _Left | None = None
+        #: Version as the step began.
+        self.at_step = -1
+        #: Whether every backward pass since the last attempt began with what was left.
+        self.intact = False
+        #: Backward passes since the last attempt, and in all that the gradient is the sum of, from step ``since`` on.
+        self.passes = 0
+        self.summed = 0
+        self.since = step
+        #: Steps in a row whose gradients were kept.
+        self.steps = 0
+        self.told = False
+        self.copies: list[_Left] = []
+        self.same: Deferred = None
+        self.kept = self.of = 0
+        #: ``unscale_`` calls that this gradient has seen since the last attempt; attempts that saw several.
+        self.unscaled = 0
+        self.most_unscaled = 0
+        self.repeated = 0
+        self.attempts = 0
+
+    def look(self) -> None:
+        """Note the gradient as it is now; another parameter's if the one watched has none."""
+        optimizer = self.optimizer()
+        known = self.left.parameter() if self.left is not None else None
+        self.left = _Left.by(known) if known is not None else None
+        if self.left is None and optimizer is not None:
+            self.left = next((left for p in parameters_of(optimizer) if (left := _Left.by(p)) is not None), None)
+
+
+class KeptGradients:
+    """Watches the gradients of every optimizer from one step to the next."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._watches: dict[int, _Watch] = {}
+        recorder.when_forked.append(self._watches.clear)
+        recorder.when_closing.append(guarded(recorder)(self._run_ends))
+        #: What a scaler was given and did not scale.
+        self.losses = ScaledLosses(recorder)
+
+    # --- backward passes ---------------------------------------------------------------------------------------------
+
+    def backward_begins(self) -> None:
+        """Not one inside another."""
+        for watch in self._watches.values():
+            if watch.left is None or not watch.left.untouched:
+                watch.intact = False
+                watch.unscaled = watch.summed = 0
+                watch.since = self._recorder.step
+            elif watch.copies:
+                self._compare(watch)
+
+    def backward_ended(self) -> None:
+        """Gradients are there."""
+        for key, watch in list(self._watches.items()):
+            if watch.optimizer() is None:
+                self._end(self._watches.pop(key))
+                continue
+            if watch.left is None or not watch.left.untouched:
+                watch.passes += 1
+                watch.summed += 1
+                watch.look()
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """What is written from here on, the optimizer writes."""
+        watch = self._known(optimizer)
+        grad = watch.left.now() if watch is not None and watch.left is not None else None
+        if watch is not None:
+            watch.at_step = grad._version if grad is not None else -1
+
+    def attempt_ended(self, optimizer: torch.optim.Optimizer, name: str, *, plain: bool) -> None:
+        """An attempt has ended.
+
+        Args:
+            optimizer: whose.
+            name: as the log calls it.
+            plain: the optimizer has stepped, with no closure, no loss scaler (which divides what was kept by its scale)
+                and not inside a backward pass.
+        """
+        watch = self._known(optimizer)
+        if watch is None:
+            watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._recorder.step)
+            watch.summed = self._recorder.micro_step
+        else:
+            watch.name = name
+            self._judge(watch, plain=plain)
+            self._count_unscaled(watch)
+        watch.intact, watch.passes = True, 0
+        watch.look()
+        if watch.steps >= ENOUGH and not watch.told and not watch.steps & (watch.steps - 1):
+            self._copy(watch, optimizer)
+
+    def _judge(self, watch: _Watch, *, plain: bool) -> None:
+        left, step = watch.left, self._recorder.step
+        grad = left.now() if left is not None else None
+        written = left is None or watch.at_step != left.version
+        if not plain or grad is None or grad._version != watch.at_step or (written and not self._clipped):
+            self._end(watch)
+            watch.summed, watch.since = 0, step + 1
+        elif not watch.intact or not watch.passes:
+            self._end(watch)
+        else:
+            watch.steps += 1
+            self._tell_if_sure(watch)
+
+    @property
+    def _clipped(self) -> bool:
+        return self._recorder.current.clip_norm is not None
+
+    def _known(self, optimizer: torch.optim.Optimizer) -> _Watch | None:
+        watch = self._watches.get(id(optimizer))
+        return watch if watch is not None and watch.optimizer() is optimizer else None
+
+    # --- to be sure --------------------------------------------------------------------------------------------------
+
+    def _copy(self, watch: _Watch, optimizer: torch.optim.Optimizer) -> None:
+        watch.copies, room = [], _MOST_ELEMENTS
+        if is_capturing():
+            return
+        found = [left for p in parameters_of(optimizer) if (left := _Left.by(p)) is not None]
+        with kernels.apart_from_user_modes():
+            for i, left in enumerate(sorted(found, key=_size)):
+                grad = left.now()
+                room -= _size(left)
+                copied = grad is not None and i < _COPIED and room >= 0
+                copy = grad.detach().clone() if grad is not None and copied else None
+                watch.copies.append(_Left(left.parameter, left.grad, left.version, copy))
+
+    def _compare(self, watch: _Watch) -> None:
+        lefts, watch.copies = watch.copies, []
+        if is_capturing():
+            return
+        watch.kept, watch.of = sum(left.untouched for left in lefts), len(lefts)
+        with kernels.apart_from_user_modes(), torch.no_grad():
+            pairs = [(left.copy, g) for left in lefts if left.copy is not None and (g := left.now()) is not None]
+            if not pairs:
+                return
+            device = pairs[0][0].device
+            same = torch.stack([(a == b).all().to(device) for a, b in pairs]).all()
+            some = torch.stack([(a != 0).any().to(device) for a, _ in pairs]).any()
+            watch.same = defer((same & some).float())
+
+    def _tell_if_sure(self, watch: _Watch, *, ended: bool = False) -> None:
+        """Reading the comparison waits for the device, once: with ``--on-nonfinite observe`` when all is over."""
+        if watch.told or watch.same is None:
+            return
+        if callable(watch.same) and self._recorder.options.on_nonfinite == "observe" and not ended:
+            return
+        same, watch.same = read(watch.same), None
+        if same:
+            watch.told = True
+            self._tell(watch)
+
+    def _end(self, watch: _Watch) -> None:
+        """Of gradients kept in a row: the last word on them."""
+        told = watch.told
+        if watch.steps:
+            self._tell_if_sure(watch, ended=True)
+        if told:
+            self._tell(watch)
+        watch.steps, watch.told, watch.same, watch.copies = 0, False, None, []
+
+    def _tell(self, watch: _Watch) -> None:
+        data = {
+            "message": f"the gradients of {watch.name} have not been zeroed since step {watch.since}",
+            "what": "kept-gradients",
+            "optimizer": watch.name,
+            "since": watch.since,
+            "steps": watch.steps,
+            "summed": watch.summed,
+            "kept": watch.kept,
+            "of": watch.of,
+        }
+        self._event(watch, data)
+
+    def _event(self, watch: _Watch, data: dict[str, Any]) -> None:
+        parameter = watch.left.parameter() if watch.left is not None else None
+        found = self._recorder.names.parameter(parameter) if parameter is not None else None
+        where = {"root": found[0].root, "module": found[0].module} if found is not None else {}
+        self._recorder.event("warning", data=data, **where)
+
+    def _run_ends(self) -> None:
+        self.losses.run_ends()
+        for watch in self._watches.values():
+            self._end(watch)
+            if watch.repeated > 1:
+                self._tell_unscaled(watch)
+
+    # --- unscaled once more ------------------------------------------------------------------------------------------
+
+    def unscaled(self, optimizer: torch.optim.Optimizer) -> None:
+        """A scaler has divided its gradients by the scale."""
+        watch = self._known(optimizer)
+        if watch is None:
+            name = type(optimizer).__name__  # until its first attempt
+            watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._recorder.step)
+            watch.look()
+        watch.unscaled += 1
+
+    def scaler_updated(self, optimizer: torch.optim.Optimizer) -> None:
+        """What was unscaled stays, as it is now: clipping may have written to it."""
+        watch = self._known(optimizer)
+        if watch is not None and watch.left is not None and watch.left.now() is not None:
+            watch.look()
+
+    def _count_unscaled(self, watch: _Watch) -> None:
+        times, watch.unscaled = watch.unscaled, 0
+        facts = self._recorder.current
+        watch.attempts += 1
+        if times < 2 or facts.left_out or facts.not_reached:
+            return
+        watch.repeated += 1
+        watch.most_unscaled = max(watch.most_unscaled, times)
+        if watch.repeated == 1:
+            self._tell_unscaled(watch)
+
+    def _tell_unscaled(self, watch: _Watch) -> None:
+        data = {
+            "message": f"{watch.name} steps with gradients that were unscaled {watch.most_unscaled} times",
+            "what": "unscaled-again",
+            "optimizer": watch.name,
+            "times": watch.most_unscaled,
+            "steps": watch.repeated,
+            "of": watch.attempts,
+        }
+        self._event(watch, data)
+
+
+def _size(left: _Left) -> int:
+    grad = left.now()
+    return grad.numel() if grad is not None else 0

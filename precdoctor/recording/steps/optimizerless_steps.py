@@ -1,0 +1,108 @@
+"""Scripts that train without an optimizer: ``p.data.add_(p.grad, alpha=-lr)`` after each backward pass.
+
+Nothing announces their steps. A step has ended when, at the next forward pass, the weights are no longer what they were
+after the backward pass (CPU), or their gradients are gone (elsewhere, where comparing values would wait for the
+device). All this stands aside for good as soon as an optimizer makes a step.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import kernels
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.observe.batched_launch import Together
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.steps.abandoned_attempts import ThrownAway
+
+#: Larger parameters are not copied to be compared.
+_MAX_COPY = 1 << 20
+
+
+class ManualSteps:
+    """Watches one parameter between a backward pass and the next forward pass."""
+
+    def __init__(self, recorder: Recorder, thrown: ThrownAway) -> None:
+        self._recorder = recorder
+        self._thrown = thrown
+        self._weights = Together()
+        self._forget()
+        recorder.when_forked.append(self._forget)
+
+    def _forget(self) -> None:
+        self._watched: weakref.ref[Tensor] | None = None
+        self._copy: Tensor | None = None
+        #: The weights are plain tensors: what is gone of them has been replaced.
+        self._bare = False
+        #: An optimizer steps in this process: attempts are the steps, and there is nothing to guess.
+        self.has_optimizer = False
+
+    def gradient_arrived(self, parameter: Tensor) -> None:
+        """A parameter has got its gradient: the smallest one of the step is watched."""
+        watched = self._watched() if self._watched is not None else None
+        if watched is None or parameter.numel() < watched.numel():
+            self._watched = weakref.ref(parameter)
+
+    def leaves_derived(self, weights: list[Tensor]) -> None:
+        """Plain tensors have got gradients, in a script whose weights no module has."""
+        if not self.has_optimizer:
+            self._bare = True
+            for x in weights:
+                self.gradient_arrived(x)
+
+    def backward_ended(self) -> None:
+        """Note the watched parameter as it is before anyone updates it; the weights this step's forward used."""
+        parameter = self._watched() if self._watched is not None else None
+        if self.has_optimizer or parameter is None:
+            return
+        with kernels.apart_from_user_modes():
+            values = tensor_leaves.plain(parameter)
+            if values is None:  # a gathered parameter of FSDP, its memory given back: no script updates that
+                self._watched = self._copy = None
+                return
+            small = values.is_cpu and values.numel() <= _MAX_COPY
+            self._copy = values.detach().clone() if small else None
+        if self._recorder.live:
+            self._record_weights()
+
+    def _record_weights(self) -> None:
+        recorder = self._recorder
+        with self._weights as together:
+            for root in recorder.names.roots.values():
+                module = root.module()
+                for parameter in static.parameters(module) if module is not None and root.trained else ():
+                    found = recorder.names.parameter(parameter)
+                    if found is not None and parameter.requires_grad and recorder.wants(found[0]):
+                        site = recorder.site(found[0], "weight", found[1], parameter)
+                        recorder.measure(site, parameter, restart=True, together=together)
+
+    def forward_begins(self) -> None:
+        """A root module is called: a step may have ended before it."""
+        self._thrown.forward_begins()
+        if not self.has_optimizer:
+            self.end_step_if_updated()
+
+    def end_open_step(self) -> None:
+        """The run ends: so may a step have done."""
+        self._thrown.run_ends()
+        self.end_step_if_updated()
+
+    def end_step_if_updated(self) -> None:
+        """At a forward pass and at the end of the run: end the step if the weights were updated since."""
+        if self.has_optimizer or self._watched is None or not self._recorder.micro_step:
+            return
+        parameter = self._watched()
+        if parameter is None:
+            updated = self._bare  # ``w = (w - lr * w.grad).detach()``
+        elif self._copy is None:
+            updated = parameter.grad is None
+        else:
+            with kernels.apart_from_user_modes():
+                values = tensor_leaves.plain(parameter)
+                updated = values is not None and not torch.equal(self._copy, values.detach())
+        if updated:
+            self._watched = self._copy = None
+            self._recorder.end_step()

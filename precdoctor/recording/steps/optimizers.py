@@ -1,0 +1,403 @@
+"""The optimizer step: attempts, loss scalers, clipping, weights before, what the optimizer is given, and what stuck.
+
+A step is an *attempt*: ``scaler.step(optimizer)`` or ``optimizer.step()``, whichever is outermost. A scaler that skips
+does not call the optimizer at all (unless it is fused), so neither hook alone would do. A script that skips by itself
+calls neither: see ``scalers`` and ``thrown_away``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from precdoctor.recording import kernels
+from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.observe.batched_launch import HELD, Together, Update
+from precdoctor.recording.observe.frozen_and_buffers import Standing
+from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.observe.step_batch import defer
+from precdoctor.recording.process import memory_limits
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene.guard import Guard
+from precdoctor.recording.steps import clipping
+from precdoctor.recording.steps.abandoned_attempts import Found, ThrownAway
+from precdoctor.recording.steps.loss_scalers import Scalers
+from precdoctor.recording.steps.missing_zero_grad import KeptGradients
+from precdoctor.recording.steps.optimizer_states import Masters, StateRows, masters_in_state
+from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+from precdoctor.recording.steps.sentinel import Look, gradient_sentinel
+from precdoctor.recording.steps.step_attempt import (
+    Attempt,
+    GradientsAside,
+    gradients_of,
+    groups_of,
+    parameters_in,
+    parameters_of,
+)
+from precdoctor.recording.steps.weight_updates import intended_update, intention_of
+
+
+class Optimizers:
+    """Global optimizer hooks and the patches around them."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        manual: ManualSteps,
+        thrown: ThrownAway,
+        kept: KeptGradients,
+        guard: Guard,
+        casts: Casts,
+    ) -> None:
+        self._recorder = recorder
+        self._guard = guard
+        self._manual = manual
+        self._thrown = thrown
+        self._kept = kept
+        self._attempt: Attempt | None = None
+        #: The gradients were read in this step, so that nobody has to read them again.
+        self._look: Look | None = None
+        self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
+        self._counts: dict[str, int] = {}
+        self._next_copied = 0
+        self._standing = Standing(recorder, casts)
+        self._masters = Masters(recorder)
+        self._state_rows = StateRows(recorder)
+        self._weights, self._given, self._updates = Together(), Together(), Together(HELD)
+        self.scalers = Scalers(
+            recorder, kept, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
+        )
+
+    def install(self) -> None:
+        """Register with torch, for every optimizer and scaler of the process."""
+        recorder = self._recorder
+        begin = guarded(recorder)(self._claimed)
+        pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
+
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if self._armed() and (recorder.drain is not None or begin()):
+                pre(optimizer, closure=args[1] if len(args) > 1 else kwargs.get("closure"))
+
+        def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if self._armed():
+                post(optimizer)
+
+        register_optimizer_step_pre_hook(before)
+        register_optimizer_step_post_hook(after)
+        recorder.when_forked.append(self._forget)
+        scalers, in_attempt = self.scalers, lambda: self._attempt is not None
+        scalers.install()
+        self._thrown.install(self._thrown_away, in_attempt, scalers.has_unscaled, scalers.has_updated)
+        clipping.install(recorder, self._note_clip, self._covered, self._stays)
+
+    def _armed(self) -> bool:
+        """A script may step before it ever calls a module; recording begins there, too."""
+        if torch.compiler.is_compiling() or self._recorder.threads.elsewhere():
+            return False
+        armed = self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
+        return armed and not self._recorder.capture.runs
+
+    def _claimed(self) -> bool:
+        """With its first attempt a process becomes a rank; false when it cannot."""
+        return self._recorder.claim.make()
+
+    def _forget(self) -> None:
+        """In a forked child: nothing of the parent's run has been written to this one's log."""
+        self._attempt = self._look = None
+        self._names.clear()
+        self._counts.clear()
+
+    # --- attempts ----------------------------------------------------------------------------------------------------
+
+    def _name(self, optimizer: torch.optim.Optimizer) -> str:
+        known = self._names.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        kind = type(optimizer).__name__
+        number = self._counts.get(kind, 0)
+        self._counts[kind] = number + 1
+        name = f"{kind}#{number}"
+        self._names[id(optimizer)] = (weakref.ref(optimizer), name)
+        if self._recorder.facts is not None:
+            self._recorder.facts.optimizer(name, optimizer, intention_of(optimizer))
+        return name
+
+    def _optimizer_of(self, key: int) -> torch.optim.Optimizer | None:
+        known = self._names.get(key)
+        return known[0]() if known is not None else None
+
+    def _open(self, optimizer: torch.optim.Optimizer, *, by_scaler: bool, closure: bool = False) -> Attempt:
+        if self._attempt is not None:  # its step raised and never ended
+            self._close(self._attempt)
+        self._guard.halt_if_asked()
+        attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
+        attempt.closure = closure
+        self._manual.has_optimizer = True
+        self._thrown.meet(optimizer)
+        facts = self._recorder.current
+        facts.optimizer = attempt.name
+        facts.lrs = [defer(group["lr"], by_drain=True) for group in groups_of(optimizer) if "lr" in group]
+        if self._recorder.live:
+            self._record_weights(optimizer)
+            facts.gradients_of = self._owned(optimizer)
+        if not closure:  # else those there are left over from the step before
+            self._look_at_gradients(parameters_of(optimizer), just_now=True)
+        return attempt
+
+    def _look_at_gradients(self, parameters: Iterable[Tensor], *, just_now: bool = False) -> None:
+        """Where not every gradient has a row: as the optimizer, or before it clipping, is given them.
+
+        Args:
+            parameters: whose.
+            just_now: they are judged at once, before anybody can write to them.
+        """
+        facts = self._recorder.current
+        if facts.gradients_of is not None or facts.grad_norm is not None or self._recorder.capture.runs:
+            return
+        parameters = list(parameters)
+        if (found := gradient_sentinel(parameters)) is not None:
+            facts.grad_norm, facts.grad_amax = found
+            self._look = Look(facts.grad_amax) if just_now else Look.at(facts.grad_amax, parameters)
+            facts.grad_norm_scaled = self.scalers.still_scaled(parameters) is True
+
+    def _close(self, attempt: Attempt) -> None:
+        if self._recorder.trace is not None:
+            self._recorder.trace.end()
+        self._attempt = self._look = None
+        self._recorder.current.not_reached = not attempt.reached
+        by_scaler = attempt.by_scaler or self.scalers.has_unscaled(attempt.optimizer)
+        plain = attempt.reached and not (by_scaler or attempt.closure or self._recorder.in_backward)
+        self._kept.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
+        self.scalers.attempted(attempt.optimizer)
+        self._thrown.attempt_ended()
+        self._recorder.end_step()
+
+    def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        """``scaler.step(optimizer)`` begins."""
+        attempt = self._open(optimizer, by_scaler=True)
+        attempt.skipped = self._skips(optimizer, scaler)
+        self._shadow(attempt)
+
+    def _skips(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:
+        look, self._look = self._look, None
+        return self._guard.skips_step(optimizer, scaler, look)
+
+    def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
+        """``scaler.step(optimizer)`` has ended, also by an exception."""
+        if self._attempt is not None and self._attempt.by_scaler:
+            self._close(self._attempt)
+
+    def _thrown_away(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
+        """Gradients of norm and amax ``found`` were thrown away, or are about to be."""
+        if not self.scalers.leaves_out(optimizer):
+            self.leave_out(None, optimizer, found)
+
+    def leave_out(
+        self, scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer, found: Found | None = None
+    ) -> None:
+        """An attempt has ended that the script gave up: neither the scaler nor the optimizer was asked to step."""
+        if self._recorder.capture.runs:
+            return
+        had_optimizer = self._manual.has_optimizer
+        attempt = self._open(optimizer, by_scaler=False)
+        self._manual.has_optimizer = had_optimizer  # an optimizer may be there for its ``zero_grad`` alone
+        (facts := self._recorder.current).left_out = True
+        if found is not None and facts.gradients_of is None:
+            facts.grad_norm, facts.grad_amax = found
+        self._guard.left_out(optimizer, scaler)
+        self._trace("gradients", optimizer)
+        self._close(attempt)
+
+    def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
+        attempt = self._attempt
+        if not groups_of(optimizer):
+            return  # a wrapper with a property for its groups: the optimizer that it drives makes the attempt
+        if attempt is None or not attempt.by_scaler:
+            if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
+                attempt.driven.append(optimizer)
+                return  # an optimizer that drives another one: the outer one's step is the attempt
+            attempt = self._open(optimizer, by_scaler=False, closure=closure is not None)
+        elif attempt.optimizer is not optimizer:
+            attempt.driven.append(optimizer)
+        attempt.closure = closure is not None
+        if not attempt.by_scaler and not attempt.closure:
+            attempt.skipped = self._skips(optimizer, None)
+        if not attempt.by_scaler and self._recorder.shadow is not None:
+            self._shadow(attempt)
+        attempt.reached = not attempt.skipped
+        self._kept.step_begins(attempt.optimizer)
+        if attempt.closure and self._recorder.options.on_nonfinite != "observe":
+            attempt.given = gradients_of(optimizer, memory_limits.for_copies(self._recorder.options))
+        self._trace("gradients", optimizer)
+        if attempt.skipped:
+            attempt.aside = GradientsAside(parameters_of(optimizer))
+            return
+        if self._recorder.live:
+            if not attempt.closure:
+                self._record_given_gradients(attempt)
+            self._copy_weights(attempt)
+
+    def _post_step(self, optimizer: torch.optim.Optimizer) -> None:
+        attempt = self._attempt
+        if attempt is None or (attempt.optimizer is not optimizer and not attempt.by_scaler):
+            return
+        if attempt.closure:
+            self._look_at_gradients(parameters_of(optimizer))
+        self._trace("weights", optimizer)
+        if attempt.aside is not None:
+            attempt.aside.restore()
+        else:
+            if self._recorder.live and attempt.closure:
+                self._record_given_gradients(attempt)
+            given = [(p, grad) for p, grad, version in attempt.given if grad._version == version]
+            self._guard.after_step(optimizer, attempt.before, given if len(given) == len(attempt.given) else [])
+            if self._recorder.live:
+                self._record_updates(attempt)
+                self._record_state(attempt)
+        attempt.before.clear()
+        attempt.given.clear()
+        if not attempt.by_scaler:
+            self._close(attempt)
+
+    def _shadow(self, attempt: Attempt) -> None:
+        """Have the step compared with a wide reference, if that was asked for and it is due."""
+        if (shadow := self._recorder.shadow) is not None:
+            finite = not self._guard.found_bad(self._recorder.step)
+            shadow.step_begins(attempt.name, closure=attempt.closure, finite=finite)
+
+    def _trace(self, kind: str, optimizer: torch.optim.Optimizer) -> None:
+        """Have a trace of the step, if there is one, look at gradients or weights."""
+        if (trace := self._recorder.trace) is not None and trace.running:
+            found = ((self._guard.full_name(p), p.grad if kind == "gradients" else p) for p in parameters_of(optimizer))
+            trace.look_at(kind, found)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _parameters(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Place, str, dict[str, Any]]]:
+        """Each floating-point or complex parameter with its place and name; those no module owns are ``group.index``,
+        master copies are called as their weights.
+        """
+        recorder = self._recorder
+        for g, group in enumerate(groups_of(optimizer)):
+            for i, parameter in enumerate(parameters_in(group)):
+                if not (parameter.is_floating_point() or parameter.is_complex()):  # leaves.counts, without the call
+                    continue
+                weight = self._masters.weight_of(parameter)
+                found = recorder.names.parameter(parameter if weight is None else weight)
+                place, name = found or (Place(self._name(optimizer), "", type(optimizer).__name__), f"{g}.{i}")
+                if recorder.wants(place):
+                    yield parameter, place, name, group
+
+    def _owned(self, optimizer: torch.optim.Optimizer) -> frozenset[tuple[str, str, str]] | None:
+        """Root, module and name of its parameters; null when not all of their gradients have rows."""
+        recorder = self._recorder
+        options = recorder.options
+        if options.include or options.exclude or not options.takes("weight_grad"):
+            return None
+        found = [recorder.names.parameter(p) for p in parameters_of(optimizer)]
+        return None if None in found else frozenset((f[0].root, f[0].module, f[1]) for f in found if f is not None)
+
+    def _record_weights(self, optimizer: torch.optim.Optimizer) -> None:
+        recorder = self._recorder
+        self._masters.look_at(optimizer)
+        with self._weights as together:
+            for parameter, place, name, _ in self._parameters(optimizer):
+                if not parameter.requires_grad:
+                    continue
+                weight = self._masters.weight_of(parameter)
+                own = parameter if weight is None else weight
+                masters = masters_in_state(optimizer, parameter) if weight is None else (parameter,)
+                recorder.measure(recorder.site(place, "weight", name, own), own, restart=True, together=together)
+                for master in masters:
+                    site = recorder.site(place, "master_weight", name, master)
+                    recorder.measure(site, master, restart=True, together=together)
+            for root in recorder.names.roots.values():
+                module = root.module()
+                if module is not None:
+                    self._standing.record(module, together)
+
+    def _record_given_gradients(self, attempt: Attempt) -> None:
+        """What the optimizer is given; a fused one gets scaled gradients and takes the loss scale out by itself."""
+        recorder = self._recorder
+        if not recorder.options.takes("weight_grad_step"):
+            return
+        scaled = attempt.by_scaler and static.attribute(attempt.optimizer, "grad_scale") is not None
+        with self._given as together:
+            for parameter, place, name, _ in self._parameters(attempt.optimizer):
+                if parameter.grad is not None:
+                    site = recorder.site(place, "weight_grad_step", name, parameter.grad)
+                    entry = recorder.measure(site, parameter.grad, together=together)
+                    if entry is not None:
+                        entry.scaled = scaled
+
+    def _copy_weights(self, attempt: Attempt) -> None:
+        """Copies of the weights about to change, up to ``--scene-memory``, going round the parameters step by step."""
+        if not self._recorder.options.takes("update"):
+            return
+        changing = (p for p, *_ in self._parameters(attempt.optimizer) if p.requires_grad)
+        candidates = [p for p in changing if attempt.closure or p.grad is not None]
+        budget, taken = memory_limits.for_copies(self._recorder.options), 0
+        start = self._next_copied % len(candidates) if candidates else 0
+        with kernels.apart_from_user_modes():
+            for parameter in candidates[start:] + candidates[:start]:
+                dense = tensor_leaves.plain(parameter)
+                size = 0 if dense is None else dense.numel() * dense.element_size()
+                if dense is None or size > budget:
+                    continue
+                budget -= size
+                taken += 1
+                attempt.before[id(parameter)] = dense.detach().clone()
+        self._next_copied = start + taken
+
+    def _record_updates(self, attempt: Attempt) -> None:
+        recorder = self._recorder
+        if not attempt.before:
+            return
+        with self._updates as together:
+            for parameter, place, name, group in self._parameters(attempt.optimizer):
+                before = attempt.before.pop(id(parameter), None)
+                if before is None or parameter.grad is None:
+                    continue
+                with kernels.apart_from_user_modes():
+                    after = tensor_leaves.plain(parameter)
+                    intended = intended_update(attempt.optimizer, parameter, before, group)
+                    if after is None or intended is None or not after.shape == before.shape == intended.shape:
+                        continue
+                    if isinstance(intended, kernels.Adam) and not kernels.makes_updates(before, after, intended):
+                        intended = intended.update(before)
+                site, launch = recorder.site(place, "update", name, parameter), Update(before, intended)
+                recorder.measure(site, parameter, after.detach(), launch=launch, together=together)
+
+    def _record_state(self, attempt: Attempt) -> None:
+        if self._state_rows.due(attempt.name):
+            parameters = ((p, place, name) for p, place, name, _ in self._parameters(attempt.optimizer))
+            self._state_rows.take(attempt.name, (attempt.optimizer, *attempt.driven), parameters)
+
+    # --- clipping ----------------------------------------------------------------------------------------------------
+
+    def _note_clip(self, limit: Any, parameters: list[Tensor]) -> None:
+        """Gradients are about to be clipped to this norm or value."""
+        recorder = self._recorder
+        if recorder.state != "armed":
+            return
+        in_closure = self._attempt is not None and self._attempt.closure
+        if in_closure or not recorder.live or recorder.options.include or recorder.options.exclude:
+            self._look_at_gradients(parameters)
+        if (number := clipping.number(limit)) is not None:
+            recorder.current.clip_norm = number
+            recorder.current.clipped_before_unscale = self.scalers.still_scaled(parameters)
+
+    def _covered(self, parameters: list[Tensor]) -> bool:
+        return self._look is not None and self._look.covers(parameters)
+
+    def _stays(self, parameters: list[Tensor]) -> None:
+        """What is finite stays so where gradients are clipped."""
+        assert self._look is not None, "only called after covered"
+        self._look = Look.at(self._look.amax, parameters)

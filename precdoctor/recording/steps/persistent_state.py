@@ -1,0 +1,188 @@
+"""What outlives a step without being a weight: buffers (batch norm's running statistics, queues, codebooks) and
+optimizer state. A NaN that enters one of them may not show in the loss until many steps later, or never.
+
+Buffers are looked at in every step in which somebody wrote to them (small ones joined into one read); large ones and
+optimizer state on sampled steps, the latter also when a gradient is so large that its square leaves the state's range.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Root
+from precdoctor.recording.observe.step_batch import Deferred, read
+from precdoctor.recording.ops.tensor_facts import badness
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.steps.sentinel import amax
+from precdoctor.recording.steps.step_attempt import parameters_of, state_of
+
+#: In elements: larger buffers are read on sampled steps only.
+_SMALL = 1 << 16
+#: Sampled steps read the optimizer state at least this many steps apart.
+_STATE_EVERY = 32
+#: Gradients within two binades of the root of the state's largest number are reason enough to read it.
+_MARGIN = 0.25
+_FLOAT16_ROOT = math.sqrt(torch.finfo(torch.float16).max)
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """A tensor that was finite when last looked at and is not now."""
+
+    root: str
+    module: str
+    name: str
+    tensor: Tensor
+    #: The last step at which it was seen to be finite; null when it was never looked at before.
+    last_finite: int | None
+    #: Optimizer state: the parameter it belongs to.
+    parameter: Tensor | None = None
+
+    @property
+    def full_name(self) -> str:
+        """The module's FQN and the tensor's name in it."""
+        return ".".join(filter(None, (self.module, self.name)))
+
+
+@dataclass
+class _Seen:
+    stamp: object
+    finite: bool
+    step: int
+
+
+class BufferWatch:
+    """Floating-point buffers of every root; see the module's text."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._seen: dict[tuple[int, str], _Seen] = {}
+        self._owners: dict[str, tuple[int, list[weakref.ref[nn.Module]]]] = {}
+        #: The names' version with which no module had a buffer.
+        self._without: int | None = None
+
+    def launch(self) -> tuple[Deferred, list[tuple[nn.Module, str, Tensor]]]:
+        """Begin to look at the buffers written to since the last look; waits for nothing."""
+        if self._without == self._recorder.names.version:
+            return None, []
+        changed = list(self._changed())
+        if not changed:
+            there_are = any(owners for _, owners in self._owners.values())
+            self._without = None if there_are else self._recorder.names.version
+            return None, []
+        return amax(buffer for _, _, buffer in changed), changed
+
+    def judge(self, value: Deferred, changed: list[tuple[nn.Module, str, Tensor]]) -> list[Poisoned]:
+        """What :meth:`launch` came to: those that have become non-finite. One that always was (a mask, a limit nobody
+        has reached yet) is left alone.
+        """
+        if not changed:
+            return []
+        step, names = self._recorder.step, self._recorder.names
+        largest = read(value)
+        all_finite = largest is None or math.isfinite(largest)
+        found = []
+        for owner, name, buffer in changed:
+            key, before = (id(owner), name), self._seen.get((id(owner), name))
+            finite = all_finite or not badness(buffer.detach())
+            self._seen[key] = _Seen(tensor_leaves.buffer_stamp(owner, name, buffer), finite, step)
+            place = names.find(owner)
+            if not finite and before is not None and before.finite and place is not None:
+                found.append(Poisoned(place.root, place.module, name, buffer.detach(), before.step))
+        return found
+
+    @property
+    def bad(self) -> bool:
+        """Whether a buffer was non-finite when last looked at, those that always were included."""
+        return any(not seen.finite for seen in self._seen.values())
+
+    def _changed(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        for root in list(self._recorder.names.roots.values()):
+            for owner in self._owners_of(root):
+                for name, buffer in static.held(owner, "_buffers").items():
+                    if buffer is None or not tensor_leaves.counts(buffer) or buffer.is_inference():
+                        continue
+                    seen = self._seen.get((id(owner), name))
+                    if seen is not None and seen.stamp == tensor_leaves.buffer_stamp(owner, name, buffer):
+                        continue
+                    if buffer.numel() <= _SMALL or self._recorder.live or seen is None:
+                        yield owner, name, buffer
+
+    def _owners_of(self, root: Root) -> Iterator[nn.Module]:
+        """Its modules that have buffers; the tree is read again when it has changed."""
+        version = self._recorder.names.version
+        known = self._owners.get(root.name)
+        if known is None or known[0] != version:
+            module = root.module()
+            parts = static.modules(module) if module is not None else ()
+            known = self._owners[root.name] = (version, [weakref.ref(m) for m in parts if static.held(m, "_buffers")])
+        return (m for ref in known[1] if (m := ref()) is not None)
+
+
+class OptimizerStateWatch:
+    """State tensors of every optimizer; see the module's text."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._looked: dict[int, int] = {}
+        #: The last step after which the state was finite: seen to be, or because the gradients could not spoil it.
+        self._finite: dict[int, int] = {}
+        self._reported: set[int] = set()
+
+    def due(self, optimizer: torch.optim.Optimizer, gradient: float | None) -> bool:
+        """Whether to look after this step.
+
+        Args:
+            optimizer: that has stepped.
+            gradient: the largest magnitude it was given; null when nobody knows.
+        """
+        if id(optimizer) in self._reported:
+            return False
+        last = self._looked.get(id(optimizer))
+        if self._recorder.live and (last is None or self._recorder.step - last >= _STATE_EVERY):
+            return True
+        if gradient is None:
+            return False
+        if gradient >= _MARGIN * _FLOAT16_ROOT and gradient >= _MARGIN * _root_of_range(state_tensors(optimizer)):
+            return True
+        if id(optimizer) in self._finite and type(optimizer).__module__.startswith("torch.optim"):
+            self._finite[id(optimizer)] = self._recorder.step
+        return False
+
+    def look(self, optimizer: torch.optim.Optimizer) -> list[Poisoned]:
+        """State tensors that are non-finite, told once per optimizer. Waits for the device."""
+        last = self._finite.get(id(optimizer))
+        self._looked[id(optimizer)] = self._recorder.step
+        largest = read(amax(x for _, _, x in state_tensors(optimizer)))
+        if largest is None or math.isfinite(largest):
+            self._finite[id(optimizer)] = self._recorder.step
+            return []
+        self._reported.add(id(optimizer))
+        found = []
+        for parameter, name, x in state_tensors(optimizer):
+            if (dense := tensor_leaves.plain(x)) is not None and badness(dense.detach()):
+                place = self._recorder.names.parameter(parameter)
+                root, module = (place[0].root, place[0].module) if place is not None else ("", "")
+                found.append(Poisoned(root, module, name, x, last, parameter))
+        return found
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str, Tensor]]:
+    """Parameter, name and tensor of all state an optimizer keeps beside step counters."""
+    for parameter in parameters_of(optimizer):
+        for name, x in state_of(optimizer, parameter).items():
+            if issubclass(type(x), Tensor) and tensor_leaves.counts(x) and name != "step":
+                yield parameter, name, x
+
+
+def _root_of_range(tensors: Iterable[tuple[Tensor, str, Tensor]]) -> float:
+    """The magnitude from which on a square leaves the range of the narrowest of these formats."""
+    kinds = {x.dtype for _, _, x in tensors}
+    return min((math.sqrt(torch.finfo(kind).max) for kind in kinds), default=math.inf)

@@ -1,0 +1,136 @@
+"""What is looked at on every step, sampled or not: the gradients the optimizer is about to use, as two numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import kernels
+from precdoctor.recording.kernels import native_cpu
+from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.observe.step_batch import Deferred, defer
+
+#: In elements: two microseconds of reading.
+_SMALL = 16 * 1024
+_BASE: Any = torch._C.TensorBase
+_GRADIENT = _BASE.grad.__get__
+_EXACT = frozenset(tensor_leaves.EXACT)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One reading of gradients: what came of it, and which tensors it speaks of, as they were."""
+
+    amax: Deferred
+    #: Null: of all an optimizer is about to be asked of, which nobody can have changed since.
+    of: frozenset[tuple[int, int]] | None = None
+
+    def covers(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether it speaks of the gradients of all of these parameters, unchanged since."""
+        return self.of is None or _versions(parameters) <= self.of
+
+    @classmethod
+    def at(cls, amax: Deferred, parameters: Iterable[Tensor]) -> Look:
+        """A reading of the gradients of ``parameters`` as they are now."""
+        return cls(amax, _versions(parameters))
+
+
+def _versions(parameters: Iterable[Tensor]) -> frozenset[tuple[int, int]]:
+    gradients = (p.grad for p in parameters if p.grad is not None)
+    return frozenset((g._cdata, -1 if g.is_inference() else g._version) for g in gradients)
+
+
+def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
+    """Largest magnitude over the gradients of some parameters; not finite exactly if one of them is not."""
+    return amax(gradients_of(parameters))
+
+
+def amax(tensors: Iterable[Tensor]) -> Deferred:
+    """Largest magnitude over some tensors; not finite exactly if one of them is not. Null without any."""
+    there = list(tensors)
+    if there and (found := _looked_at(there)) is not None:
+        return found[0]
+    dense = list(tensor_leaves.all_plain(there))
+    if not dense:
+        return None
+    if dense[0].is_cpu and (found := native_cpu.look(dense)) is not None:
+        return found[0]
+    with kernels.apart_from_user_modes():
+        return defer(_largest(dense))
+
+
+def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Deferred, Deferred] | None:
+    """L2 norm and amax over the gradients of some parameters, without waiting for a device.
+
+    Args:
+        parameters: those of one optimizer, with their gradients still as the backward pass left them.
+
+    Returns:
+        Both as numbers that may still be on their way; amax is finite exactly if every gradient is. Null where there is
+        no gradient.
+    """
+    gradients = gradients_of(parameters)
+    if gradients and (found := _looked_at(gradients)) is not None:
+        return math.sqrt(found[1]), found[0]
+    dense = list(tensor_leaves.all_plain(gradients))
+    if not dense:
+        return None
+    if dense[0].is_cpu and (found := native_cpu.look(dense)) is not None:
+        return math.sqrt(found[1]), found[0]
+    with kernels.apart_from_user_modes():
+        if dense[0].is_cpu:
+            dense = _joined([g if g.dtype in {torch.float32, torch.float64} else g.to(torch.float32) for g in dense])
+        return defer(torch.linalg.vector_norm(_norms(dense, 2.0))), defer(_largest(dense))
+
+
+def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Those there are, by functions of C: this runs on every step."""
+    return [g for g in map(_GRADIENT, parameters) if g is not None]
+
+
+def _looked_at(tensors: list[Tensor]) -> tuple[float, float] | None:
+    """What the library finds, where there is nothing special about any of them; null elsewhere."""
+    if not tensors[0].is_cpu or torch._C._functorch.maybe_current_level() is not None:
+        return None
+    if not _EXACT.issuperset(map(type, tensors)):
+        return None
+    return native_cpu.look(tensors)
+
+
+def _norms(tensors: list[Tensor], order: float) -> Tensor:
+    """The norm of each, in no particular order: a few launches per dtype and device, and no copy of a 16-bit tensor."""
+    home = tensors[0].device
+    exact = torch.float64 if home.type in {"cpu", "cuda"} else torch.float32
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for x in tensors:
+        known = x if x.element_size() > 1 else x.float()  # float8 has none
+        alike.setdefault((x.device, known.dtype), []).append(known)
+    parts = []
+    with torch.no_grad():
+        for (_, dtype), group in alike.items():
+            wide = torch.float32 if dtype.itemsize < 4 else None
+            parts.append(torch.stack(torch._foreach_norm(group, order, dtype=wide)).to(home, exact))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _joined(tensors: list[Tensor]) -> list[Tensor]:
+    """On a CPU the small FP32 ones are put together into one: there a call costs more than their elements do."""
+    small = [t for t in tensors if t.is_cpu and t.dtype == torch.float32 and t.numel() <= _SMALL]
+    if len(small) < 2:
+        return tensors
+    few = {id(t) for t in small}
+    return [t for t in tensors if id(t) not in few] + [torch.cat([t.reshape(-1) for t in small])]
+
+
+def _largest(gradients: list[Tensor]) -> Tensor:
+    """Largest magnitude; NaN if there is one."""
+    if not gradients[0].is_cpu:
+        return _norms(gradients, math.inf).max()
+    gradients = [g.detach() if g.element_size() > 1 else g.detach().float() for g in gradients]  # float8 has neither
+    ends = [end for g in gradients for end in torch.aminmax(g)]  # the infinity norm takes fifteen times as long
+    return torch.stack([end.to("cpu", torch.float64) for end in ends]).abs().max()
