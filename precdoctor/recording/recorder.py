@@ -1,7 +1,7 @@
 """The recorder of one process: its state, its slots, and the step it is in. Hooks call it; it calls nobody's code.
 
 States: ``idle`` (hooks installed) -> ``armed`` (a model was called: statistics are taken; directory and drain thread
-exist once :mod:`.process.rank_claim` finds that it trains) -> ``off`` (a DataLoader worker, three internal
+exist once :mod:`.output.rank_claim` finds that it trains) -> ``off`` (a DataLoader worker, three internal
 errors, or closed). A fork goes back to idle.
 """
 

@@ -70,8 +70,10 @@ def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False)
 
 
 def _lacks_its_op(finding: Finding) -> bool:
-    """A non-finite value led back to a module or to the loss code, but to no operation."""
-    return finding.code in ("PD101", "PD102", "PD103") and finding.location.op is None and finding.cause is None
+    """The code that made a non-finite value is known, its operation is not: a module, loss code, what prepares data."""
+    by_code = finding.code in ("PD101", "PD102", "PD103") and finding.cause is None
+    prepared = finding.code == "PD104" and finding.evidence.get("delivered_finite") is True
+    return finding.location.op is None and (by_code or prepared)
 
 
 def print_concise(diagnosis: Diagnosis, console: Console) -> None:

@@ -20,7 +20,6 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         "why": done.why,
         "reproduced": done.reproduced,
         "batch": done.batch,
-        "by_hand": done.by_hand,
         "changed_arguments": done.changed_arguments,
         "changed_attributes": list(done.changed_attributes),
     }

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Size, Tensor
+from torch import Size
 
 from precdoctor.recording.microscope.loss_replay import bring_again, replay_loss
-from precdoctor.recording.microscope.outward import aims, replay_outward
-from precdoctor.recording.microscope.preparation import prepared
 from precdoctor.recording.microscope.replay import Replay, replay
 from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.suspects import Spot, Wanted
-from precdoctor.recording.microscope.tracer import External, OpRecord
-from precdoctor.recording.microscope.unseen import replay_statements
+from precdoctor.recording.microscope.tracer import OpRecord
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Names, unwrap
-from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
 from precdoctor.recording.process import attach
-from precdoctor.recording.scene.local_variables import Variables
-from precdoctor.recording.scene.loss_graph import LossGraph
 from precdoctor.recording.scene.state_restore import Attributes, RandomState, no_anomalies
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
 #: Arguments of a root call told of.
 _MAX_ARGUMENTS = 8
-#: Bytes of weight gradients kept while the code that changes them is evaluated.
-_MAX_GRADIENTS = 1 << 30
-#: What a graph does not hold: tensors made without a gradient, and values that nobody saved.
-_UNSEEN = (External("constant"), External("unknown"))
 
 
 @dataclass
@@ -56,8 +46,6 @@ class Examination:
     #: Facts of the floating-point tensors given to the call the incident is about.
     batch: list[dict[str, Any]] = field(default_factory=list)
     changed_attributes: tuple[str, ...] = ()
-    #: The origin is in code between the backward pass and the optimizer, which makes or changes gradients.
-    by_hand: bool = False
     #: The run itself was traced: nothing had to be reproduced.
     live: bool = False
 
@@ -81,16 +69,15 @@ class Examination:
 
 
 @no_anomalies()
-def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: Variables | None = None) -> Examination:
+def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examination:
     """Run the step's root calls again until one shows the bad value; everything is left as it was.
 
     Args:
         look_at: where it is: ``outputs`` (of the forward passes), ``gradients``, or ``buffers`` written in a forward.
         values: let facts hold single values.
-        running: the user's functions that run, and their variables.
     """
     if (refused := scene.why_not_now()) is not None:
-        return _by_hand_alone(look_at, running, values=values) or Examination("refused", why=refused)
+        return Examination("refused", why=refused)
     modules = list({id(m): m for c in scene.calls for m in static.modules(unwrap(c.module))}.values())
     owners = list({id(o): o for c in scene.calls for o in c.owners}.values())
     random, attributes = RandomState.now(), Attributes([*modules, *owners])
@@ -99,7 +86,7 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: 
             done = _buffers(scene, names, values=values)
         else:
             look = _forward if look_at == "outputs" else _backward
-            done = look(scene, names, values=values, running=running)
+            done = look(scene, names, values=values)
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
         attach.let_through(error)
         done = Examination("failed", why=_sentence(error))
@@ -114,14 +101,14 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool, running: 
     return done
 
 
-def _forward(scene: Scene, names: Names, *, values: bool, running: Variables | None) -> Examination:
+def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
     masked: tuple[Replay, Callable[..., Replay]] | None = None
     for call in _that_count(scene.calls):
         again = functools.partial(replay, call, names, values=values)
         done = again()
         if done.bad_outputs and not _given_bad_argument(done):
             if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs):
-                return _closer("forward", *(prepared(done, scene.deliveries, running, values=values) or (done, again)))
+                return _closer("forward", done, again)
             masked = masked or (done, again)  # forbidden tokens: what becomes of them is for later code to say
         elif done.bad_outputs and (between := _between(call, values=values)) is not None:
             return between
@@ -129,7 +116,7 @@ def _forward(scene: Scene, names: Names, *, values: bool, running: Variables | N
             why = f"output {done.missing[0] or 'of the call'} was not finite in the run and is when run again"
             return Examination("not-reproduced", "forward", why=why, found=done)
     reason = "every top-level module's outputs are finite"
-    done_loss = _loss_code(scene, "forward", reason, values=values, running=running)
+    done_loss = _loss_code(scene, "forward", reason, values=values)
     if done_loss.origin is None or done_loss.origin.line is None:  # of a node that autograd made of another one
         done_loss = _taken_gradients(scene, names, values=values) or done_loss
     if masked is None or _made_worse(done_loss):
@@ -176,12 +163,11 @@ def _given_bad_argument(done: Replay) -> bool:
     return found is not None and any(e.kind == "argument" for e, _ in found.externals)
 
 
-def _backward(scene: Scene, names: Names, *, values: bool, running: Variables | None) -> Examination:
+def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
     """In each micro-step the last call comes first in the backward pass."""
     if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.taken):
-        return _forward(scene, names, values=values, running=running)  # no ``backward`` has told of a loss
+        return _forward(scene, names, values=values)  # no ``backward`` has told of a loss
     reason = "the backward pass of every top-level module is finite"
-    before: dict[Tensor, Tensor] = {}
     given: tuple[Replay, Callable[..., Replay]] | None = None
     bring_again(scene, values=values)
     for micro_step in sorted({c.micro_step for c in scene.calls}):
@@ -199,18 +185,16 @@ def _backward(scene: Scene, names: Names, *, values: bool, running: Variables | 
             if done.bad_gradients:
                 given = given or (done, again)
                 continue
-            _add_up(before, done)
             if (behind := _behind(call, done, values=values)) is not None:
                 return behind
-    found = _loss_code(scene, "backward", reason, values=values, before=before)
+    found = _loss_code(scene, "backward", reason, values=values)
     if found.origin is not None:
         return found
     if (ignored := _ignored(scene, names, values=values)) is not None:
         return ignored
     if given is not None:
         return _closer("backward", *given)
-    by_hand = _by_hand(running, before, values=values) if running is not None else None
-    return by_hand or _taken_gradients(scene, names, values=values) or found
+    return _taken_gradients(scene, names, values=values) or found
 
 
 def _only_given(done: Replay) -> bool:
@@ -244,45 +228,6 @@ def _behind(call: RootCall, done: Replay, *, values: bool) -> Examination | None
     return None
 
 
-def _add_up(before: dict[Tensor, Tensor], done: Replay) -> None:
-    """Gradients as backward passes accumulate them, by parameter; those of large models are not kept."""
-    if sum(grad.nbytes for _, grad in done.weight_gradients) > _MAX_GRADIENTS:
-        return
-    for p, grad in done.weight_gradients:
-        before[p] = before[p] + grad if p in before else grad
-
-
-def _by_hand_alone(look_at: str, running: Variables | None, *, values: bool) -> Examination | None:
-    """Nothing of the step can be run again but what the user's own code does with gradients."""
-    if look_at != "gradients" or running is None:
-        return None
-    random = RandomState.now()
-    try:
-        return _by_hand(running, {}, values=values)
-    finally:
-        random.restore()
-
-
-def _by_hand(running: Variables, before: Mapping[Tensor, Tensor], *, values: bool) -> Examination | None:
-    """Code between the backward pass and the optimizer, in one of the functions that run."""
-    place: Variables | None = running
-    while place is not None:
-        line = Line(place.code.co_filename, place.line)
-        again = functools.partial(replay_statements, place, line, micro_step=0, before=before, values=values)
-        try:
-            done = again()
-            if done.bad_outputs and done.named is None and (found := done.slice()) is not None and found.origins:
-                first = done.tracer.records[found.origins[0]]
-                inside = first.index in done.tracer.transformed
-                closer = _closer("forward" if inside and first.phase == "forward" else "backward", done, again)
-                closer.by_hand = not inside
-                return closer
-        except Exception as error:  # noqa: BLE001 - text can say anything; the answer without it stands
-            attach.let_through(error)
-        place = place.caller
-    return None
-
-
 def _taken_gradients(scene: Scene, names: Names, *, values: bool) -> Examination | None:
     """The first call of ``torch.autograd.grad`` that made something bad of what was finite."""
     for taken in scene.taken:
@@ -305,77 +250,17 @@ def _taken_gradients(scene: Scene, names: Names, *, values: bool) -> Examination
     return None
 
 
-def _loss_code(
-    scene: Scene,
-    phase: str,
-    reason: str,
-    *,
-    values: bool,
-    running: Variables | None = None,
-    before: dict[Tensor, Tensor] | None = None,
-) -> Examination:
+def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examination:
     """No module did it: look into the code around them, as far as autograd's graph tells of it."""
     graphs = scene.losses or [t.graph for t in scene.taken if t.graph is not None]
     for graph in graphs if phase == "forward" else scene.losses:
         again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
         done = again()
-        if phase == "forward" and (unseen := _unseen(done, graph, scene, running, values=values)) is not None:
-            return unseen
         if graph.cut and (found := done.slice()) is not None and not found.origins:
             reason = "the loss code is too long: what it read first is not in the part that was kept"
         elif done.bad_outputs if phase == "forward" else done.bad_gradients:
             return _closer(phase, done, again)
-        if before is not None:
-            _add_up(before, done)
     return Examination("outside", phase, why=reason)
-
-
-def _unseen(
-    first: Replay, graph: LossGraph, scene: Scene, running: Variables | None, *, values: bool
-) -> Examination | None:
-    """The loss code read something bad that no graph holds: what made it, evaluated again."""
-    known = first.slice() if first.unseen else None
-    first_origin = min(known.origins, default=None) if known is not None else None
-    externals = known.externals if known is not None else ()
-    read = {e.kind for e, op in externals if e in _UNSEEN and (first_origin is None or op < first_origin)}
-    if first_origin is not None and not read:
-        return None
-    again: Callable[..., Replay]
-    for place, line in (*first.unseen, *_as_they_are(first.unseen, running)):
-        again = functools.partial(replay_statements, place, line, micro_step=graph.micro_step, values=values)
-        try:
-            done = again()
-            if done.named is not None and "constant" in read and not graph.cut:
-                named = functools.partial(replay_loss, graph, backward=False, named=done.named, values=values)
-                return _closer("forward", named(), named)
-            if done.bad_outputs and done.named is None and done.slice() is not None:
-                return _closer("forward", done, again)
-        except Exception as error:  # noqa: BLE001 - text can say anything; the answer without it stands
-            attach.let_through(error)
-    return _outward(first, graph, scene, running, values=values)
-
-
-def _outward(
-    first: Replay, graph: LossGraph, scene: Scene, running: Variables | None, *, values: bool
-) -> Examination | None:
-    """The same from the outside inwards, through the functions that are over."""
-    for aim in aims(first.unseen, running) if badness(graph.value) else ():
-        again = functools.partial(replay_outward, aim, scene.calls, graph, values=values)
-        try:
-            done = again()
-            found = done.slice() if done.bad_outputs else None
-            if found is not None and (found.origins or found.made_worse(done.tracer.records)):
-                return _closer("forward", done, again)
-        except Exception as error:  # noqa: BLE001 - the same
-            attach.let_through(error)
-    return None
-
-
-def _as_they_are(places: list[tuple[Variables, Line]], running: Variables | None) -> Iterator[tuple[Variables, Line]]:
-    """The same lines in functions that still run: of long loops the last round, where the first ones were noted."""
-    while running is not None:
-        yield from ((running, line) for place, line in places if place.code is running.code)
-        running = running.caller
 
 
 def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:

@@ -17,11 +17,10 @@ from precdoctor.numerics.nonfinite import can_make
 from precdoctor.recording.microscope.constants import added_to, base_of, has_no_gradient
 from precdoctor.recording.microscope.derivatives import for_gradients
 from precdoctor.recording.microscope.replay import Replay
-from precdoctor.recording.microscope.tracer import External, OpRecord, Tracer
+from precdoctor.recording.microscope.tracer import External, Tracer
 from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
 from precdoctor.recording.process import attach
-from precdoctor.recording.scene.local_variables import name_of
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode
 from precdoctor.recording.scene.state_restore import Autocast
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
@@ -30,8 +29,6 @@ _WRAPPED = 1 << 63
 _UNSEEN = External("constant")
 #: What only a node knows whose value nobody saved.
 _UNKNOWN = External("unknown")
-#: Places looked at for what the graph does not know.
-_MAX_UNSEEN = 8
 #: Nodes that give their operand another shape, which they do not save.
 _RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias"))
 
@@ -48,7 +45,6 @@ def replay_loss(
     *,
     backward: bool,
     wanted: frozenset[int] = frozenset(),
-    named: External | None = None,
     before: RootCall | None = None,
     values: bool = True,
 ) -> Replay:
@@ -57,23 +53,20 @@ def replay_loss(
     Args:
         backward: go on into the backward pass, from what the run gave to ``backward``.
         wanted: ops of which full facts are wanted, by their index in an earlier replay of the same graph.
-        named: what the bad tensor is that no graph knows, if that has been found out.
         before: it is no loss code, but made an argument of this call.
         values: let facts hold single values.
     """
     nodes = sorted(_nodes(graph.top), key=lambda n: n.sequence)
     leaves = _leaves(nodes)
-    known = {k: _external(leaf, x, nodes) for leaf, x in leaves if (k := storage_key(x)) is not None}
+    known = {k: _external(leaf) for leaf, x in leaves if (k := storage_key(x)) is not None}
     tracer = _LossTracer(known, wanted, values=values)
     done = Replay(before, tracer, micro_step=graph.micro_step)
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
     saved = _saved_by_consumers(nodes)
     rough: set[int] = set()
-    certain: list[LossNode] = []
-    possible: list[LossNode] = []
     with Autocast.off(), torch.enable_grad(), tracer:
         for node in nodes:
-            tracer.line, first = node.line, len(tracer.records)
+            tracer.line = node.line
             made[id(node)], as_saved = _run(node, made, saved)
             if backward:
                 operands = [_value(behind, output, made) for behind, output in node.edges]
@@ -83,15 +76,7 @@ def replay_loss(
                 if as_saved:
                     index = _tell_of(node, made, tracer, rough) if id(node) in saved else None
                     tracer.credit(made[id(node)], index)
-                if _reads_unseen(node, made, tracer.records[first:]):
-                    certain.append(node)
-                elif made[id(node)] is None:
-                    possible.append(node)
     tracer.line = None
-    if named is not None:
-        _name_unseen(tracer, named)
-    told = [(n.place, n.line) for n in (*certain[:1], *possible) if n.place is not None and n.line is not None]
-    done.unseen = told[:_MAX_UNSEEN]
     loss = made.get(id(graph.top))
     if not isinstance(loss, Tensor):
         done.no_backward = "the loss code cannot be run again to its end"
@@ -107,13 +92,6 @@ def replay_loss(
     if backward and loss.requires_grad:
         _backward(done, loss, graph, [(leaf, x) for leaf, x in leaves if x.requires_grad])
     return done
-
-
-def _name_unseen(tracer: Tracer, named: External) -> None:
-    for record in tracer.records:
-        bad = (*record.bad_in, *(0 for _ in record.sources[len(record.bad_in) :]))
-        pairs = zip(record.sources, bad, strict=False)
-        record.sources = tuple(named if kinds and source == _UNSEEN else source for source, kinds in pairs)
 
 
 def _judge_parts(done: Replay, values: list[Tensor]) -> None:
@@ -141,8 +119,6 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[L
         done.no_backward = f"the loss code's backward pass cannot be run again: {error}"
         return
     for (leaf, _), grad in zip(leaves, gradients, strict=True):
-        if grad is not None and leaf.name == "weight" and leaf.value is not None:
-            done.weight_gradients.append((leaf.value, grad))
         if grad is not None and leaf.name != "weight" and leaf.value is not None:
             done.output_gradients.append((leaf.value, grad))
         if grad is not None and (bad := badness(grad)):
@@ -181,14 +157,9 @@ def _leaves(nodes: list[LossNode]) -> list[tuple[Leaf, Tensor]]:
     return [(leaf, leaf.value.detach().requires_grad_()) for leaf in found.values() if leaf.value is not None]
 
 
-def _external(leaf: Leaf, x: Tensor, nodes: list[LossNode]) -> External:
-    """What a leaf was before the loss code read it; of a bad weight the name that the code has for it."""
-    if leaf.name != "weight":
-        return External("argument", leaf.name)
-    bad = leaf.value is not None and bool(badness(x.detach()))
-    places = {id(n.place): n.place for n in nodes if n.place is not None} if bad else {}
-    names = (name_of(leaf.value, at) for at in list(places.values())[:_MAX_UNSEEN] if leaf.value is not None)
-    return External("weight", next(filter(None, names), leaf.name))
+def _external(leaf: Leaf) -> External:
+    """What a leaf was before the loss code read it."""
+    return External("weight" if leaf.name == "weight" else "argument", leaf.name)
 
 
 def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
@@ -235,21 +206,6 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[in
     elif not can_make(name, kinds) and not value.is_complex() and not any(badness(x) & kinds for x in reads):
         also = (_UNKNOWN if hidden else _UNSEEN, kinds)  # ``exp`` of a number is never NaN
     return tracer.note_op(op, node.line, reads, value, facts, also=also)
-
-
-def _reads_unseen(node: LossNode, made: dict[int, Any], records: list[OpRecord]) -> bool:
-    """Whether the node is bad, and no operand that is known: a tensor without a gradient made it so."""
-    if any(
-        isinstance(source, External) and source in (_UNSEEN, _UNKNOWN) and bad
-        for r in records
-        for source, bad in zip(r.sources, r.bad_in, strict=False)
-    ):
-        return True
-    value = made[id(node)]
-    if records and not any(r.suspect and not r.facts.get("operands") for r in records):
-        return False
-    bad = isinstance(value, Tensor) and bool(badness(value.detach()))
-    return bad and not any(badness(x) for x in _read_by(node, made))
 
 
 def _read_by(node: LossNode, made: dict[int, Any]) -> list[Tensor]:

@@ -17,10 +17,8 @@ from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
-from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.scene.autograd_grad_calls import Taken
-from precdoctor.recording.scene.local_variables import Variables
 from precdoctor.recording.scene.state_restore import Attributes, Autocast, buffers_aside, without_hooks
 from precdoctor.recording.scene.step_snapshot import RootCall
 
@@ -35,8 +33,6 @@ class Replay:
     bad_outputs: list[tuple[str, int, Source]] = field(default_factory=list)
     #: The same of gradients of parameters and arguments.
     bad_gradients: list[tuple[str, int, Source]] = field(default_factory=list)
-    #: Every gradient of a parameter.
-    weight_gradients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     #: Every gradient of an argument, by its name.
     argument_gradients: dict[str, Tensor] = field(default_factory=dict)
     #: Loss code: outputs of top-level modules that it began with, and the gradient of each.
@@ -51,10 +47,6 @@ class Replay:
     missing: list[str] = field(default_factory=list)
     #: Why there was no backward pass.
     no_backward: str | None = None
-    #: Loss code: functions and lines that may have read a bad tensor which no graph knows, the likeliest first.
-    unseen: list[tuple[Variables, Line]] = field(default_factory=list)
-    #: What that tensor is, where its variable is known and its making is not.
-    named: External | None = None
 
     @property
     def bad(self) -> list[tuple[str, int, Source]]:
@@ -236,10 +228,8 @@ def _backward(
         return
     with gradients_aside(leaves_in):
         gradients = _gradients(done.tracer, pairs, leaves_in, alone=alone)
-        for name, x, grad in zip(inputs, leaves_in, gradients, strict=True):
+        for name, grad in zip(inputs, gradients, strict=True):
             bad = badness(grad) if grad is not None else 0
-            if grad is not None and name.startswith("weight "):
-                done.weight_gradients.append((x, grad))
             if grad is not None and name.startswith("argument "):
                 done.argument_gradients[name.removeprefix("argument ")] = grad
             if grad is not None and bad:

@@ -7,8 +7,6 @@ at once of every op that turns finite operands into a non-finite result, because
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,11 +101,6 @@ class Tracer(Retiring):
         self.line: Line | None = None
         #: The line of ops that no line of the user's runs.
         self.fallback: Line | None = None
-        #: Ops of functions that were transformed (``torch.func.grad``).
-        self.transformed: set[int] = set()
-        #: Seconds that evaluating text may take from the first op on (torch may load its compiler for that), and when
-        #: they are over, by ``time.monotonic``.
-        self.seconds = self.until = math.inf
         #: The training itself is traced, not a replay of it.
         self.live = False
         #: Live: the top-level module that runs.
@@ -149,8 +142,6 @@ class Tracer(Retiring):
 
     def _record(self, func: Any, sources: tuple[Source, ...]) -> OpRecord:
         index = len(self.records)
-        if index == 0:
-            self.until = time.monotonic() + self.seconds
         node: Any = torch._C._current_autograd_node()
         line = self.line or innermost_user_line(past_own=self.live) or self.fallback
         module = self.modules[-1] if self.modules else None

@@ -142,17 +142,6 @@ def version(x: Tensor) -> int:
     return -1 if (type(x) not in EXACT and isinstance(x, _LAZY)) or x.is_inference() else x._version
 
 
-def has_graph(x: Tensor) -> bool:
-    """Whether ``x``, or what it is a view of, was made with a gradient.
-
-    A view whose base has been written to is not asked for ``grad_fn`` or ``is_leaf``: that makes its node, or raises.
-    """
-    base = x._base
-    if base is not None:
-        return x.requires_grad or (base.requires_grad and not base.is_leaf)
-    return x.requires_grad and not x.is_leaf
-
-
 def is_transformed(x: Tensor) -> bool:
     """Whether ``x`` stands for another tensor inside a functorch transform, and has no memory of its own."""
     return torch._C._functorch.is_functorch_wrapped_tensor(x)

@@ -15,7 +15,7 @@ from precdoctor.recording.process.attach import shown
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with file names of frames, once per op
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - the same
 #: How the files of code begin that is none of the user's: torch's, ours, made at run time.
-FOREIGN = (_OWN, _TORCH, "<")
+_FOREIGN = (_OWN, _TORCH, "<")
 
 #: Wrappers of ours around functions the user calls (``Tensor.to``): they start nothing.
 _WRAPPERS = (_OWN + "fp8" + os.sep, _OWN + "applying" + os.sep)
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 def is_foreign(file: str) -> bool:
     """Whether code of that file is torch's, ours or made at run time: none of the user's."""
-    return file.startswith(FOREIGN)
+    return file.startswith(_FOREIGN)
 
 
 def innermost_user_line(*, past_own: bool = False) -> Line | None:
@@ -64,7 +64,7 @@ def innermost_user_line(*, past_own: bool = False) -> Line | None:
             left_own = True
             if code.co_name == "_engine_run_backward":
                 return None
-            if not file.startswith(FOREIGN):
+            if not file.startswith(_FOREIGN):
                 return Line(file, frame.f_lineno or code.co_firstlineno)
         frame = frame.f_back
     return None

@@ -147,11 +147,6 @@ class Deliveries:
 
     # --- once a step went wrong --------------------------------------------------------------------------------------
 
-    def fields(self) -> list[dict[str, Tensor]]:
-        """The tensors of recent batches by their names, latest batches first, as far as they can still be read."""
-        found = [{f.path: x for f in batch.fields if (x := f.now()) is not None} for batch in reversed(self.latest)]
-        return [fields for fields in found if fields]
-
     def facts(self) -> dict[str, Any]:
         """What is told of the data at an incident.
 

@@ -28,7 +28,6 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.process.threads import SEVERAL
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.scene.local_variables import Notebook
 from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 from precdoctor.recording.steps.sentinel import Look, amax, gradient_amax, gradient_sentinel
@@ -349,8 +348,7 @@ class Guard:
         if recorder.threads.others:
             done = examination.Examination("refused", why=SEVERAL)
         else:
-            running = Notebook(lambda _x: True, whole=True).note()
-            done = examination.examine(self._scene, recorder.names, look_at, values=values, running=running)
+            done = examination.examine(self._scene, recorder.names, look_at, values=values)
         recorder.event("incident", **event_rows.incident_event(done, number, data | self._scene.deliveries.facts()))
         for row in event_rows.op_events(done, number):
             recorder.event("op", **row)

@@ -24,7 +24,6 @@ from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import saved_hooks
-from precdoctor.recording.scene.local_variables import Notebook
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
@@ -41,8 +40,6 @@ _MAX_MEASURED, _MAX_WHOLE = 1 << 11, 1 << 14
 _MAX_BETWEEN = 128
 #: Nodes noted per forward pass of a script whose weights no module has; one that makes more is not noted any further.
 _MAX_BARE = 1 << 13
-#: Notes of variables per backward pass.
-_MAX_PLACES = 256
 _SAVED = "_saved_"
 
 
@@ -63,11 +60,10 @@ class LossCode:
         #: Nodes that may still be kept in this step.
         self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
         scene.graph_behind = self.behind
-        self._notebook = Notebook(scene.affords_aside)
         scene.when_cleared.append(self._forget)
         recorder.when_closing.append(self.close)
         recorder.when_forked.append(self._begin_anew)
-        self._note = guarded(recorder)(self._noted)
+        self._note = guarded(recorder)(self._noted_bare)
         self.began = guarded(recorder)(self._began)
         self.supported = self.bare = scene.enabled and self._install()
 
@@ -81,9 +77,10 @@ class LossCode:
             if not self._notes():
                 return original()
             line, hooked = innermost_user_line(), saved_hooks.active()
-            self._note()
+            if self.bare:
+                self._note()
             place = f"{line.number}\0{line.file}" if line is not None else "0\0"
-            return [f"{_MARK}{'hooked' if hooked else ''}\0{len(self._scene.places)}\0{place}"]
+            return [f"{_MARK}{'hooked' if hooked else ''}\0{place}"]
 
         stored_traces.format_stack = format_stack
         self.open()
@@ -141,14 +138,6 @@ class LossCode:
             self.close()
         return running
 
-    def _noted(self) -> None:
-        if self.bare:
-            self._noted_bare()
-        if self._recorder.state != "armed":
-            return  # for how long it would be kept is not known
-        if len(self._scene.places) < _MAX_PLACES and (place := self._notebook.note()) is not None:
-            self._scene.places.append(place)
-
     def _noted_bare(self) -> None:
         """Nothing else tells that a forward pass and with it a step begin, nor bounds what the whole model costs."""
         if self._fresh:
@@ -161,7 +150,6 @@ class LossCode:
             self.close()
 
     def _forget(self) -> None:
-        self._notebook.clear()
         self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
 
     @property
@@ -177,19 +165,12 @@ class LossCode:
             self.running = False
 
     def _began(self, tensors: Any, gradients: Any) -> None:
-        try:
-            if not self._traced:
-                self._keep(tensors, gradients)
-        finally:
-            self._scene.places = []
-            self._notebook.learn()
-            self._notebook.clear()
+        if not self._traced:
+            self._keep(tensors, gradients)
 
     def _keep(self, tensors: Any, gradients: Any) -> None:
         if self.bare:
-            places = self._scene.places
             self._scene.begin_step_if_new()
-            self._scene.places = places
         losses = self._recorder.current.losses  # read just now
         known = losses[-1] if losses else None
         if (graph := self.graph_of(tensors, gradients, known if type(known) is float else None)) is not None:
@@ -218,7 +199,7 @@ class LossCode:
             return None
         gradient = given[0] if given else None
         value = roots[0].detach()
-        graph = LossGraph(self._recorder.micro_step, top, value, gradient, walk.cut, self._scene.places)
+        graph = LossGraph(self._recorder.micro_step, top, value, gradient, walk.cut)
         graph.weights = walk.weights if walk.is_bare else []
         return graph
 
@@ -231,7 +212,7 @@ class LossCode:
         self._room_between -= walk.count
         if not isinstance(top, RawNode):
             return None
-        return LossGraph(self._recorder.micro_step, top, x.detach(), None, walk.cut, self._scene.places)
+        return LossGraph(self._recorder.micro_step, top, x.detach(), None, walk.cut)
 
 
 def is_bad(loss: Tensor) -> bool:

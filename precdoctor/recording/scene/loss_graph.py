@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.ops.source_lines import Line
-from precdoctor.recording.scene.local_variables import Variables
 
 
 @dataclass
@@ -20,8 +19,6 @@ class LossNode:
 
     name: str
     line: Line | None
-    #: The functions that were running, and their variables.
-    place: Variables | None
     sequence: int
     shape: tuple[int, ...]
     dtype: torch.dtype | None
@@ -77,8 +74,6 @@ class LossGraph:
     gradient: Tensor | None
     #: It goes on behind the nodes that were kept.
     cut: bool = False
-    #: The functions that were running, as they were noted.
-    places: Sequence[Variables] = ()
     #: Code between two top-level modules: the argument of the second that it made, as a replay names it.
     argument: str = ""
     #: The leaves it is a function of, where no top-level module has a part in it.
@@ -87,17 +82,17 @@ class LossGraph:
     @functools.cached_property
     def top(self) -> LossNode:
         """The node of the loss."""
-        return self.kept if isinstance(self.kept, LossNode) else _readable(self.kept, self.places)
+        return self.kept if isinstance(self.kept, LossNode) else _readable(self.kept)
 
 
-def _readable(top: RawNode, places: Sequence[Variables]) -> LossNode:
-    """The graph with its lines and places."""
+def _readable(top: RawNode) -> LossNode:
+    """The graph with its lines."""
     copies: dict[int, LossNode] = {}
     waiting = [top]
     while waiting:
         raw = waiting.pop()
         if id(raw) not in copies:
-            copies[id(raw)] = _read(raw, places)
+            copies[id(raw)] = _read(raw)
             waiting += [behind for behind, _ in raw.edges if isinstance(behind, RawNode)]
     waiting, met = [top], {id(top)}
     while waiting:
@@ -110,19 +105,11 @@ def _readable(top: RawNode, places: Sequence[Variables]) -> LossNode:
     return copies[id(top)]
 
 
-def _read(raw: RawNode, places: Sequence[Variables]) -> LossNode:
-    line, place = None, None
+def _read(raw: RawNode) -> LossNode:
+    line = None
     if raw.note is not None:
-        _, _, count, number, file = raw.note.split("\0", 4)
+        _, _, number, file = raw.note.split("\0", 3)
         line = Line(file, int(number)) if file else None
-        place = _place_of(line, places[: int(count)])
     first = raw.metadata[0] if raw.metadata else None
     shape = tuple(int(n) for n in first.shape) if first is not None else ()
-    return LossNode(raw.name, line, place, raw.sequence, shape, first.dtype if first is not None else None, raw.saved)
-
-
-def _place_of(line: Line | None, places: Sequence[Variables]) -> Variables | None:
-    """The latest note of the line, so that of a loop's first rounds."""
-    if line is None:
-        return None
-    return next((p for p in reversed(places) if (p.code.co_filename, p.line) == (line.file, line.number)), None)
+    return LossNode(raw.name, line, raw.sequence, shape, first.dtype if first is not None else None, raw.saved)

@@ -30,7 +30,6 @@ from precdoctor.recording.scene.state_restore import Autocast, RandomState
 
 if TYPE_CHECKING:
     from precdoctor.recording.scene.autograd_grad_calls import Taken
-    from precdoctor.recording.scene.local_variables import Variables
     from precdoctor.recording.scene.loss_graph import LossGraph
 
 #: Root calls kept per step: rollouts and decoding loops make thousands.
@@ -107,8 +106,6 @@ class Scene:
         #: What ``torch.autograd.grad`` was given, call by call, and the number of the call that runs.
         self.taken: list[Taken] = []
         self.taking: int | None = None
-        #: Functions of the loss code that runs, with their variables.
-        self.places: list[Variables] = []
         #: A top-level module was called inside torch.func (grad, vmap, jvp ...): such a call is not kept.
         self.transformed = False
         #: Why the step cannot be replayed, if it cannot.
@@ -141,7 +138,6 @@ class Scene:
         self.losses = []
         self.taken = []
         self.taking = None
-        self.places = []
         for told in self.when_cleared:
             told()
         self.refused, self.transformed = None, False
@@ -326,7 +322,7 @@ class Scene:
     def _cannot_replay(self, module: nn.Module) -> str | None:
         known = self._cannot.get(id(module))
         if known is None or known[0]() is not module:
-            known = self._cannot[id(module)] = (weakref.ref(module), why_not_replayable(module))
+            known = self._cannot[id(module)] = (weakref.ref(module), _why_not_replayable(module))
         return known[1]
 
 
@@ -344,7 +340,7 @@ def _stand_in(module: nn.Module) -> nn.Module | None:
     return twin
 
 
-def why_not_replayable(module: nn.Module) -> str | None:
+def _why_not_replayable(module: nn.Module) -> str | None:
     """The reason that running this module again by itself would be wrong; None when nothing speaks against it."""
     for part in static.modules(module):
         names = {c.__name__ for c in type(part).__mro__}

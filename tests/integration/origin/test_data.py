@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 import precdoctor
+from precdoctor.reporting.console import make_console
+from precdoctor.reporting.terminal import print_full
 from tests.support.processes import PYTHON, record, script
 
 SCRIPT = """
@@ -134,10 +138,13 @@ def test_a_batch_of_any_class_is_looked_into(folder):
     assert "The loader drew index 37 for it, unless `collate_fn` changes the order." in finding.message
 
 
-def test_code_that_made_a_finite_batch_non_finite_is_named_by_its_line(folder):
+def test_code_that_made_a_finite_batch_non_finite_is_told_from_data_and_autopsy_recommended(folder):
     (finding,) = findings(folder, "constant")
-    assert (finding.code, finding.cause) == ("PD101", "division-by-zero")
-    assert finding.location.source.code == "return centred / x.std(dim=1, keepdim=True)  # a constant row"
+    assert (finding.code, finding.cause) == ("PD104", "nonfinite-input-batch")
+    assert finding.title.startswith("code between the data loader and `layers.0` (Linear) made the batch, argument `0`")
+    screen = io.StringIO()
+    print_full(precdoctor.diagnose(precdoctor.open_run(folder / "constant")), make_console(screen))
+    assert f"precdoctor autopsy {folder / 'constant'}" in screen.getvalue()
 
 
 def test_missing_values_that_the_loss_leaves_out_are_no_finding(folder):

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
+
 import pytest
 
+import precdoctor
+from precdoctor.reporting.console import make_console
+from precdoctor.reporting.terminal import print_full
 from tests.support.faulty import BAD_STEP, FAULTS
 
-#: Something that the loss code added or subtracted is in no graph: it is not computed to its end.
-IN_KIND = {"late_in_a_long_loss", "target_written_to_before_backward", "own_backward_that_overflows"}
+#: In three scripts something that the loss code added or subtracted is in no graph: it is not computed to its end. In
+#: one the gradients are made after the backward pass, which is finite.
+REPRODUCED = {
+    "late_in_a_long_loss": "in-kind",
+    "a_softmin_of_nothing": "in-kind",
+    "own_backward_that_overflows": "in-kind",
+    "gradients_cut_sample_by_sample": None,
+}
 
 
 @pytest.fixture(params=FAULTS)
@@ -21,6 +33,9 @@ def test_the_op_the_line_and_the_cause_are_found(faulty, name):
     assert (finding.code, finding.cause) == (fault.code, fault.cause)
     if fault.op is not None:
         assert finding.location.op.split(".")[1] == fault.op
+    elif fault.cause is None:
+        assert finding.location.op is None
+    if fault.op is not None or fault.reads:
         assert finding.location.source.file.endswith("faulty.py")
         assert finding.location.source.line == fault.line
         assert finding.location.source.code.endswith("# here")
@@ -40,7 +55,15 @@ def test_the_replay_is_the_run_itself(faulty, name):
     if incident["phase"] == "optimizer":
         assert incident["phase"] == "optimizer"
     else:
-        assert incident["reproduced"] == ("in-kind" if name in IN_KIND else "bit-for-bit")
+        assert incident["reproduced"] == REPRODUCED.get(name, "bit-for-bit")
+
+
+@pytest.mark.parametrize("name", [n for n, fault in FAULTS.items() if fault.cause is None])
+def test_autopsy_is_recommended_where_no_replay_reaches_the_op(faulty, name):
+    diagnosis = precdoctor.diagnose(precdoctor.open_run(faulty.directory / name))
+    screen = io.StringIO()
+    print_full(dataclasses.replace(diagnosis, run={**diagnosis.run, "cwd": "."}), make_console(screen))
+    assert f"precdoctor autopsy {faulty.directory / name}" in screen.getvalue()
 
 
 def test_training_that_recovers_goes_on_as_if_nobody_had_looked(faulty):

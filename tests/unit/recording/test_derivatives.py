@@ -30,14 +30,14 @@ LINE = Line("train.py", 7)
 
 
 def node(name: str, sequence: int, edges: list[Any], shape: tuple[int, ...] = (3,), **saved: Any) -> LossNode:
-    return LossNode(name, LINE, None, sequence, shape, torch.float32, saved, [(each, 0) for each in edges])
+    return LossNode(name, LINE, sequence, shape, torch.float32, saved, [(each, 0) for each in edges])
 
 
 def gradient(top: LossNode, loss: Tensor, leaf: Leaf) -> Tensor | None:
-    """Of a weight, so that the replay hands it out."""
+    """Of an output, so that the replay hands it out."""
     done = replay_loss(LossGraph(0, top, loss.detach(), None), backward=True)
     assert done.no_backward is None
-    return next((g for value, g in done.weight_gradients if value is leaf.value), None)
+    return next((g for value, g in done.output_gradients if value is leaf.value), None)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -45,7 +45,7 @@ def test_of_a_result_where_the_operand_lacks_a_constant(name):
     out = OUT.clone().requires_grad_()
     loss = OPS[name](out - UNSEEN).sum()
     (expected,) = torch.autograd.grad(loss, out)
-    leaf = Leaf("weight", OUT)
+    leaf = Leaf("Net#0 output", OUT)
     less = node("SubBackward0", 1, [leaf], alpha=1)
     made = node(f"{name}Backward0", 2, [less], result=OPS[name](OUT - UNSEEN))
     found = gradient(node("SumBackward0", 3, [made], ()), loss, leaf)
@@ -58,7 +58,7 @@ def test_what_is_linear_hands_gradients_on_though_a_later_op_saved_its_value():
     out = OUT.clone().requires_grad_()
     loss = ((out - UNSEEN).neg() * 2.0).pow(2).sum()
     (expected,) = torch.autograd.grad(loss, out)
-    leaf = Leaf("weight", OUT)
+    leaf = Leaf("Net#0 output", OUT)
     less = node("SubBackward0", 1, [leaf], alpha=1)
     minus = node("NegBackward0", 2, [less])
     twice = node("MulBackward0", 3, [minus, None], other=torch.full((3,), 2.0))
@@ -74,7 +74,7 @@ def own(backward: Callable[..., Any], saved: Tensor, needed: tuple[bool, ...] = 
 
 
 def through(function: OwnFunction) -> tuple[LossNode, Leaf]:
-    leaf = Leaf("weight", OUT)
+    leaf = Leaf("Net#0 output", OUT)
     less = node("SubBackward0", 1, [leaf], alpha=1)
     return node("SumBackward0", 3, [node("CubeBackward", 2, [less], own=function)], ()), leaf
 
@@ -132,7 +132,7 @@ def test_one_that_raises_is_told_of():
 
 
 def test_a_function_of_the_users_own_is_not_torchs_of_the_same_name():
-    leaf = Leaf("weight", OUT)
+    leaf = Leaf("Net#0 output", OUT)
     top = node("SumBackward0", 2, [node("ExpBackward", 1, [leaf], own=None)], ())
     done = replay_loss(LossGraph(0, top, torch.tensor(1.0), None), backward=False)
 

@@ -10,7 +10,7 @@ from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.scene.loss_code import LossCode, _Walk, is_bad
 from precdoctor.recording.scene.loss_graph import LossGraph, LossNode
 
-NOTE = "precdoctor\0\0000\0007\0train.py"
+NOTE = "precdoctor\0\0007\0train.py"
 SCENE = SimpleNamespace(calls=[], affords=lambda _x: True)
 
 

@@ -11,16 +11,14 @@ from precdoctor.recording.microscope.loss_replay import replay_loss
 from precdoctor.recording.microscope.tracer import External
 from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF
-from precdoctor.recording.scene.local_variables import Held, Variables
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, LossNode
 
 NUMBERS = itertools.count()
-PLACE = Variables(compile("0", "train.py", "exec"), 7, {}, {}, None)
 
 
 def node(name, shape, *behind, **saved):
     edges = [(each, 0) for each in behind]
-    return LossNode(f"{name}Backward0", Line("train.py", 7), PLACE, next(NUMBERS), shape, torch.float32, saved, edges)
+    return LossNode(f"{name}Backward0", Line("train.py", 7), next(NUMBERS), shape, torch.float32, saved, edges)
 
 
 def run(top, value, **options):
@@ -67,20 +65,15 @@ def test_what_is_bad_before_a_constant_is_added_is_followed_through_it():
     done = run(node("Sum", (), root), torch.nan)
 
     assert [done.tracer.records[i].op for i in done.slice().origins] == ["aten.div.Tensor"]
-    assert done.unseen == [(PLACE, Line("train.py", 7))]  # the sum, whose other operand might have been bad as well
 
 
-def test_the_tensor_no_graph_knows_is_placed_and_can_be_named():
+def test_the_tensor_no_graph_knows_is_a_constant():
     leaf = Leaf("Net#0 output", torch.ones(2))
     off = node("Sub", (2,), leaf)
     top = node("Sum", (), node("Pow", (2,), off, self=torch.tensor([torch.nan, 0.0]), exponent=2.0))
 
     done = run(top, torch.nan)
-    assert done.unseen[0] == (PLACE, Line("train.py", 7))
-    assert any(e == External("constant") for e, _ in done.slice().externals)
-
-    named = run(top, torch.nan, named=External("data", "y"))
-    assert {e for e, _ in named.slice().externals} == {External("data", "y")}
+    assert {e for e, _ in done.slice().externals} == {External("constant")}
 
 
 def test_gradients_pass_a_constant_that_was_not_saved_and_a_relu_that_saved_its_result_only():
@@ -128,9 +121,9 @@ def test_gradients_go_through_what_a_constant_was_put_into(name):
 
 @pytest.mark.parametrize(("positions", "signs"), [((0, None), 1.0), ((None, 0), -1.0)])
 def test_what_is_taken_from_a_constant_has_the_other_sign(positions, signs):
-    less = node("Sub", (2,), *(Leaf("weight", torch.ones(2)) if p == 0 else None for p in positions), alpha=1)
+    less = node("Sub", (2,), *(Leaf("Net#0 output", torch.ones(2)) if p == 0 else None for p in positions), alpha=1)
     done = gradients(node("Sum", (), less), 0.0)
-    ((_, gradient),) = done.weight_gradients
+    ((_, gradient),) = done.output_gradients
 
     assert gradient.tolist() == [signs, signs]
 
@@ -174,11 +167,8 @@ def test_an_exponential_that_is_infinite_may_be_one():
     assert [done.tracer.records[i].op for i in done.slice().origins] == ["aten.exp.default"]
 
 
-def test_a_bad_weight_that_no_module_has_is_called_as_the_code_calls_it():
+def test_a_bad_weight_that_no_module_has_is_a_weight_from_before():
     weight = torch.tensor([torch.nan, 1.0])
-    place = Variables(PLACE.code, 7, {"layers": [{"w": Held(weight, 0)}]}, {}, None)
-    top = node("Sum", (), node("Mul", (2,), Leaf("weight", weight), None, other=torch.ones(2)))
-    top.place = place
-    done = run(top, torch.nan)
+    done = run(node("Sum", (), node("Mul", (2,), Leaf("weight", weight), None, other=torch.ones(2))), torch.nan)
 
-    assert {e for e, _ in done.slice().externals} == {External("weight", "layers.0.w")}
+    assert {e for e, _ in done.slice().externals} == {External("weight", "weight")}

@@ -184,6 +184,20 @@ def test_a_second_run_is_offered_where_the_op_is_not_known(location, cause, cwd,
     assert text.count("autopsy") == offered
 
 
+@pytest.mark.parametrize("evidence", [{"delivered_finite": True}, {}])
+def test_a_second_run_is_offered_where_code_spoilt_a_batch_that_was_finite_as_delivered(evidence):
+    place = dataclasses.replace(OVERFLOW.location, op=None)
+    found = dataclasses.replace(
+        OVERFLOW,
+        code="PD104",
+        location=place,
+        cause="nonfinite-input-batch",
+        evidence={**OVERFLOW.evidence, **evidence},
+    )
+    text = printed(dataclasses.replace(BROKEN, run={**BROKEN.run, "path": "run", "cwd": "/work"}, findings=(found,)))
+    assert ("precdoctor autopsy run" in text) == bool(evidence)
+
+
 def test_a_clean_run_is_five_lines():
     text = printed(CLEAN, width=80)
     assert len(text.splitlines()) == 5

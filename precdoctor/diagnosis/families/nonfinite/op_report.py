@@ -41,7 +41,7 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
     data = data_of(culprit)
     if data is not None:
         title = f"{data.title}{cause}"
-    elif external is not None and culprit.examined.data_is_finite and external[0] == "batch":
+    elif external is not None and _delivered_finite(culprit):
         title = f"code between the data loader and {place} made {external_words(culprit)} non-finite{cause}"
     elif external is not None:
         words = external_words(culprit)
@@ -76,6 +76,12 @@ def tell_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Told:
         f"{message} {resume_advice(incident)}",
         prescribe(view, incident, culprit),
     )
+
+
+def _delivered_finite(culprit: Culprit) -> bool:
+    """Whether the data loader's batch was finite and the model's argument was not."""
+    external = culprit.blamed.external
+    return external is not None and external[0] == "batch" and culprit.examined.data_is_finite is True
 
 
 def _tell_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Told:
@@ -139,7 +145,8 @@ def _kind(culprit: Culprit) -> str | None:
 def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
     """What was measured at the op, and on the way to and from it."""
     examined, op = culprit.examined, culprit.op
-    return {
+    prepared = {"delivered_finite": True} if _delivered_finite(culprit) else {}
+    return prepared | {
         "operation": {
             "op": op.name,
             "phase": op.phase,
