@@ -42,14 +42,18 @@ def settings_in_force(*, whole: bool = False) -> Settings:
 
 
 def opened(run: Path | None) -> Run:
-    """The run at ``run``, or the newest one, which is then named on stderr."""
+    """The run at ``run``, or the newest one, which is then named on stderr; a terminal shows how reading goes on."""
+    from precdoctor.cli.progress import Progress
     from precdoctor.runlog import open_run
     from precdoctor.runlog.layout import newest_run
 
     if run is None:
         run = newest_run()
         say(f"newest run: {run}")
-    return open_run(run)
+    found = open_run(run)
+    if sys.stderr.isatty():
+        found.progress = Progress(sys.stderr)
+    return found
 
 
 @contextlib.contextmanager

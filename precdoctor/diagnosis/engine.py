@@ -77,7 +77,10 @@ def view_of(run: Run) -> RunView:
 
 def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, Options]) -> Diagnosis:
     """The same on a view and resolved options, so that a caller can share one view."""
-    checked = {rule.code: _check(view, rule, settings[rule.code]) for rule in rules}
+    checked = {}
+    for number, rule in enumerate(rules, 1):
+        checked[rule.code] = _check(view, rule, settings[rule.code])
+        view.run.progress("rules", number, len(rules))
     found = [with_model(view, f) for result in checked.values() for f in result.findings]
     findings = [worthwhile_first(f) for f in fold(found)]
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]

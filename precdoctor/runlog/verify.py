@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.errors import RunUnreadableError
+from precdoctor.runlog.caps import MAX_DIRECTORIES, hold
 from precdoctor.runlog.documents import END, RANK, Shape
 from precdoctor.runlog.files import END_FILE, RANK_FILE, SEALED_PART
 from precdoctor.runlog.filters import query
@@ -116,20 +117,28 @@ class Verification:
         return [problem for rank in self.ranks for problem in rank.problems]
 
 
-def verify(path: str | os.PathLike[str]) -> Verification:
-    """Read every row of every part, and compare with what parts.jsonl lists.
+def verify(
+    path: str | os.PathLike[str], progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
+) -> Verification:
+    """Read every row of every part, and compare with what parts.jsonl lists; ``progress`` as of a run.
 
     Raises:
         RunNotFoundError: there is no run directory at ``path``.
         NewerSchemaError: it was written by a newer precdoctor.
         CorruptRunError: run.json itself is damaged.
+        RunTooLargeError: more processes than are read by default.
         RunUnreadableError: the directory cannot be listed.
     """
     run = Path(path)
     info = read_run_info(run)
     with readable(str(run)):
         directories = rank_directories(run)
-    return Verification(run, int(info["schema_version"]), [_rank(directory) for directory in directories])
+        hold(len(directories), MAX_DIRECTORIES, f"{run} holds {{}} rank directories")
+    ranks = []
+    for number, directory in enumerate(directories, 1):
+        ranks.append(_rank(directory))
+        progress("directories", number, len(directories))
+    return Verification(run, int(info["schema_version"]), ranks)
 
 
 def _rank(rank: RankDirectory) -> RankReport:
