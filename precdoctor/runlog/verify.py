@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
@@ -23,7 +24,7 @@ from precdoctor.runlog.lock import is_locked
 from precdoctor.runlog.parts import read_open, read_sealed
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.sealing import Part
-from precdoctor.runlog.stream import MAX_STREAM_BYTES, scan
+from precdoctor.runlog.stream import MAX_STREAM_BYTES, StreamScan, Witness, read_witness, scan
 from precdoctor.runlog.survey import PartFile, Survey, readable, survey
 
 
@@ -159,6 +160,7 @@ def _rank(rank: RankDirectory) -> RankReport:
     ]
     streams = [_open(file, rank, dropped) for file in found.files if not file.sealed]
     gaps = _gaps(found)
+    problems += [] if live else _not_as_left(rank, found)
     problems += [part.problem for part in parts if part.problem]
     problems += [stream.problem for stream in streams if stream.problem]
     problems += [f"{rank.path.name}/{name} was written and is missing" for name in gaps]
@@ -200,6 +202,39 @@ def _open(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamR
     except RunUnreadableError as error:
         return StreamReport(file.path.name, problem=str(error))
     return StreamReport(file.path.name, found.batches, rows, first, last, found.torn)
+
+
+def _not_as_left(rank: RankDirectory, found: Survey) -> list[str]:
+    """Open streams that are not what their writer left, by what the last batch of each says of itself and the others.
+
+    A stream that is damaged says nothing here; that is a problem of its own.
+    """
+    scans: dict[str, StreamScan] = {}
+    witnesses: list[Witness] = []
+    problems = []
+    for file in found.files:
+        if file.sealed:
+            continue
+        name = file.path.name.removesuffix(".arrows.open")
+        with contextlib.suppress(RunUnreadableError), readable(file.name):
+            content = read_regular(file.path, MAX_STREAM_BYTES)
+            scans[name] = scan(content, file.name)
+            witness = read_witness(content, scans[name]) if scans[name].batches else None
+            if witness is not None:
+                witnesses.append(witness)
+                if witness.name != name:
+                    problems.append(f"{file.name} is a copy of {witness.name}.arrows.open")
+    sealed = {name.removesuffix(".parquet") for name in found.listed}
+    present = {file.path.name.removesuffix(".arrows.open") for file in found.files}
+    for name, (size, digest) in sorted({item for w in witnesses for item in w.beside.items()}):
+        where = f"{rank.path.name}/{name}.arrows.open"
+        if name in sealed:
+            continue
+        if name not in present:
+            problems.append(f"{where} was written and is missing")
+        elif name in scans and scans[name].ends.get(size) != digest:
+            problems.append(f"{where} was cut or exchanged: its process had written {size} bytes of it")
+    return list(dict.fromkeys(problems))
 
 
 def _count(batches: Iterator[pa.RecordBatch], table: str, dropped: Counter[str]) -> tuple[int, int | None, int | None]:
