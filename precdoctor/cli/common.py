@@ -22,6 +22,11 @@ def say(message: str) -> None:
     print(clean(message), file=sys.stderr)  # noqa: T201 - the program talking
 
 
+def say_command(command: str) -> None:
+    """What to type next, indented, on a line of its own and whole; its words are quoted for a shell."""
+    print(f"  {command}", file=sys.stderr)  # noqa: T201 - the program talking
+
+
 def settings_in_force(*, whole: bool = False) -> Settings:
     """The settings of this process; what was found elsewhere, and what is not used, is named on stderr.
 

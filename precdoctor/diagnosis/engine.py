@@ -17,6 +17,7 @@ from precdoctor.diagnosis.view import RunView
 from precdoctor.diagnosis.worth import worthwhile_first
 from precdoctor.errors import NothingRecordedError, PrecdoctorError, UsageError
 from precdoctor.runlog import open_run
+from precdoctor.runlog.shell import quoted_path
 
 if TYPE_CHECKING:
     import os
@@ -68,7 +69,7 @@ def view_of(run: Run) -> RunView:
         next_command = "`precdoctor record --inference` records runs that only call models"
         if view.cut_short:
             why = f"recording ended in its first step: {view.cut_short}"
-            next_command = f"`precdoctor log verify {run.path}` says what is in it"
+            next_command = f"`precdoctor log verify {quoted_path(run.path)}` says what is in it"
         raise NothingRecordedError(
             f"{run.path} holds no training step: {why}, so there is nothing to judge; {next_command}"
         )

@@ -30,6 +30,7 @@ from precdoctor.runlog.layout import (
     read_run_info,
 )
 from precdoctor.runlog.parts import joined, open_rows, sealed_rows, with_attempt
+from precdoctor.runlog.shell import quoted_path
 from precdoctor.runlog.survey import json_lines, read_manifest, readable, survey
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ def _advice(run: Path) -> Iterator[None]:
     try:
         yield
     except CorruptRunError as error:
-        raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {run}") from error
+        raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {quoted_path(run)}") from error
 
 
 def _rank_rows(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.RecordBatch]:
