@@ -16,6 +16,7 @@ import numpy as np
 from precdoctor import _boot
 from precdoctor.recording import attach, kernels
 from precdoctor.recording.batch import EventBatch
+from precdoctor.recording.deferral import HeldSignals
 from precdoctor.recording.kernels import layout as at
 
 if TYPE_CHECKING:
@@ -116,19 +117,25 @@ class Claim:
             return False
         with recorder.off_the_clock():
             try:
-                # pyarrow is for ranks alone: helpers come in hundreds
-                from precdoctor.recording.drain import Drain
-
-                recorder.drain = Drain(recorder.run, rank, recorder.options, threaded=not ending)
+                with HeldSignals():
+                    self._begin(ending=ending)
             except Exception as error:  # noqa: BLE001 - the user's step must succeed whatever happens here
                 cannot_begin(recorder, error)
                 return False
+        return True
+
+    def _begin(self, *, ending: bool) -> None:
+        # pyarrow is for ranks alone: helpers come in hundreds
+        from precdoctor.recording.drain import Drain
+
+        recorder = self._recorder
+        rank = attach.global_rank()
+        recorder.drain = Drain(recorder.run, rank, recorder.options, threaded=not ending)
         recorder.live = recorder.live or (recorder.current.sampled and not ending)
         _boot.note(str(recorder.run), "armed")
         waiting, self._waiting = self._waiting, []
         if waiting:
             recorder.drain.put(EventBatch(waiting))
-        return True
 
     def at_end(self, *, stopped: bool) -> None:
         """The process ends: claim a directory if something is to be explained that no step has shown.
