@@ -88,9 +88,12 @@ class _Loader:
 
 def _torch_is_here() -> None:
     try:
-        from precdoctor.recording import installation
+        from precdoctor.recording.process.deferral import HeldSignals
 
-        installation.install()
+        with HeldSignals(later=True):
+            from precdoctor.recording import installation
+
+            installation.install()
         note(os.environ.get("PRECDOCTOR_RUN", ""), "torch")
     except Exception as error:  # noqa: BLE001 - the user's import of torch must succeed whatever happens here
         note(os.environ.get("PRECDOCTOR_RUN", ""), "error", f"{type(error).__name__}: {error}")

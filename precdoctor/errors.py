@@ -6,7 +6,8 @@
     ├── RunExistsError         exit 2   the output is already there and ``--force`` was not given
     ├── RunUnreadableError     exit 3   it is a run directory, but nothing in it can be trusted
     │   ├── CorruptRunError    exit 3   damaged parts, lying counts, hostile content
-    │   └── NewerSchemaError   exit 3   written by a newer precdoctor
+    │   ├── NewerSchemaError   exit 3   written by a newer precdoctor
+    │   └── RunTooLargeError   exit 3   more rows, parts or processes than are read by default
     ├── NothingRecordedError   exit 3   the run holds no training step
     └── IncomparableRunsError  exit 3   two runs have nothing in common: another model, or other steps
 
@@ -54,6 +55,10 @@ class CorruptRunError(RunUnreadableError):
 
 class NewerSchemaError(RunUnreadableError):
     """The log was written by a newer precdoctor; its meaning may have changed."""
+
+
+class RunTooLargeError(RunUnreadableError):
+    """The log holds more than is read by default; ``precdoctor --any-size`` lifts that."""
 
 
 class NothingRecordedError(RunUnreadableError):

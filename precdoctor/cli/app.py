@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -24,6 +25,7 @@ from precdoctor.cli import (
     watch,
     whatif,
 )
+from precdoctor.runlog.caps import ANY_SIZE
 
 _EXAMPLES = """\b
 Examples:
@@ -45,7 +47,12 @@ app = typer.Typer(
 def _program(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    any_size: Annotated[
+        bool, typer.Option("--any-size", help="Read a log of any size; without it a very large one is refused.")
+    ] = False,
 ) -> None:
+    if any_size:
+        os.environ[ANY_SIZE] = "1"
     if version:
         typer.echo(f"precdoctor {precdoctor.__version__}")
         raise typer.Exit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precdoctor.cli.common import opened, say
+from precdoctor.cli.common import opened, say, say_command
 from precdoctor.errors import NothingRecordedError, UsageError
 from precdoctor.runlog.layout import made_here
+from precdoctor.runlog.shell import quoted_command, quoted_path
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.families.nonfinite.autopsy import Plan
@@ -62,9 +62,7 @@ def autopsy(
 
 
 def _shown(command: Sequence[str], cwd: str) -> str:
-    from precdoctor.reporting.text import clean
-
-    return clean(f"cd {shlex.quote(cwd)} && {shlex.join(command)}")
+    return f"cd {quoted_path(cwd)} && {quoted_command(command)}"
 
 
 def _ask(run: Run, shown: str) -> None:
@@ -74,7 +72,7 @@ def _ask(run: Run, shown: str) -> None:
         UsageError: they do not want it run, or there is no terminal to ask on.
     """
     say(f"precdoctor: {run.path} was not recorded here by you, or has been moved; this would run:")
-    say(f"  {shown}")
+    say_command(shown)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("nothing was run, because there is no terminal to ask on; read the command, then add --yes")
     if not typer.confirm("Run it?", err=True):
@@ -105,7 +103,7 @@ def second_run(run: Run, *, died: bool = True) -> int:
         raise NothingRecordedError(f"nothing became non-finite in {run.path}: there is no step to trace")
     options = _options(run, chosen)
     steps = f"step {chosen.first}" if chosen.last == chosen.first + 1 else f"steps {chosen.first}-{chosen.last - 1}"
-    say(f"precdoctor: running {shlex.join(command)} again in {cwd}, tracing {steps}; it is ended after that")
+    say(f"precdoctor: running {quoted_command(command)} again in {cwd}, tracing {steps}; it is ended after that")
     directory = Path(run.path).absolute() / AUTOPSY_DIR
     with _in_directory(cwd):
         launch(command, directory, options, force=True, quiet=True)
@@ -128,7 +126,7 @@ def _told(run: Run, again: RunView, agrees: Any, chosen: Plan) -> int:
         )
         return _NO_ANSWER
     say(f"precdoctor: the same run again ({agrees.steps} losses and {agrees.tensors} tensors equal); next, type:")
-    say(f"  precdoctor diagnose {shown}")
+    say_command(f"precdoctor diagnose {quoted_path(shown)}")
     return 0
 
 

@@ -22,6 +22,11 @@ def say(message: str) -> None:
     print(clean(message), file=sys.stderr)  # noqa: T201 - the program talking
 
 
+def say_command(command: str) -> None:
+    """What to type next, indented, on a line of its own and whole; its words are quoted for a shell."""
+    print(f"  {command}", file=sys.stderr)  # noqa: T201 - the program talking
+
+
 def settings_in_force(*, whole: bool = False) -> Settings:
     """The settings of this process; what was found elsewhere, and what is not used, is named on stderr.
 
@@ -42,14 +47,18 @@ def settings_in_force(*, whole: bool = False) -> Settings:
 
 
 def opened(run: Path | None) -> Run:
-    """The run at ``run``, or the newest one, which is then named on stderr."""
+    """The run at ``run``, or the newest one, which is then named on stderr; a terminal shows how reading goes on."""
+    from precdoctor.cli.progress import Progress
     from precdoctor.runlog import open_run
     from precdoctor.runlog.layout import newest_run
 
     if run is None:
         run = newest_run()
         say(f"newest run: {run}")
-    return open_run(run)
+    found = open_run(run)
+    if sys.stderr.isatty():
+        found.progress = Progress(sys.stderr)
+    return found
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from precdoctor.cli.common import settings_in_force
+from precdoctor.cli.common import opened, settings_in_force
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 from precdoctor.errors import UsageError
 
@@ -50,13 +50,12 @@ def compare(
     from precdoctor.comparison.compare import compare as judge
     from precdoctor.diagnosis.ranking.verdict import exit_code
     from precdoctor.reporting.outputs import Report
-    from precdoctor.runlog import open_run
 
     settings = settings_in_force()
     level = settings.get("compare", "fail-on", fail_on)
     shape = settings.get("compare", "output-format", output_format) or "full"
     regressions = {code: changes for code, changes in settings.rules.items() if code.upper().startswith("PD8")}
-    found = judge(open_run(a), open_run(b), renames=[_renaming(text) for text in rename or ()], options=regressions)
+    found = judge(opened(a), opened(b), renames=[_renaming(text) for text in rename or ()], options=regressions)
     report = Report(found.diagnosis, exit_code(found.diagnosis, level), level, comparison=found)
     deliver(report, shape, output, settings.get("compare", "also", also) or (), force=force)
     return report.exit_code

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from precdoctor.cli.common import destination, opened, rule_options, say, settings_in_force
+from precdoctor.cli.common import destination, opened, rule_options, say, say_command, settings_in_force
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
+from precdoctor.runlog.shell import quoted_command, quoted_path
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.claims.finding import Diagnosis
@@ -96,11 +96,11 @@ def _write_prescription(view: RunView, diagnosis: Diagnosis, file: Path, *, forc
         stream.write(dumps(found, str(view.run.path)))
     if ready:
         say(f"{len(ready)} of {len(found)} prescriptions can be applied without an edit; next, type:")
-        say(f"  precdoctor record --apply {shlex.quote(str(file))} -- {_command_of(view)}")
+        say_command(f"precdoctor record --apply {quoted_path(file)} -- {_command_of(view)}")
     elif found:
         say(f"none of the {len(found)} prescriptions can be applied without an edit of the script")
 
 
 def _command_of(view: RunView) -> str:
     command = view.run.info.get("command")
-    return shlex.join(map(str, command)) if isinstance(command, list) and command else "python train.py"
+    return quoted_command(map(str, command)) if isinstance(command, list) and command else "python train.py"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precdoctor.cli.common import destination, say, settings_in_force
+from precdoctor.cli.common import destination, opened, say, settings_in_force
 from precdoctor.cli.config import Settings
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 from precdoctor.errors import UsageError
@@ -86,17 +86,16 @@ def gate(
     --baseline, what got worse since then: expected, found and limit.
     """
     from precdoctor.reporting.outputs import Report
-    from precdoctor.runlog import open_run
 
     settings = settings_in_force(whole=True)
-    opened = [open_run(run) for run in runs]
+    found = [opened(run) for run in runs]
     # writing a baseline asks whether the runs are healthy, and an older baseline has no say in that
     bases = () if write_baseline is not None else settings.get("gate", "baseline", baseline) or ()
     shape = settings.get("gate", "output-format", output_format) or "full"
     flags = {"select": select, "ignore": ignore, "fail-on": fail_on, "aggregate": aggregate}
-    report = _judged(opened, bases, settings, flags, settings.get("gate", "fail-if", fail_if) or (), allow)
+    report = _judged(found, bases, settings, flags, settings.get("gate", "fail-if", fail_if) or (), allow)
     if write_baseline is not None and report.exit_code == 0:
-        _write(opened, write_baseline, force=force)
+        _write(found, write_baseline, force=force)
         return 0
     if write_baseline is not None:
         say(f"{write_baseline} is not written: only runs that pass the gate can be a baseline")
@@ -133,7 +132,6 @@ def _judged(
 def _baseline(bases: Sequence[Path]) -> Baseline | list[Run] | None:
     """A file, or runs to learn from."""
     from precdoctor.comparison.baseline_file import read_baseline
-    from precdoctor.runlog import open_run
 
     files = [base for base in bases if base.is_file()]
     if files and len(bases) > 1:
@@ -146,7 +144,7 @@ def _baseline(bases: Sequence[Path]) -> Baseline | list[Run] | None:
                 f"there is no baseline {base}; write one from healthy runs with: precdoctor gate RUN... "
                 f"--write-baseline {base}"
             )
-    return [open_run(base) for base in bases] or None
+    return [opened(base) for base in bases] or None
 
 
 def _write(runs: Sequence[Run], file: Path, *, force: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,10 +32,11 @@ def verify(run: Annotated[Path, typer.Argument(help="Run directory.", metavar="R
 
     Exits with 0 when the log is whole and with 3 when something in it cannot be trusted.
     """
+    from precdoctor.cli.progress import Progress
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.log_view import print_verification
     from precdoctor.runlog.verify import verify as check
 
-    verification = check(run)
+    verification = check(run, Progress(sys.stderr)) if sys.stderr.isatty() else check(run)
     print_verification(verification, make_console())
     return 0 if verification.ok else 3

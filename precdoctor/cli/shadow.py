@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from precdoctor.cli.common import rule_options, say, settings_in_force
+from precdoctor.cli.common import rule_options, say, say_command, settings_in_force
 from precdoctor.cli.config import Settings
 from precdoctor.cli.record import CommandAfterOptions
 from precdoctor.cli.values import parse_count
 from precdoctor.errors import PrecdoctorError, UsageError
+from precdoctor.runlog.shell import quoted_path
 
 if TYPE_CHECKING:
     from precdoctor.runlog import Run
@@ -116,7 +116,7 @@ def _tell(place: Path, settings: Settings, shape: str, worst: int) -> None:
         return
     shown = os.path.relpath(place)
     say("precdoctor: every finding of the run, with what to change; next, type:")
-    say(f"  precdoctor diagnose {shlex.quote(str(place) if shown.startswith('..') else shown)}")
+    say_command(f"precdoctor diagnose {quoted_path(place if shown.startswith('..') else shown)}")
 
 
 def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:

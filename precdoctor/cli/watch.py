@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from precdoctor.cli.common import opened, say
+from precdoctor.cli.common import opened, say, say_command
 from precdoctor.errors import UsageError
+from precdoctor.runlog.shell import quoted_path
 
 #: Seconds between two looks, on a terminal and into a pipe.
 _LIVE, _PIPED = 1.0, 10.0
@@ -55,7 +55,8 @@ def watch(
             console.file = sys.stdout  # a screen is overwritten with blanks, which our own stream would cut off
             with key_presses() as keys:
                 show_live(watcher, check, console, keys, seconds)
-            say(f"watched {path}: {watcher.phase.value}; next, type: precdoctor diagnose {shlex.quote(str(path))}")
+            say(f"watched {path}: {watcher.phase.value}; next, type:")
+            say_command(f"precdoctor diagnose {quoted_path(path)}")
         else:
             print_lines(watcher, check, console, seconds)
     finally:

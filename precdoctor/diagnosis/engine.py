@@ -17,6 +17,7 @@ from precdoctor.diagnosis.survey.recording_cost import overhead
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError, PrecdoctorError, UsageError
 from precdoctor.runlog import open_run
+from precdoctor.runlog.shell import quoted_path
 
 if TYPE_CHECKING:
     import os
@@ -70,7 +71,7 @@ def view_of(run: Run) -> RunView:
         next_command = "`precdoctor record --inference` records runs that only call models"
         if view.cut_short:
             why = f"recording ended in its first step: {view.cut_short}"
-            next_command = f"`precdoctor log verify {run.path}` says what is in it"
+            next_command = f"`precdoctor log verify {quoted_path(run.path)}` says what is in it"
         raise NothingRecordedError(
             f"{run.path} holds no training step: {why}, so there is nothing to judge; {next_command}"
         )
@@ -79,7 +80,10 @@ def view_of(run: Run) -> RunView:
 
 def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, Options]) -> Diagnosis:
     """The same on a view and resolved options, so that a caller can share one view."""
-    checked = {rule.code: _check(view, rule, settings[rule.code]) for rule in rules}
+    checked = {}
+    for number, rule in enumerate(rules, 1):
+        checked[rule.code] = _check(view, rule, settings[rule.code])
+        view.run.progress("rules", number, len(rules))
     found = [with_model(view, f) for result in checked.values() for f in result.findings]
     findings = [worthwhile_first(f) for f in fold(found, RELATIONS)]
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]

@@ -187,6 +187,9 @@ class Recorder:
         attach.let_through(error)
         if self.options.strict:
             raise error
+        if attach.raised_by_an_object(error):
+            self.event("drop", data={"reason": f"{type(error).__name__} in an object's own code", "rows": 1})
+            return
         self._log_error(error)
         if self.errors == 1:
             attach.say(f"internal error, training is not affected: {type(error).__name__}: {error}")

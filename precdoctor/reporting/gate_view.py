@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.verdict import ExitCode
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.text import clean
+from precdoctor.runlog.shell import quoted_path
 
 #: Modules named as the likeliest.
 _SUSPECTS = 3
@@ -57,7 +57,7 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
         if idle_here and not concise:
             console.print(Text(f"  {plural(idle_here, 'check')} not applicable to this run", "pd.quiet"))
         if any(c.passed is False for c in checks):
-            said = f"  Causes and remedies: precdoctor diagnose {clean(shlex.quote(run))}"
+            said = f"  Causes and remedies: precdoctor diagnose {quoted_path(run)}"
             console.print(Text(said, "pd.quiet"), soft_wrap=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from precdoctor.diagnosis.ranking.ending import ending
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.finding_view import finding_view, note_view, place
 from precdoctor.reporting.text import clean, not_neutral, number, recording_cost
+from precdoctor.runlog.shell import quoted_path
 
 #: Findings beyond this many are named on one line each; `--output-format json` has them all.
 FULL_FINDINGS = 8
@@ -61,10 +61,8 @@ def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False)
     if notes:
         console.print(Text(f"A note in full: precdoctor diagnose --select {clean(notes[0].code)}", "pd.quiet"))
     if any(map(_lacks_its_op, heavy)) and diagnosis.run.get("cwd"):
-        again = f"precdoctor autopsy {shlex.quote(str(diagnosis.run.get('path')))}"
-        console.print(
-            Text(f"To find the op, run the command again, traced: {clean(again)}", "pd.quiet"), soft_wrap=True
-        )
+        again = f"precdoctor autopsy {quoted_path(str(diagnosis.run.get('path')))}"
+        console.print(Text(f"To find the op, run the command again, traced: {again}", "pd.quiet"), soft_wrap=True)
     if heavy:
         console.print(Text(f"More on a finding: precdoctor explain {clean(heavy[0].code)}", "pd.quiet"))
 

@@ -61,6 +61,9 @@ class Query:
     looks_at: frozenset[str]
     #: Conjunctions of (operator, value) on ``step``, one per alternative; empty: nothing known.
     steps: tuple[tuple[tuple[str, Any], ...], ...]
+    #: The values of ``rank`` and ``attempt`` that every alternative asks for; None: nothing known.
+    rank: int | None = None
+    attempt: int | None = None
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -68,11 +71,16 @@ class Query:
         full = table_schema(self.table)
         return pa.schema([full.field(name) for name in self.columns])
 
-    @property
+    @cached_property
     def needed(self) -> tuple[str, ...]:
         """Columns to read: those asked for, those the predicate looks at, and the ones every part is checked by."""
         names = {*self.columns, *self.looks_at, "step", "rank"} - {ATTEMPT.name}
         return tuple(name for name in _names(self.table) if name in names)
+
+    @cached_property
+    def needed_schema(self) -> pa.Schema:
+        """Of the batches that parts give."""
+        return pa.schema([TABLES[self.table].field(name) for name in self.needed])
 
     def may_match(self, first: int, last: int) -> bool:
         """Whether rows with steps in [first, last] can satisfy the predicate; False only when none can."""
@@ -121,7 +129,18 @@ def query(table: str, columns: Sequence[str] | None = None, filters: Filters | N
             tuple((op, v.to_pylist() if isinstance(v, pa.Array) else v) for name, op, v in terms if name == "step")
             for terms in alternatives
         ),
+        _only(alternatives, "rank"),
+        _only(alternatives, "attempt"),
     )
+
+
+def _only(alternatives: Sequence[Sequence[_Term]], column: str) -> int | None:
+    """The one value of a column that any of the alternatives lets through."""
+    asked = {
+        next((v for name, op, v in terms if name == column and op in {"=", "=="} and type(v) is int), None)
+        for terms in alternatives
+    }
+    return asked.pop() if len(asked) == 1 else None
 
 
 def _compile(table: str, filters: Any) -> tuple[tuple[_Term, ...], ...]:

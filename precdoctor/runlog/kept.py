@@ -7,10 +7,12 @@ columns are decoded, once, as long as there is room: memory stays flat in the si
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -18,6 +20,11 @@ from precdoctor.runlog.sealing import Part
 
 #: Decoded columns of all parts of a run together; a row of a small GPT takes 384 bytes without block histograms.
 MAX_KEPT_BYTES: Final = 128 << 20
+
+#: A directory that changed less than this before it was listed (ns) may change again without getting a newer time: file
+#: systems keep times as coarsely as this.
+_SETTLED_NS: Final = 2_000_000_000
+_T = TypeVar("_T")
 
 #: Path, time of change in ns, size in bytes: another file has another stamp.
 Stamp: TypeAlias = tuple[str, int, int]
@@ -53,6 +60,7 @@ class Kept:
     max_bytes: int = MAX_KEPT_BYTES
     _sound: dict[Stamp, Sound] = field(default_factory=dict)
     _columns: dict[Stamp, dict[str, pa.Array]] = field(default_factory=dict)
+    _listings: dict[Path, tuple[tuple[int, int], Any]] = field(default_factory=dict)
     _manifests: dict[Path, tuple[Stamp, dict[str, Part]]] = field(default_factory=dict)
     _bytes: int = 0
 
@@ -78,6 +86,23 @@ class Kept:
         if known is None or known[0] != stamp:
             known = self._manifests[path] = (stamp, read())
         return known[1]
+
+    def listing(self, directory: Path, read: Callable[[], _T]) -> _T:
+        """What ``read`` makes of the entries of this directory; read again once they have changed.
+
+        Raises:
+            OSError: the directory is gone, or as ``read``.
+        """
+        found = os.lstat(directory)
+        stamp = (found.st_ino, found.st_mtime_ns)
+        known = self._listings.get(directory)
+        if known is not None and known[0] == stamp:
+            listed: _T = known[1]
+            return listed
+        listed = read()
+        if stamp[1] < time.time_ns() - _SETTLED_NS:
+            self._listings[directory] = (stamp, listed)
+        return listed
 
     def columns(self, stamp: Stamp) -> dict[str, pa.Array]:
         """The columns kept of this part: checked, of the reader's types, with all of its rows."""

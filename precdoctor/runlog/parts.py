@@ -37,6 +37,7 @@ BATCH_ROWS: Final = 1 << 14
 BATCH_VALUES: Final = 1 << 23
 #: What small batches that are joined may take in memory together.
 _JOINED_BYTES: Final = 1 << 20
+_FEW_ROWS: Final = 1 << 10
 _THRIFT_LIMIT: Final = 16 << 20
 _COUNTS: Final = (0, (1 << 63) - 1)
 _BINS: Final = (EXP_MIN, EXP_MAX)
@@ -61,7 +62,7 @@ def read_sealed(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a sealed part that ``query`` asks for; arguments and errors as for :func:`sealed_rows`."""
     for batch in sealed_rows(part, listed, query, rank, kept):
-        yield selected(batch, query, rank)
+        yield query.select(with_attempt(batch, rank))
 
 
 def sealed_rows(
@@ -105,10 +106,7 @@ def sealed_rows(
             batch = _one([_checked(part.name, batch, query.table, names, rank) for batch in every])
             columns = dict(zip(names, batch.columns, strict=True))
             kept.keep(stamp, columns)
-        yield pa.RecordBatch.from_arrays(
-            [columns[name] for name in query.needed],
-            schema=pa.schema([TABLES[query.table].field(name) for name in query.needed]),
-        )
+        yield pa.RecordBatch.from_arrays([columns[name] for name in query.needed], schema=query.needed_schema)
 
 
 def _sound(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
@@ -144,7 +142,8 @@ def _decode(
         for several in _of_like_size(sound, wanted):
             widest = max(sound[n].values / max(sound[n].rows, 1) for n in several)
             rows = max(1, min(BATCH_ROWS, int(BATCH_VALUES / max(widest, 1))))
-            for batch in file.iter_batches(rows, row_groups=several, columns=columns):
+            threads = sum(sound[n].rows for n in several) > _FEW_ROWS  # handing over few rows takes longer than they do
+            for batch in file.iter_batches(rows, row_groups=several, columns=columns, use_threads=threads):
                 seen += batch.num_rows
                 yield batch
     if seen != sum(sound[n].rows for n in wanted):
@@ -161,7 +160,7 @@ def _of_like_size(sound: Sound, wanted: Sequence[int]) -> Iterator[list[int]]:
 def read_open(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
     """The rows of an open stream that ``query`` asks for; errors as for :func:`open_rows`."""
     for batch in open_rows(part, query, rank):
-        yield selected(batch, query, rank)
+        yield query.select(with_attempt(batch, rank))
 
 
 def open_rows(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.RecordBatch]:
@@ -185,10 +184,10 @@ def open_rows(part: PartFile, query: Query, rank: RankDirectory) -> Iterator[pa.
             yield _checked(part.name, batch.select(columns), query.table, query.needed, rank)
 
 
-def selected(batch: pa.RecordBatch, query: Query, rank: RankDirectory) -> pa.RecordBatch:
-    """The rows and columns that ``query`` asks for, of rows of one process."""
-    attempt = pa.repeat(pa.scalar(rank.attempt, ATTEMPT.type), batch.num_rows)  # no file states it
-    return query.select(batch.append_column(ATTEMPT, attempt))
+def with_attempt(batch: pa.RecordBatch, rank: RankDirectory) -> pa.RecordBatch:
+    """Rows of one process with their attempt, which no file states."""
+    attempt = pa.repeat(pa.scalar(rank.attempt, ATTEMPT.type), batch.num_rows)
+    return batch.append_column(ATTEMPT, attempt)
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from precdoctor.errors import CorruptRunError
 from precdoctor.runlog import documents
+from precdoctor.runlog.caps import MAX_DIRECTORIES, MAX_PARTS, MAX_ROWS, hold
 from precdoctor.runlog.files import ATTACH_FILE, END_FILE, RANK_FILE
 from precdoctor.runlog.filters import Filters, Query, query
 from precdoctor.runlog.kept import Kept
@@ -28,7 +29,8 @@ from precdoctor.runlog.layout import (
     read_regular,
     read_run_info,
 )
-from precdoctor.runlog.parts import joined, open_rows, sealed_rows, selected
+from precdoctor.runlog.parts import joined, open_rows, sealed_rows, with_attempt
+from precdoctor.runlog.shell import quoted_path
 from precdoctor.runlog.survey import json_lines, read_manifest, readable, survey
 
 if TYPE_CHECKING:
@@ -76,6 +78,21 @@ class RankLog:
         return str(end.get("message") or end["reason"]) if end.get("reason") == "stopped" else None
 
 
+class _Processes:
+    """The rank directories of a run, and those of one rank or attempt without going through all of them."""
+
+    def __init__(self, every: list[RankDirectory]) -> None:
+        self.every = every
+        self._by_name: dict[tuple[int, int | None], list[RankDirectory]] = {}
+        for directory in every:
+            for attempt in (None, directory.attempt):
+                self._by_name.setdefault((directory.rank, attempt), []).append(directory)
+
+    def of(self, rank: int, attempt: int | None) -> list[RankDirectory]:
+        """Those of a rank; with ``attempt`` only those of this attempt."""
+        return self._by_name.get((rank, attempt), [])
+
+
 class Run:
     """A run directory, open for reading; made by :func:`open_run`. Each call reads what is there at that moment."""
 
@@ -83,7 +100,10 @@ class Run:
         self.path = path
         #: run.json: the command, host facts, recorder options, ``schema_version``.
         self.info = info
+        #: Called with what is being done, how much of it is done, and how much there is.
+        self.progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
         self._kept = Kept()
+        self._sized = False
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -96,7 +116,7 @@ class Run:
             RunUnreadableError: a rank.json, end.json or parts.jsonl is damaged or cannot be read.
         """
         with _advice(self.path):
-            return [_rank_log(directory) for directory in self._directories()]
+            return [_rank_log(directory, self._kept) for directory in self._processes().every]
 
     def tensors(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pd.DataFrame:
         """One row per tensor and step, by rank, attempt and time of writing.
@@ -157,9 +177,28 @@ class Run:
                 return []
             return json_lines(content, Path(ATTACH_FILE))
 
-    def _directories(self) -> list[RankDirectory]:
+    def _processes(self) -> _Processes:
         with readable(str(self.path)):
-            return rank_directories(self.path)
+            found = self._kept.listing(self.path, lambda: _Processes(rank_directories(self.path)))
+        if not self._sized:
+            self._hold(found)
+            self._sized = True
+        return found
+
+    def _hold(self, found: _Processes) -> None:
+        """Refuse a run above the caps before a row of it is read."""
+        hold(len(found.every), MAX_DIRECTORIES, f"{self.path} holds {{}} rank directories")
+        parts, rows = 0, dict.fromkeys(MAX_ROWS, 0)
+        for number, rank in enumerate(found.every, 1):
+            self.progress("reading directories", number, len(found.every))
+            with readable(rank.path.name):
+                files = survey(rank.path, self._kept)
+            parts += len(files.files)
+            hold(parts, MAX_PARTS, f"{self.path} holds {{}} parts")
+            for name, part in files.listed.items():
+                rows[name.partition("-")[0]] += part.rows
+        for table, count in rows.items():
+            hold(count, MAX_ROWS[table], f"{self.path} holds {{}} rows of {table}")
 
     def _frame(self, table: str, columns: Sequence[str] | None, filters: Filters | None) -> pd.DataFrame:
         import pandas as pd
@@ -180,10 +219,12 @@ class Run:
 
     def _read(self, asked: Query) -> Iterator[pa.RecordBatch]:
         with _advice(self.path):
-            for rank in self._directories():
-                for batch in _rank_batches(rank, asked, self._kept):
-                    if batch.num_rows:
-                        yield batch
+            processes = self._processes()
+            wanted = processes.every if asked.rank is None else processes.of(asked.rank, asked.attempt)
+            rows = (batch for rank in wanted for batch in _rank_rows(rank, asked, self._kept))
+            for batch in map(asked.select, joined(rows)):
+                if batch.num_rows:
+                    yield batch
 
 
 def open_run(path: str | os.PathLike[str] | Run) -> Run:
@@ -207,11 +248,7 @@ def _advice(run: Path) -> Iterator[None]:
     try:
         yield
     except CorruptRunError as error:
-        raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {run}") from error
-
-
-def _rank_batches(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.RecordBatch]:
-    return (selected(batch, asked, rank) for batch in joined(_rank_rows(rank, asked, kept)))
+        raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {quoted_path(run)}") from error
 
 
 def _rank_rows(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.RecordBatch]:
@@ -227,18 +264,20 @@ def _rank_rows(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.Rec
         listed = found.listed
         if not part.sealed:
             try:
-                yield from open_rows(part, asked, rank)
+                for batch in open_rows(part, asked, rank):
+                    yield with_attempt(batch, rank)
                 continue
             except FileNotFoundError:  # sealed since
                 with readable(name):
                     listed = read_manifest(rank.path)
         sealed = part.as_sealed()
-        yield from sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, kept)
+        for batch in sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, kept):
+            yield with_attempt(batch, rank)
 
 
-def _rank_log(rank: RankDirectory) -> RankLog:
+def _rank_log(rank: RankDirectory, kept: Kept) -> RankLog:
     with readable(rank.path.name):
-        found = survey(rank.path)
+        found = survey(rank.path, kept)
         facts = read_json_if_there(rank.path / RANK_FILE, documents.RANK)
         end = read_json_if_there(rank.path / END_FILE, documents.END)
     problems = []

@@ -3,6 +3,8 @@
 Arrow's stream has no checksums of its own. Each batch here carries, as custom metadata, the BLAKE2b of everything
 in the file up to and including itself, its own digest read as zeros. A batch is therefore whole and right, or cut off
 by the end of the file (the process was killed inside a write), or damaged; nothing in between is taken for data.
+Each batch also names its own stream, and states size and digest of the streams beside it. That shows which of them were
+cut, removed or exchanged after the process had ended.
 
 The format of the frames is the encapsulated message format of the Arrow columnar specification, section "Serialization
 and Interprocess Communication"; the two FlatBuffers tables read by hand below are Message and RecordBatch of its
@@ -31,6 +33,7 @@ MAX_STREAM_BYTES: Final = 256 << 20
 MAX_BATCH_BYTES: Final = 512 << 20
 
 _KEY: Final = "precdoctor.blake2b"
+_WITNESS: Final = b"precdoctor.streams"
 _MARK: Final = b"blake2b="
 _DIGEST: Final = 32  # hexadecimal digits
 _BLANK: Final = b"0" * _DIGEST
@@ -60,9 +63,14 @@ class StreamEncoder:
         self._writer = pa.ipc.new_stream(self._sink, schema, options=options)
         self._sum = hashlib.blake2b(digest_size=_DIGEST // 2)
 
-    def encode(self, batch: pa.RecordBatch) -> bytes:
-        """The frame of one batch, checksum included."""
-        self._writer.write_batch(batch, custom_metadata={_KEY: _MARK + _BLANK})
+    @property
+    def digest(self) -> str:
+        """Of everything that was encoded; what the last frame states."""
+        return self._sum.hexdigest()
+
+    def encode(self, batch: pa.RecordBatch, witness: str = "") -> bytes:
+        """The frame of one batch, checksum included; ``witness`` as of :func:`witness_of`."""
+        self._writer.write_batch(batch, custom_metadata={_KEY: _MARK + _BLANK, _WITNESS: witness})
         frame = bytearray(self._sink.getbuffer())
         self._sink.seek(0)
         self._sink.truncate()
@@ -74,11 +82,47 @@ class StreamEncoder:
 
 @dataclass(frozen=True)
 class StreamScan:
-    """What is in a stream file: ``batches`` whole ones in the first ``good_bytes``; ``torn``: a cut-off one follows."""
+    """What is in a stream file: ``batches`` whole ones in the first ``good_bytes``; ``torn``: a cut-off one follows.
+
+    ``ends``: the digest that each of them states, by the byte it ends at.
+    """
 
     batches: int
     good_bytes: int
     torn: bool
+    ends: dict[int, str]
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What the last batch of a stream says: the name of its stream, and size and digest of those beside it, by name."""
+
+    name: str
+    beside: dict[str, tuple[int, str]]
+
+
+def witness_of(name: str, beside: dict[str, tuple[int, str]]) -> str:
+    """The text that :func:`read_witness` reads back."""
+    return " ".join([name, *(f"{other}:{size}:{digest}" for other, (size, digest) in beside.items())])
+
+
+def read_witness(data: bytes, found: StreamScan) -> Witness | None:
+    """What the last whole batch of a scanned stream says; None where it says nothing (an older version wrote it).
+
+    Raises:
+        ValueError: it cannot be read.
+        pyarrow.ArrowException: the stream cannot.
+    """
+    text = b""
+    with pa.ipc.open_stream(memoryview(data)[: found.good_bytes]) as reader:
+        for _ in range(found.batches):
+            metadata = reader.read_next_batch_with_custom_metadata().custom_metadata
+            text = b"" if metadata is None else metadata.get(_WITNESS, b"")
+    name, *rest = text.decode().split(" ")
+    fields = [entry.split(":") for entry in rest]
+    if any(len(f) != 3 for f in fields):
+        raise ValueError("what it says of the streams beside it cannot be read")
+    return Witness(name, {f[0]: (int(f[1]), f[2]) for f in fields}) if name else None
 
 
 def scan(data: bytes, where: str) -> StreamScan:
@@ -89,13 +133,14 @@ def scan(data: bytes, where: str) -> StreamScan:
     """
     total = hashlib.blake2b(digest_size=_DIGEST // 2)
     batches = good = at = 0
+    ends: dict[int, str] = {}
     while at < len(data):
         frame = _frame(data, at, where)
         if frame is None:
             # A write that was cut off leaves one frame at most. Two marks mean that a length lies.
             if data.count(_MARK, at) > 1:
                 raise _damaged(where, at)
-            return StreamScan(batches, good, torn=True)
+            return StreamScan(batches, good, torn=True, ends=ends)
         kind, metadata_end, end = frame
         if kind == _SCHEMA_MESSAGE and at == 0:
             total.update(data[at:end])
@@ -110,10 +155,11 @@ def scan(data: bytes, where: str) -> StreamScan:
             if total.hexdigest().encode() != data[start:stop]:
                 raise _damaged(where, at)
             batches, good = batches + 1, end
+            ends[end] = total.hexdigest()
         else:
             raise _damaged(where, at)
         at = end
-    return StreamScan(batches, good, torn=good < len(data))
+    return StreamScan(batches, good, torn=good < len(data), ends=ends)
 
 
 def read_batches(data: bytes, found: StreamScan, where: str) -> Iterator[pa.RecordBatch]:

@@ -128,20 +128,30 @@ def survey(directory: Path, kept: Kept | None = None) -> Survey:
     def read() -> dict[str, Part]:
         return read_manifest(directory)
 
-    listed = read() if kept is None else kept.manifest(directory / PARTS_FILE, read)
-    found = _survey(directory, listed)
+    kept = Kept() if kept is None else kept
+    listed = kept.manifest(directory / PARTS_FILE, read)
+    files = kept.listing(directory, lambda: _part_files(directory))
+    found = _survey(directory, files, listed)
     if found.unlisted:  # sealed between the two looks: by now it is listed
-        found = _survey(directory, read())
+        found = _survey(directory, _part_files(directory), read())
     return found
 
 
-def _survey(directory: Path, listed: dict[str, Part]) -> Survey:
+def _part_files(directory: Path) -> list[PartFile]:
+    """The streams, then the sealed parts: what is sealed between the two listings is in both rather than in none."""
+    return [
+        PartFile(path, match[1], int(match[2]), sealed)
+        for pattern, sealed in ((OPEN_PART, False), (SEALED_PART, True))
+        for match, path in files_matching(directory, pattern)
+    ]
+
+
+def _survey(directory: Path, files: list[PartFile], listed: dict[str, Part]) -> Survey:
     found: dict[tuple[str, int], PartFile] = {}
-    for pattern, sealed in ((OPEN_PART, False), (SEALED_PART, True)):
-        for match, path in files_matching(directory, pattern):
-            key = match[1], int(match[2])
-            if key not in found or path.name in listed:
-                found[key] = PartFile(path, *key, sealed)
+    for file in files:
+        key = file.table, file.number
+        if key not in found or file.path.name in listed:
+            found[key] = file
     if len(found) > MAX_PARTS:
         raise CorruptRunError(f"{directory.name} holds {len(found)} parts; no rank has that many")
     return Survey([found[key] for key in sorted(found)], listed)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.errors import RunUnreadableError
+from precdoctor.runlog.caps import MAX_DIRECTORIES, hold
 from precdoctor.runlog.documents import END, RANK, Shape
 from precdoctor.runlog.files import END_FILE, RANK_FILE, SEALED_PART
 from precdoctor.runlog.filters import query
@@ -22,7 +24,7 @@ from precdoctor.runlog.lock import is_locked
 from precdoctor.runlog.parts import read_open, read_sealed
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.sealing import Part
-from precdoctor.runlog.stream import MAX_STREAM_BYTES, scan
+from precdoctor.runlog.stream import MAX_STREAM_BYTES, StreamScan, Witness, read_witness, scan
 from precdoctor.runlog.survey import PartFile, Survey, readable, survey
 
 
@@ -116,20 +118,28 @@ class Verification:
         return [problem for rank in self.ranks for problem in rank.problems]
 
 
-def verify(path: str | os.PathLike[str]) -> Verification:
-    """Read every row of every part, and compare with what parts.jsonl lists.
+def verify(
+    path: str | os.PathLike[str], progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
+) -> Verification:
+    """Read every row of every part, and compare with what parts.jsonl lists; ``progress`` as of a run.
 
     Raises:
         RunNotFoundError: there is no run directory at ``path``.
         NewerSchemaError: it was written by a newer precdoctor.
         CorruptRunError: run.json itself is damaged.
+        RunTooLargeError: more processes than are read by default.
         RunUnreadableError: the directory cannot be listed.
     """
     run = Path(path)
     info = read_run_info(run)
     with readable(str(run)):
         directories = rank_directories(run)
-    return Verification(run, int(info["schema_version"]), [_rank(directory) for directory in directories])
+        hold(len(directories), MAX_DIRECTORIES, f"{run} holds {{}} rank directories")
+    ranks = []
+    for number, directory in enumerate(directories, 1):
+        ranks.append(_rank(directory))
+        progress("directories", number, len(directories))
+    return Verification(run, int(info["schema_version"]), ranks)
 
 
 def _rank(rank: RankDirectory) -> RankReport:
@@ -150,6 +160,7 @@ def _rank(rank: RankDirectory) -> RankReport:
     ]
     streams = [_open(file, rank, dropped) for file in found.files if not file.sealed]
     gaps = _gaps(found)
+    problems += [] if live else _not_as_left(rank, found)
     problems += [part.problem for part in parts if part.problem]
     problems += [stream.problem for stream in streams if stream.problem]
     problems += [f"{rank.path.name}/{name} was written and is missing" for name in gaps]
@@ -191,6 +202,39 @@ def _open(file: PartFile, rank: RankDirectory, dropped: Counter[str]) -> StreamR
     except RunUnreadableError as error:
         return StreamReport(file.path.name, problem=str(error))
     return StreamReport(file.path.name, found.batches, rows, first, last, found.torn)
+
+
+def _not_as_left(rank: RankDirectory, found: Survey) -> list[str]:
+    """Open streams that are not what their writer left, by what the last batch of each says of itself and the others.
+
+    A stream that is damaged says nothing here; that is a problem of its own.
+    """
+    scans: dict[str, StreamScan] = {}
+    witnesses: list[Witness] = []
+    problems = []
+    for file in found.files:
+        if file.sealed:
+            continue
+        name = file.path.name.removesuffix(".arrows.open")
+        with contextlib.suppress(RunUnreadableError), readable(file.name):
+            content = read_regular(file.path, MAX_STREAM_BYTES)
+            scans[name] = scan(content, file.name)
+            witness = read_witness(content, scans[name]) if scans[name].batches else None
+            if witness is not None:
+                witnesses.append(witness)
+                if witness.name != name:
+                    problems.append(f"{file.name} is a copy of {witness.name}.arrows.open")
+    sealed = {name.removesuffix(".parquet") for name in found.listed}
+    present = {file.path.name.removesuffix(".arrows.open") for file in found.files}
+    for name, (size, digest) in sorted({item for w in witnesses for item in w.beside.items()}):
+        where = f"{rank.path.name}/{name}.arrows.open"
+        if name in sealed:
+            continue
+        if name not in present:
+            problems.append(f"{where} was written and is missing")
+        elif name in scans and scans[name].ends.get(size) != digest:
+            problems.append(f"{where} was cut or exchanged: its process had written {size} bytes of it")
+    return list(dict.fromkeys(problems))
 
 
 def _count(batches: Iterator[pa.RecordBatch], table: str, dropped: Counter[str]) -> tuple[int, int | None, int | None]:

@@ -23,7 +23,7 @@ from precdoctor.runlog.files import END_FILE, RANK_FILE
 from precdoctor.runlog.lock import DirectoryLock, above_streams
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.sealing import seal_stream
-from precdoctor.runlog.stream import StreamEncoder, stored_schema
+from precdoctor.runlog.stream import StreamEncoder, stored_schema, witness_of
 
 #: Readers refuse longer strings; nothing that describes a training step comes near.
 MAX_STRING_BYTES: Final = 1 << 20
@@ -143,7 +143,9 @@ class RankWriter:
             self._open[table] = stream
             self._next[table] += 1
         try:
-            stream.append(batch)
+            streams = (*self._open.values(), *self._unsealed)
+            beside = {s.name: (s.size, s.digest) for s in streams if s is not stream and s.size}
+            stream.append(batch, witness_of(stream.name, beside))
         except OSError:
             self._unsealed.append(self._open.pop(table))  # what it already holds is whole; the next append starts anew
             raise
@@ -208,17 +210,19 @@ class _OpenStream:
     """One ``*.arrows.open`` file; read back through its own handle, so that it does not matter who unlinks the name."""
 
     def __init__(self, directory: Path, table: str, number: int, since: float) -> None:
-        self.path = directory / f"{table}-{number:06d}.arrows.open"
+        self.name = f"{table}-{number:06d}"
+        self.path = directory / f"{self.name}.arrows.open"
         self.table = table
         self.number = number
         self.since = self.synced = since
         self.size = self.batches = 0
+        self.digest = ""
         self._encoder = StreamEncoder(stored_schema(table))
         self._handle = above_streams(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
-    def append(self, batch: pa.RecordBatch) -> None:
+    def append(self, batch: pa.RecordBatch, witness: str) -> None:
         """All of it or nothing; after an OSError the stream takes no more."""
-        frame = memoryview(self._encoder.encode(batch))
+        frame = memoryview(self._encoder.encode(batch, witness))
         at = self.size
         try:
             while frame:
@@ -228,7 +232,7 @@ class _OpenStream:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._handle, self.size)
             raise
-        self.size, self.batches = at, self.batches + 1
+        self.size, self.batches, self.digest = at, self.batches + 1, self._encoder.digest
 
     def sync(self, now: float) -> None:
         """Have what was appended so far outlive the machine."""

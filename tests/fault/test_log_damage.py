@@ -6,10 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from precdoctor.cli import main
 from precdoctor.errors import CorruptRunError, RunNotFoundError, RunUnreadableError
 from precdoctor.runlog import open_run, seal
 from precdoctor.runlog import parts as parts_module
+from precdoctor.runlog.lock import DirectoryLock
 from precdoctor.runlog.schema import TABLES
+from precdoctor.runlog.sealing import seal_stream
 from precdoctor.runlog.stream import read_batches, scan
 from precdoctor.runlog.survey import read_manifest
 from precdoctor.runlog.verify import verify
@@ -244,3 +247,85 @@ def test_verify_gives_the_step_range(tmp_path):
     assert report.step_range == (2, 9)
     assert not report.clean_close
     assert {stream.batches for stream in report.streams} == {1}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """What a killed process leaves: streams of three tables, and a second process beside it."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    steps = [{"step": n} for n in range(12)]
+    return write_run(path, steps, steps, EVENTS, end=False, batch_rows=4, ranks=2)
+
+
+def test_streams_as_a_killed_process_left_them_are_no_problem(killed):
+    assert verify(killed).problems == []
+
+
+def _cut(directory):
+    stream = directory / "tensors-000001.arrows.open"
+    content = stream.read_bytes()
+    ends = list(scan(content, "whole").ends)
+    rewrite(stream, content[: ends[-2]])
+    return "tensors-000001.arrows.open was cut or exchanged"
+
+
+def _cut_in_a_frame(directory):
+    stream = directory / "steps-000001.arrows.open"
+    rewrite(stream, stream.read_bytes()[:-1])
+    return "steps-000001.arrows.open was cut or exchanged"
+
+
+def _empty(directory):
+    rewrite(directory / "steps-000001.arrows.open", b"")
+    return "steps-000001.arrows.open was cut or exchanged"
+
+
+def _removed(directory):
+    (directory / "tensors-000001.arrows.open").unlink()
+    return "tensors-000001.arrows.open was written and is missing"
+
+
+def _of_another_process(directory):
+    shutil.copy(directory.parent / "rank-00001/steps-000001.arrows.open", directory / "steps-000001.arrows.open")
+    return "steps-000001.arrows.open was cut or exchanged"
+
+
+def _written_anew(directory):
+    other = directory.parents[1] / "other"
+    write_run(other, [{"step": n, "amax": 1.0} for n in range(12)], end=False, batch_rows=4)
+    shutil.copy(other / "rank-00000/tensors-000001.arrows.open", directory / "tensors-000001.arrows.open")
+    return "tensors-000001.arrows.open was cut or exchanged"
+
+
+def _copied(directory):
+    shutil.copy(directory / "tensors-000001.arrows.open", directory / "tensors-000002.arrows.open")
+    return "tensors-000002.arrows.open is a copy of tensors-000001"
+
+
+@pytest.mark.parametrize(
+    "change", [_cut, _cut_in_a_frame, _empty, _removed, _of_another_process, _written_anew, _copied]
+)
+def test_a_stream_that_was_changed_after_a_kill_is_reported(killed, tmp_path, change, capsys):
+    run = shutil.copytree(killed, tmp_path / "run")
+    said = change(run / "rank-00000")
+    assert any(said in problem for problem in verify(run).problems), verify(run).problems
+    assert main(["log", "verify", str(run)]) == 3
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_streams_of_a_living_process_are_not_held_against_each_other(killed, tmp_path):
+    run = shutil.copytree(killed, tmp_path / "run")
+    _cut(run / "rank-00000")
+    lock = DirectoryLock(run / "rank-00000")
+    try:
+        assert verify(run).problems == [], "it writes on while it is read"
+    finally:
+        lock.release()
+
+
+def test_a_stream_that_was_sealed_is_not_missed(killed, tmp_path):
+    run = shutil.copytree(killed, tmp_path / "run")
+    stream = run / "rank-00000/tensors-000001.arrows.open"
+    seal_stream(run / "rank-00000", "tensors", 1, stream.read_bytes())
+    stream.unlink()
+    assert verify(run).problems == []

@@ -21,7 +21,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 API = {"Format", "__version__", "compare", "diagnose", "open_run", "record"}
 FLAGS = {
-    "": {"--version", "--install-completion", "--show-completion", "-h", "--help"},
+    "": {"--version", "--any-size", "--install-completion", "--show-completion", "-h", "--help"},
     "record": {
         "-m", "--module", "-o", "--output", "--force", "--budget", "--every", "--steps", "--include", "--exclude",
         "--ranks", "--first-step", "--on-nonfinite", "--autopsy", "--no-autopsy", "--arm-next", "--deep-scan",

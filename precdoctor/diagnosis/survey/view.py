@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
@@ -20,6 +20,7 @@ from precdoctor.diagnosis.claims.finding import Source
 from precdoctor.diagnosis.survey.arrow_rows import batch_records, records
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow, integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
+from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
 from precdoctor.runlog.schema import TABLES
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ _STEP_COLUMNS = (
     *("loss_scale", "clipped_before_unscale", "growth_tracker", "found_inf", "skipped", "autocast_dtype"),
     *("lost_update_fraction", "non_finite", "sampled", "recorder_ns", "wait_ns", "device_ns", "step_ns"),
 )
+#: Steps whose rows are kept at least, and rows that may be kept of more of them: rules ask for the same ones.
+_KEPT_STEPS, _KEPT_ROWS = 8, 1 << 15
 _T = TypeVar("_T")
 
 
@@ -49,7 +52,8 @@ class RunView:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._rows = lru_cache(maxsize=8)(self._load_step)
+        self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
+        self._row_count = 0
         self._memo: dict[str, Any] = {}
 
     @property
@@ -230,18 +234,25 @@ class RunView:
 
     def _load_step(self, process: Process, step: int) -> tuple[TensorRow, ...]:
         # Straight from Arrow: a frame of thirty columns takes thrice as long as the rows of one step.
-        found = self._run.dataset(
-            "tensors",
-            columns=[*ROW_COLUMNS, "attempt"],
-            filters=[[("step", "==", step), ("rank", "==", process.rank)]],
-        )
+        where = [[("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]]
+        found: list[pa.RecordBatch] = []
+        for batch in self._run.batches("tensors", columns=[*ROW_COLUMNS, "attempt"], filters=where):
+            found.append(batch)
+            count = sum(b.num_rows for b in found)
+            hold(count, MAX_STEP_ROWS, f"{self._run.path} holds {{}} or more tensors of step {step}")
         several = len(self.models) > 1
-        rows = [TensorRow.of(r, qualified=several) for r in found.read_all().to_pylist()]
-        return tuple(sorted((r for r in rows if r.attempt == process.attempt), key=_execution))
+        rows = [TensorRow.of(r, qualified=several) for batch in found for r in batch.to_pylist()]
+        return tuple(sorted(rows, key=_execution))
 
     def rows(self, process: Process, step: int) -> tuple[TensorRow, ...]:
         """All tensors of one step of one process in execution order; those of unknown order come last."""
-        return self._rows(process, step)
+        key = process, step
+        if key not in self._rows:
+            self._rows[key] = self._load_step(process, step)
+            self._row_count += len(self._rows[key])
+            while len(self._rows) > _KEPT_STEPS and self._row_count > _KEPT_ROWS:
+                self._row_count -= len(self._rows.pop(next(iter(self._rows))))
+        return self._rows[key]
 
     @cached_property
     def _inventory(self) -> Mapping[str, tuple[set[tuple[str, ...]], set[int]]]:

@@ -84,7 +84,7 @@ def names(found: Opened) -> list[str]:
         return list(map(str, found.items))
     fields = _of_class(kind, "_fields") if issubclass(kind, tuple) else None
     if type(fields) is tuple and len(fields) >= len(found.items) and all(type(f) is str for f in fields):
-        return list(fields[: len(found.items)])
+        return [static.text(name) for name in fields[: len(found.items)]]
     return [_word(key, i) for i, key in enumerate(found.items)]
 
 

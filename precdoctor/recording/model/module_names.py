@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from precdoctor.recording.model import static
+from precdoctor.runlog.names import shortened
 
 #: Wrappers whose child is the model: the attribute it lives under, by class name.
 _WRAPPERS = {
@@ -27,6 +28,8 @@ _STAND_IN = "CompiledFunction"
 #: A search for an unknown module walks every live object, or a whole tree of modules; a script that makes modules in
 #: its loop must not pay for it each time.
 _MAX_SEARCHES = 16
+#: Characters of a name; longer ones are cut.
+_LONGEST = 1000
 
 
 class Place(NamedTuple):
@@ -71,8 +74,8 @@ def class_name(module: nn.Module) -> str:
     kind = type(module)
     names = [c.__name__ for c in kind.__mro__]
     if kind.__name__.startswith("FSDP") and "FSDPModule" in names:
-        return next(name for name in names[1:] if name != "FSDPModule")
-    return kind.__name__
+        return shortened(next(name for name in names[1:] if name != "FSDPModule"), _LONGEST)
+    return shortened(kind.__name__, _LONGEST)
 
 
 class Names:
@@ -194,7 +197,7 @@ class Names:
         modules = []
         for raw, module in static.named_modules(outer):
             self._let_go_of_root_at(module, root)
-            name = ".".join(_without_wrappers(raw, outer))
+            name = shortened(".".join(_without_wrappers(raw, outer)), _LONGEST)
             is_wrapper = type(module).__name__ in _WRAPPERS
             place = Place(root.name, name, class_name(unwrap(module)), is_wrapper)
             self._places[id(module)] = (weakref.ref(module), place)
@@ -205,7 +208,7 @@ class Names:
                 *static.held(module, "_buffers").items(),
             ):
                 if tensor is not None and self.parameter(tensor) is None:  # of several owners the first names it
-                    self._parameters[id(tensor)] = (weakref.ref(tensor), place, own)
+                    self._parameters[id(tensor)] = (weakref.ref(tensor), place, shortened(own, _LONGEST))
         if modules != root.modules:
             root.modules = modules
             self.version += 1

@@ -20,6 +20,8 @@ _EXACT: Final = frozenset(EXACT)
 _BASE: Any = torch._C.TensorBase
 _FLOATS, _NUMEL, _STORAGE = _BASE.is_floating_point, _BASE.numel, _BASE.untyped_storage
 _NESTED, _META, _LAYOUT = _BASE.is_nested.__get__, _BASE.is_meta.__get__, _BASE.layout.__get__
+#: Inside of it no ``__torch_function__`` of a subclass is asked what the tensor is.
+_without_its_code: Final = torch._C.DisableTorchFunctionSubclass
 _NBYTES: Final = torch.UntypedStorage.nbytes
 _MAX_DEPTH = 3
 _MAX_LEAVES = 64
@@ -122,6 +124,9 @@ class _Walk:
 
 def counts(x: Tensor) -> bool:
     """Whether its elements are floating-point numbers, or pairs of them."""
+    if type(x) not in _EXACT:
+        with _without_its_code():
+            return x.is_floating_point() or x.is_complex()
     return x.is_floating_point() or x.is_complex()
 
 
@@ -138,8 +143,11 @@ def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
 
 def version(x: Tensor) -> int:
     """Counts the writes to a tensor's memory; -1 for inference tensors, which do not count them."""
-    # A lazy module's parameter has no shape before the first call, and refuses whatever it is asked.
-    return -1 if (type(x) not in EXACT and isinstance(x, _LAZY)) or x.is_inference() else x._version
+    if type(x) not in _EXACT:
+        with _without_its_code():
+            # A lazy module's parameter has no shape before the first call, and refuses whatever it is asked.
+            return -1 if isinstance(x, _LAZY) or x.is_inference() else x._version
+    return -1 if x.is_inference() else x._version
 
 
 def is_transformed(x: Tensor) -> bool:
@@ -185,13 +193,27 @@ def plain(x: Tensor) -> Tensor | None:
     Fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors and other subclasses give null, and so do
     tensors whose memory is given back: FSDP empties the storage of gathered parameters, and to read them is a crash.
     """
-    exact = type(x) in EXACT
-    if not exact and is_wrapped(x):
+    if type(x) in _EXACT:
+        return _dense(x)
+    with _without_its_code():
+        return _dense_of_subclass(x)
+
+
+def _dense_of_subclass(x: Tensor) -> Tensor | None:
+    if is_wrapped(x):
         local: Any = static.attribute(x, "_local_tensor")
         if type(x).__name__ != "DTensor" or not issubclass(type(local), Tensor):
             return None
         x = local
-    if torch._C._functorch.maybe_current_level() is not None or (not exact and isinstance(x, _LAZY)):
+    if isinstance(x, _LAZY):
+        return None
+    found = _dense(x)
+    # What is measured of it is asked of a plain tensor: a subclass may answer with code of its own.
+    return found if found is None or type(found) in _EXACT else found.detach().as_subclass(Tensor)
+
+
+def _dense(x: Tensor) -> Tensor | None:
+    if torch._C._functorch.maybe_current_level() is not None:
         return None
     if x.layout is not torch.strided:
         if x.layout is not torch.sparse_coo:

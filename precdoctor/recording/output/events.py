@@ -10,6 +10,8 @@ from typing import Any
 
 from precdoctor.recording.observe.step_batch import StepBatch
 from precdoctor.recording.output.step_rows import Row
+from precdoctor.runlog.names import shortened
+from precdoctor.runlog.writer import MAX_STRING_BYTES
 
 #: A run that stays broken says so often enough.
 _MAX_NONFINITE_EVENTS = 100
@@ -33,9 +35,11 @@ class EventLog:
         for event in events:
             row = {"time_ns": time.time_ns(), "id": f"{self._rank}-{self._count}", **event, "rank": self._rank}
             row["data"] = json.dumps(_without_nonfinite(event.get("data", {})), default=str)
+            if len(row["data"]) > MAX_STRING_BYTES:
+                row["data"] = json.dumps({"cut": len(row["data"])})  # ASCII; a part of it would be no JSON
             if self._redact:
                 row["code"] = None
-            out.append(row)
+            out.append({k: shortened(v) if k != "data" and type(v) is str else v for k, v in row.items()})
             self._count += 1
         return out
 

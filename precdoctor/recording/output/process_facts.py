@@ -43,7 +43,7 @@ class Facts:
         for group in groups_of(optimizer):
             plain = {k: static.plain(v) for k, v in static.items(group) if k != "params"}
             groups.append({**plain, "parameters": len(parameters_in(group))})
-        kind = type(optimizer).__name__
+        kind = static.text(type(optimizer).__name__)
         self._optimizers[name] = {"name": name, "class": kind, "intended_update": intended_update, "groups": groups}
 
     def scaler(self, scaler: torch.amp.GradScaler) -> None:

@@ -18,6 +18,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.observe.step_batch import EventBatch
 from precdoctor.recording.process import attach
+from precdoctor.recording.process.deferral import HeldSignals
 
 if TYPE_CHECKING:
     from precdoctor.recording.model.module_names import Root
@@ -117,19 +118,25 @@ class Claim:
             return False
         with recorder.off_the_clock():
             try:
-                # pyarrow is for ranks alone: helpers come in hundreds
-                from precdoctor.recording.output.drain import Drain
-
-                recorder.drain = Drain(recorder.run, rank, recorder.options, threaded=not ending)
+                with HeldSignals():
+                    self._begin(ending=ending)
             except Exception as error:  # noqa: BLE001 - the user's step must succeed whatever happens here
                 cannot_begin(recorder, error)
                 return False
+        return True
+
+    def _begin(self, *, ending: bool) -> None:
+        # pyarrow is for ranks alone: helpers come in hundreds
+        from precdoctor.recording.output.drain import Drain
+
+        recorder = self._recorder
+        rank = attach.global_rank()
+        recorder.drain = Drain(recorder.run, rank, recorder.options, threaded=not ending)
         recorder.live = recorder.live or (recorder.current.sampled and not ending)
         _boot.note(str(recorder.run), "armed")
         waiting, self._waiting = self._waiting, []
         if waiting:
             recorder.drain.put(EventBatch(waiting))
-        return True
 
     def at_end(self, *, stopped: bool) -> None:
         """The process ends: claim a directory if something is to be explained that no step has shown.

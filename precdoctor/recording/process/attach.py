@@ -89,6 +89,20 @@ def innermost_own_frame(error: BaseException) -> str | None:
     return f"{own[-1].filename[len(_PACKAGE) :]}:{own[-1].lineno}" if own else None
 
 
+def raised_by_an_object(error: BaseException) -> bool:
+    """Whether an exception comes out of a special method (``__torch_function__``, ``__eq__``) of a class of others'."""
+    innermost = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        innermost = frame.f_code
+    known = _directories_of(("torch", "numpy", "os"), len(sys.modules))
+    if innermost is None or innermost.co_filename.startswith((_PACKAGE, *known)):
+        return False
+    return any(
+        frame.f_code.co_name.startswith("__") and not frame.f_code.co_filename.startswith((_PACKAGE, *known))
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
 def raised_by_signal_handler(error: BaseException) -> bool:
     """Whether an exception comes out of a handler of the user's that happened to run inside one of our hooks."""
     frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}

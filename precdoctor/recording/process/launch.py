@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import shutil
 import signal
 import sys
@@ -29,6 +28,7 @@ from precdoctor.recording.process.group_signal_probe import Bystander, bystander
 from precdoctor.recording.process.supervise import Online, Supervisor
 from precdoctor.runlog.files import END_FILE
 from precdoctor.runlog.layout import add_run_facts, create_run, left_open, rank_directories
+from precdoctor.runlog.shell import quoted_path
 
 _BOOT_PATH = Path(__file__).resolve().parents[1] / "boot_path"
 _FROM_TERMINAL = frozenset((signal.SIGINT, signal.SIGQUIT)) if os.name == "posix" else frozenset()
@@ -261,7 +261,7 @@ def _run_child_with_handlers(
 
 def _close(directory: Path, status: int, *, quiet: bool) -> int:
     """Seal what the child left open, say what was recorded and what to type next; the status to exit with."""
-    shown = _shown(directory)
+    shown = quoted_path(_shown(directory))
     with contextlib.suppress(OSError, CorruptRunError):  # reports then say nothing of how it ended
         ended = dt.datetime.now(dt.timezone.utc).isoformat()
         add_run_facts(directory, {"ended": ended, "exit_status": status})
@@ -290,7 +290,7 @@ def _close(directory: Path, status: int, *, quiet: bool) -> int:
     early = next((end["message"] for end in ends if isinstance(end.get("message"), str)), None)
     cut = f" (until it stopped early: {early})" if early else ""
     say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}{cut}; next, type:")
-    say(f"precdoctor diagnose {shlex.quote(shown)}", prefix="  ")
+    say(f"precdoctor diagnose {shown}", prefix="  ")
     return STOPPED_BY_US if any(end.get("reason") == "stopped" for end in ends) else status
 
 

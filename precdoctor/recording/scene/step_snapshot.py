@@ -360,8 +360,10 @@ def _why_not_replayable(module: nn.Module) -> str | None:
 
 def _without_graph(x: Tensor) -> Tensor:
     """A tensor that belongs to a graph is detached: the graph must not be kept alive."""
-    return x.detach().requires_grad_(x.requires_grad) if x.grad_fn is not None else x
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.detach().requires_grad_(x.requires_grad) if x.grad_fn is not None else x
 
 
 def _copied(x: Tensor) -> Tensor:
-    return x.detach().clone().requires_grad_(x.requires_grad)
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.detach().clone().requires_grad_(x.requires_grad)

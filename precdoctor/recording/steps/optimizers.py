@@ -120,7 +120,7 @@ class Optimizers:
         known = self._names.get(id(optimizer))
         if known is not None and known[0]() is optimizer:
             return known[1]
-        kind = type(optimizer).__name__
+        kind = static.text(type(optimizer).__name__)
         number = self._counts.get(kind, 0)
         self._counts[kind] = number + 1
         name = f"{kind}#{number}"

@@ -6,6 +6,7 @@ import ast
 import linecache
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from precdoctor.recording.observe.step_batch import EventBatch
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output import numeric_flags
 from precdoctor.recording.output.drain import Drain
+from precdoctor.recording.process.deferral import HeldSignals
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.runlog.layout import create_run
@@ -186,3 +188,54 @@ def no_slots_left_over():
     kernels.forget_all()
     yield
     kernels.forget_all()
+
+
+def test_getting_ready_is_not_interrupted_again_and_again(tmp_path, handler, monkeypatch):
+    from precdoctor.recording.output import drain
+
+    made = []
+
+    class Interrupted(drain.Drain):
+        def __init__(self, *args, **kwargs):
+            handler()  # as a timer would that is shorter than this takes
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(drain, "Drain", Interrupted)
+    create_run(tmp_path / "run", {"command": []})
+    recorder = Recorder(tmp_path / "run", RecordOptions())
+    assert recorder.arm()
+    with pytest.raises(Timeout):
+        recorder.claim.make()
+    assert recorder.drain is not None or made, "what was begun is done when the script hears of its signal"
+    assert recorder.claim.make()
+    recorder.close()
+    assert len(made) == 1
+    assert [d.name for d in (tmp_path / "run").glob("rank-*")] == ["rank-00000"]
+
+
+def test_the_import_of_torch_does_not_end_by_an_interruption(handler, monkeypatch):
+    from precdoctor import _boot
+    from precdoctor.recording import installation
+
+    installed, notes = [], []
+    monkeypatch.setattr(installation, "install", lambda: (handler(), installed.append(1)))
+    monkeypatch.setattr(_boot, "note", lambda *told: notes.append(told[1]))
+    _boot._torch_is_here()
+    assert installed == [1]
+    assert notes == ["torch"]
+    with pytest.raises(Timeout):
+        time.sleep(10)
+
+
+def test_held_signals_leave_the_handlers_as_they_were(handler):
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    with pytest.raises(Timeout), HeldSignals():
+        handler()
+        handler()
+        reached = True
+    assert reached
+    assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
+    with HeldSignals():
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN, "what the script set meanwhile stays"
