@@ -7,7 +7,6 @@ same decision and no collective of ours is needed.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording import attach, kernels, static
+from precdoctor.recording import attach, kernels, live, static
 from precdoctor.recording.attach import STOPPED_BY_US
 from precdoctor.recording.attempt import parameters_of
 from precdoctor.recording.batch import Deferred, looks_like_a_scale, read
@@ -397,4 +396,4 @@ def _is_sharded(parameter: Tensor) -> bool:
 
 def _there_are_optimizers() -> bool:
     """Whether some optimizer may step yet. Walks every live object."""
-    return any(issubclass(type(o), torch.optim.Optimizer) for o in gc.get_objects())
+    return bool(live.instances(torch.optim.Optimizer))
