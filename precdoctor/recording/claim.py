@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from precdoctor import _boot
-from precdoctor.recording import attach, kernels
+from precdoctor.recording import attach, kernels, limits
 from precdoctor.recording.batch import EventBatch
 from precdoctor.recording.kernels import layout as at
 
@@ -111,13 +111,13 @@ class Claim:
         if self.made or recorder.state != "armed":
             return recorder.state == "armed"
         rank = attach.global_rank()  # the process group may have been made since the first forward pass
-        if not chosen(recorder, rank):
+        if not chosen(recorder, rank) or not has_room(recorder):
             recorder.state, recorder.live = "off", False
             return False
         with recorder.off_the_clock():
             try:
-                # pyarrow is for ranks alone: helpers come in hundreds
-                from precdoctor.recording.drain import Drain
+                with limits.small_arrow():  # it is for ranks alone: helpers come in hundreds
+                    from precdoctor.recording.drain import Drain
 
                 recorder.drain = Drain(recorder.run, rank, recorder.options, threaded=not ending)
             except Exception as error:  # noqa: BLE001 - the user's step must succeed whatever happens here
@@ -164,6 +164,15 @@ def chosen(recorder: Recorder, rank: int) -> bool:
     if not named:
         _boot.note(str(recorder.run), "left out")
     return named
+
+
+def has_room(recorder: Recorder) -> bool:
+    """Whether limits on this process leave room for recording it; says so where they do not."""
+    why = limits.shortage()
+    if why is not None:
+        _boot.note(str(recorder.run), "error", why)
+        attach.say(f"{why}; training goes on unrecorded")
+    return why is None
 
 
 def cannot_begin(recorder: Recorder, error: Exception) -> None:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from precdoctor import _boot
-from precdoctor.recording import attach, kernels, leaves
+from precdoctor.recording import attach, kernels, leaves, limits
 from precdoctor.recording.batch import EventBatch, StepBatch, StepFacts, is_capturing
 from precdoctor.recording.capture import Capture
-from precdoctor.recording.claim import Claim, chosen
+from precdoctor.recording.claim import Claim, chosen, has_room
 from precdoctor.recording.facts import Facts
 from precdoctor.recording.naming import Names, Place
 from precdoctor.recording.options import RecordOptions
@@ -101,7 +101,8 @@ class Recorder:
         with self._lock:
             if self.state != "idle":
                 return self.state == "armed"
-            if (worker := attach.in_data_loader_worker()) or not chosen(self, attach.global_rank()):
+            worker = attach.in_data_loader_worker()
+            if worker or not chosen(self, attach.global_rank()) or not has_room(self):
                 self.state = "off"
                 for begin in () if worker else self.when_armed:
                     begin()  # it trains all the same, and like the ranks that are recorded
@@ -330,6 +331,9 @@ class Recorder:
         self.live = self.state == "armed" and room and self.sampler.wants(self.step)
         if self.live:
             kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
+        if self.live and (why := limits.running_out()) is not None:
+            attach.say(f"{why}; recording has stopped, training goes on")
+            self._turn_off(f"running short of room: {why}")
         self.current.sampled = self.live
         for begins in self.when_step_begins:
             begins()
