@@ -88,6 +88,15 @@ class _Loader:
 
 def _torch_is_here() -> None:
     try:
+        from precdoctor.recording.process import memory_shortage
+
+        why = memory_shortage.shortage()
+        if why is not None and '"apply": []' in os.environ.get("PRECDOCTOR_OPTIONS", ""):  # else there is more to do
+            from precdoctor.recording.process import attach
+
+            note(os.environ.get("PRECDOCTOR_RUN", ""), "error", why)
+            attach.say(f"{why}; training goes on unrecorded")
+            return
         from precdoctor.recording.process.deferral import HeldSignals
 
         with HeldSignals(later=True):

@@ -26,8 +26,8 @@ from precdoctor.recording.observe.slots import Entry, Site, SlotTable
 from precdoctor.recording.observe.step_batch import EventBatch, StepBatch, StepFacts, is_capturing
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.process_facts import Facts
-from precdoctor.recording.output.rank_claim import Claim, chosen
-from precdoctor.recording.process import attach
+from precdoctor.recording.output.rank_claim import Claim, chosen, has_room
+from precdoctor.recording.process import attach, memory_shortage
 from precdoctor.recording.process.threads import Threads
 from precdoctor.recording.steps.sampling import Sampler
 
@@ -103,7 +103,8 @@ class Recorder:
         with self._lock:
             if self.state != "idle":
                 return self.state == "armed"
-            if (worker := attach.in_data_loader_worker()) or not chosen(self, attach.global_rank()):
+            worker = attach.in_data_loader_worker()
+            if worker or not chosen(self, attach.global_rank()) or not has_room(self):
                 self.state = "off"
                 for begin in () if worker else self.when_armed:
                     begin()  # it trains all the same, and like the ranks that are recorded
@@ -335,6 +336,9 @@ class Recorder:
         self.live = self.state == "armed" and room and self.sampler.wants(self.step)
         if self.live:
             kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
+        if self.live and (why := memory_shortage.running_out()) is not None:
+            attach.say(f"{why}; recording has stopped, training goes on")
+            self._turn_off(f"running short of room: {why}")
         self.current.sampled = self.live
         for begins in self.when_step_begins:
             begins()

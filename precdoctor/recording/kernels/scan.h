@@ -195,7 +195,10 @@ INLINE uint64_t scan_as(dtype_t dtype, const void *data, const uint32_t *wide, i
     memcpy(sum, &lanes.sum, sizeof sum), memcpy(sum_sq, &lanes.sum_sq, sizeof sum_sq);
     *all = across(highest, lowest, sum, sum_sq);
     if (all->lowest == 0x7fffffff) all->lowest = 0xffffffff; /* nothing but zeros: half of -1 or -2 */
-    return (uint64_t)_mm512_reduce_add_epi64(lanes.products);
+    uint64_t products[LANES / 2], total = 0; /* not _mm512_reduce_add_epi64, whose sum is signed and must not wrap */
+    memcpy(products, &lanes.products, sizeof products);
+    for (int j = 0; j < LANES / 2; j++) total += products[j];
+    return total;
 }
 
 #elif defined __AVX2__

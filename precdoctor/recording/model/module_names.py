@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from precdoctor.recording.model import static
+from precdoctor.recording.model import live_objects, static
 from precdoctor.runlog.names import shortened
 
 #: Wrappers whose child is the model: the attribute it lives under, by class name.
@@ -139,8 +138,8 @@ class Names:
 
     def trained_weights(self) -> list[torch.Tensor]:
         """The parameters of every root that a backward pass went through."""
-        live = [module for root in self.roots.values() if root.trained and (module := root.module()) is not None]
-        return list({id(p): p for module in live for p in static.parameters(module)}.values())
+        models = [module for root in self.roots.values() if root.trained and (module := root.module()) is not None]
+        return list({id(p): p for module in models for p in static.parameters(module)}.values())
 
     def search_parameter(self, parameter: torch.Tensor) -> tuple[Place, str] | None:
         """Like :meth:`parameter`; reads the trees again for one put there since (``.to()``, weight tying, adapters)."""
@@ -159,11 +158,11 @@ class Names:
         """The outermost module that contains ``module``: scripts call ``model.encoder(x)`` directly, too."""
         if not _holds_any(module) or self._searched_enough():
             return module
-        # issubclass on the type, because isinstance asks lazy modules' __class__ and that can import or warn.
-        live = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and type(o).__name__ != _STAND_IN]
         parents: dict[int, nn.Module] = {}
-        for candidate in live:
-            for child in static.held(candidate, "_modules").values():
+        for candidate in live_objects.instances(nn.Module):
+            if type(candidate).__name__ == _STAND_IN:
+                continue
+            for child in list(static.held(candidate, "_modules").values()):  # another thread may be making it
                 if child is not None:
                     parents.setdefault(id(child), candidate)
         top, seen = module, {id(module)}

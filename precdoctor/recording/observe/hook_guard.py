@@ -40,6 +40,8 @@ def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | No
             recorder.on_the_clock = True
             waited, began = waits.ns, time.perf_counter_ns()
             try:
+                if threads.others and threads.is_other():  # since it was asked: now that this is on, nobody takes over
+                    return None
                 return body(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - whatever went wrong in here is ours and must stay here
                 recorder.internal_error(error)

@@ -17,7 +17,7 @@ from precdoctor import _boot
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.observe.step_batch import EventBatch
-from precdoctor.recording.process import attach
+from precdoctor.recording.process import attach, memory_shortage
 from precdoctor.recording.process.deferral import HeldSignals
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Claim:
         if self.made or recorder.state != "armed":
             return recorder.state == "armed"
         rank = attach.global_rank()  # the process group may have been made since the first forward pass
-        if not chosen(recorder, rank):
+        if not chosen(recorder, rank) or not has_room(recorder):
             recorder.state, recorder.live = "off", False
             return False
         with recorder.off_the_clock():
@@ -126,8 +126,8 @@ class Claim:
         return True
 
     def _begin(self, *, ending: bool) -> None:
-        # pyarrow is for ranks alone: helpers come in hundreds
-        from precdoctor.recording.output.drain import Drain
+        with memory_shortage.small_arrow():  # it is for ranks alone: helpers come in hundreds
+            from precdoctor.recording.output.drain import Drain
 
         recorder = self._recorder
         rank = attach.global_rank()
@@ -172,6 +172,15 @@ def chosen(recorder: Recorder, rank: int) -> bool:
     if not named:
         _boot.note(str(recorder.run), "left out")
     return named
+
+
+def has_room(recorder: Recorder) -> bool:
+    """Whether limits on this process leave room for recording it; says so where they do not."""
+    why = memory_shortage.shortage()
+    if why is not None:
+        _boot.note(str(recorder.run), "error", why)
+        attach.say(f"{why}; training goes on unrecorded")
+    return why is None
 
 
 def cannot_begin(recorder: Recorder, error: Exception) -> None:

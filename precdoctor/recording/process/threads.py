@@ -32,6 +32,7 @@ class Threads:
         self._own = 0
         self._thread: threading.Thread | None = None
         self._told = False
+        self._taking = threading.Lock()
 
     def elsewhere(self) -> bool:
         """Whether the calling thread, which calls a model, ``backward`` or an optimizer, is another one."""
@@ -45,15 +46,32 @@ class Threads:
     def _is_other(self, number: int) -> bool:
         if torch._C._current_graph_task_id() != -1:
             return number in self.others
-        if self._thread is None or not self._thread.is_alive() or self._can_be_left():
-            if self._thread is not None and self._thread.is_alive():
-                self.others.add(self._own)
-            self.others.discard(number)
-            self._own, self._thread, self.calls = number, threading.current_thread(), []
-            return False
+        if self._is_free() and self._taking.acquire(blocking=False):
+            try:
+                if self._is_free() and self._take(number):  # asked again: another thread may have been first
+                    return False
+            finally:
+                self._taking.release()
         if not self._told:
             self._tell()
         self.others.add(number)
+        return True
+
+    def _is_free(self) -> bool:
+        return self._thread is None or not self._thread.is_alive() or self._can_be_left()
+
+    def _take(self, number: int) -> bool:
+        """Have the calling thread be the recorded one, unless a hook runs in another: both would write to one slot.
+
+        A hook that begins first says so and then looks at :attr:`others`; here it is the other way round.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            self.others.add(self._own)
+            if self._recorder.on_the_clock:
+                self.others.discard(self._own)
+                return False
+        self.others.discard(number)
+        self._own, self._thread, self.calls = number, threading.current_thread(), []
         return True
 
     def _can_be_left(self) -> bool:

@@ -7,7 +7,6 @@ same decision and no collective of ours is needed.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from precdoctor.recording.microscope import event_rows, examination, optimizer_f
 from precdoctor.recording.microscope.compiled_function import trained_in
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
-from precdoctor.recording.model import static
+from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.observe.step_batch import Deferred, looks_like_a_scale, read
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.ops.tensor_facts import describe
@@ -397,4 +396,4 @@ def _is_sharded(parameter: Tensor) -> bool:
 
 def _there_are_optimizers() -> bool:
     """Whether some optimizer may step yet. Walks every live object."""
-    return any(issubclass(type(o), torch.optim.Optimizer) for o in gc.get_objects())
+    return bool(live_objects.instances(torch.optim.Optimizer))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from precdoctor.recording.model import static
+from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.model.module_names import Names, Place, class_name, unwrap
 
 
@@ -156,7 +156,7 @@ def test_replaced_parameters_are_found_again(names):
 def test_searching_has_an_end(names, monkeypatch):
     """A script that makes modules in its loop does not pay for a walk over all objects each time."""
     scans = []
-    monkeypatch.setattr(gc, "get_objects", lambda: scans.append(1) or [])
+    monkeypatch.setattr(live_objects, "instances", lambda kind: scans.append(1) or [])
     kept = [nn.Linear(2, 2) for _ in range(100)]
     for module in kept:
         names.place(module, None)

@@ -70,6 +70,27 @@ def test_the_first_that_trains_is_recorded_and_nothing_runs_in_the_others(worker
     assert recorder.said[0] == "warning" and len(recorder.said) == 2
 
 
+def test_nobody_takes_over_while_a_hook_runs(workers, recorder):
+    """Two threads in hooks would write into the same slots."""
+    first, second, _ = workers
+    begun, go_on = threading.Event(), threading.Event()
+
+    def look():
+        begun.set()
+        return go_on.wait(10)
+
+    first.do(recorder.threads.elsewhere)
+    body = guarded(recorder)(look)
+    hook = threading.Thread(target=lambda: first.do(body))
+    hook.start()
+    assert begun.wait(10)
+    assert second.do(recorder.threads.elsewhere)
+    go_on.set()
+    hook.join()
+    assert not second.do(recorder.threads.elsewhere)
+    assert first.do(body) is None
+
+
 def test_another_takes_over_when_it_has_ended(workers, recorder):
     first, second, _ = workers
     first.do(recorder.threads.elsewhere)
