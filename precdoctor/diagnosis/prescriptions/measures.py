@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, incidents
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident, incidents
 from precdoctor.diagnosis.offline.replay.gradients import run_gradients
 from precdoctor.diagnosis.offline.replay.loss_scale import recorded_flushed
 from precdoctor.diagnosis.offline.replay.updates import updates_of

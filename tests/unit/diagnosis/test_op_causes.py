@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from precdoctor.diagnosis.claims.finding import Phase
-from precdoctor.diagnosis.families.nonfinite.causes import Cause
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import op_cause
 from precdoctor.diagnosis.families.nonfinite.culprit import Culprit, _phase, scale_of_gradients
 from precdoctor.diagnosis.families.nonfinite.culprit_op import Blame, blame
-from precdoctor.diagnosis.families.nonfinite.op_causes import op_cause
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import prescribe
 from precdoctor.diagnosis.families.nonfinite.op_report import _operand_words, _reference_words, external_words
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import Cause
 from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Examined, Op, Operand
 
 CONSTANT = ("constant", "")

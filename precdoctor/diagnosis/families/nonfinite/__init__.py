@@ -1,10 +1,10 @@
 """PD1xx: where NaN and Inf come from.
 
 An *incident* is a step whose loss, gradients, weights or buffers hold non-finite values that no loss scaler took care
-of (:mod:`.bad_steps`). Its *origin* is the first tensor that went bad, by the recorded rows (:mod:`.incident`); its
+of (:mod:`.bad_steps`). Its *origin* is the first tensor that went bad, by the recorded rows (:mod:`.incident_search`); its
 *culprit* the op that made it so, where the failing step was replayed (:mod:`.culprit`, from ``survey.op_facts``). A
-*cause* says why (:mod:`.causes` from rows; :mod:`.op_causes`, :mod:`.power_causes` and :mod:`.optimizer_causes` from
-ops). Incidents that repeat or follow from an earlier one are merged (:mod:`.repeated_incidents`,
+*cause* says why (:mod:`.tensor_causes` from rows; :mod:`.arithmetic_causes`, :mod:`.power_causes` and :mod:`.optimizer_causes` from
+ops). Incidents that repeat or follow from an earlier one are merged (:mod:`.merged_incidents`,
 :mod:`.later_incidents`, :mod:`.poisoned_state`).
 
 Rules differ in the place they answer for: forward, backward, loss, batch, weights, buffers, results that a mask

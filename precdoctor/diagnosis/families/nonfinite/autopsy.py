@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.families.nonfinite.incident import incidents
+from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
 from precdoctor.diagnosis.survey.view import RunView
 
 #: Steps traced where only an interval is known; each costs four or five times what it does untraced.

@@ -10,7 +10,6 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
     check_incidents,
     confidence_options,
@@ -19,6 +18,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     resume_advice,
     where_words,
 )
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 from precdoctor.diagnosis.survey.arrow_rows import records
 from precdoctor.diagnosis.survey.bad_data import BadTensor, chosen, drop_samples
 from precdoctor.diagnosis.survey.op_facts import examined_at

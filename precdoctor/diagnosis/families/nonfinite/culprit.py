@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Phase, Source
-from precdoctor.diagnosis.families.nonfinite.causes import Cause
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import op_cause
 from precdoctor.diagnosis.families.nonfinite.culprit_op import Blame, blame
-from precdoctor.diagnosis.families.nonfinite.op_causes import op_cause
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import Cause
 from precdoctor.diagnosis.survey.op_facts import Examined, Op, examined_at
 from precdoctor.diagnosis.survey.view import Process, RunView
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.families.nonfinite.culprit import Culprit
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 from precdoctor.diagnosis.survey.bad_data import BadTensor, as_read, chosen, field_words
 from precdoctor.diagnosis.survey.op_facts import Op, Operand
 from precdoctor.diagnosis.survey.view import RunView

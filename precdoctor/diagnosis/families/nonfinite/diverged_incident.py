@@ -8,8 +8,8 @@ from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.divergence.learning_rates import JUMP
 from precdoctor.diagnosis.divergence.onset import EXPLODED, REPLACED, Divergence
 from precdoctor.diagnosis.divergence.report import chain_words, root_cure, root_evidence, root_words
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_report import Told, resume_advice
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 from precdoctor.diagnosis.survey.view import RunView
 
 #: Causes of non-finite values that huge operands have. What is undefined of small ones is the op's own fault.

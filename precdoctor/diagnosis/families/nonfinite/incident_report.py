@@ -10,7 +10,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import divergence_before
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, incidents
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident, incidents
 from precdoctor.diagnosis.survey.rows import TensorRow, known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 

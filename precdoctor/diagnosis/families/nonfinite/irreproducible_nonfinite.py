@@ -7,8 +7,8 @@ import math
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, incidents
 from precdoctor.diagnosis.families.nonfinite.incident_report import evidence_of, location_of, resume_advice
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident, incidents
 from precdoctor.diagnosis.survey.op_facts import Examined, examined_at
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.view import Process, RunView

@@ -13,7 +13,7 @@ from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.survey.view import RunView
 
 if TYPE_CHECKING:
-    from precdoctor.diagnosis.families.nonfinite.incident import Incident
+    from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 
 #: What the optimizer was given, or made of it.
 _GIVEN = frozenset(("weight_grad_step", "update"))

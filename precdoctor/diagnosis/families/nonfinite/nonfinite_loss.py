@@ -7,7 +7,6 @@ import math
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural, there_are
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
     check_incidents,
     confidence_options,
@@ -17,6 +16,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     unrecorded_message,
     where_words,
 )
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32

@@ -8,7 +8,6 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
     check_incidents,
     confidence_options,
@@ -19,6 +18,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     unrecorded_message,
     where_words,
 )
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, known_format
 from precdoctor.diagnosis.survey.view import RunView
 

@@ -7,7 +7,6 @@ import math
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
     check_incidents,
     confidence_options,
@@ -18,6 +17,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     resume_advice,
     where_words,
 )
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import lower_rate
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import RunView

@@ -9,12 +9,12 @@ from typing import Any
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.divergence.onset import healthy_norms
-from precdoctor.diagnosis.families.nonfinite import domain_edge_prescriptions as edges
+from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as edges
 from precdoctor.diagnosis.families.nonfinite import optimizer_prescriptions
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import mask_filling, too_large_constant
 from precdoctor.diagnosis.families.nonfinite.culprit import Culprit, scale_of_gradients
 from precdoctor.diagnosis.families.nonfinite.culprit_words import Maker, bad_of, data_of, line_words, look, operand_of
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
-from precdoctor.diagnosis.families.nonfinite.op_causes import mask_filling, too_large_constant
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 from precdoctor.diagnosis.survey.bad_data import drop_samples
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.survey.rows import known_format

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Location
-from precdoctor.diagnosis.families.nonfinite.causes import Cause
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import UNDERFLOWED
 from precdoctor.diagnosis.families.nonfinite.culprit import Culprit
 from precdoctor.diagnosis.families.nonfinite.culprit_words import data_of, held_by
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
     Told,
     consequences,
@@ -16,9 +15,10 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     resume_advice,
     where_words,
 )
-from precdoctor.diagnosis.families.nonfinite.op_causes import UNDERFLOWED
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import mend_buffer, prescribe
 from precdoctor.diagnosis.families.nonfinite.poisoned_state import poison_words
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import Cause
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Examined, Op, Operand
 from precdoctor.diagnosis.survey.origin import class_of
 from precdoctor.diagnosis.survey.rows import known_format

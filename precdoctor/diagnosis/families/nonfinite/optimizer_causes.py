@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.nonfinite.causes import Cause
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import Cause
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Operand, real
 from precdoctor.diagnosis.survey.rows import known_format
 

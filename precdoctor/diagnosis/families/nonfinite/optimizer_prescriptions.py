@@ -9,7 +9,7 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.families.nonfinite.culprit import Culprit
 from precdoctor.diagnosis.families.nonfinite.culprit_words import bad_of, line_words
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32, Format

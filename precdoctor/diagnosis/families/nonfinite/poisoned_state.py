@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precdoctor.diagnosis.claims.finding import Phase
-from precdoctor.diagnosis.families.nonfinite.causes import UNKNOWN
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import UNKNOWN
 from precdoctor.diagnosis.survey.op_facts import Examined, examined_at
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 if TYPE_CHECKING:
-    from precdoctor.diagnosis.families.nonfinite.incident import Incident
+    from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 
 
 def poison_at(view: RunView, process: Process, step: int) -> Incident | None:
     """The incident of a step that made nothing non-finite but what outlives it; None for any other step."""
-    from precdoctor.diagnosis.families.nonfinite.incident import Incident
+    from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 
     examined = examined_at(view, process, step)
     if examined is None or not examined.target or not examined.poisoned:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.words import plural, there_are
-from precdoctor.diagnosis.families.nonfinite.causes import Cause
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import Cause
 from precdoctor.diagnosis.survey.op_facts import NAN, Op, Operand, real
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from precdoctor.diagnosis.families.nonfinite.incident import Incident
+    from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 
 
 def over_ranks(found: Sequence[Incident]) -> list[Incident]:

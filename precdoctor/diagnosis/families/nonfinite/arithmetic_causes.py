@@ -10,11 +10,11 @@ import math
 from dataclasses import replace
 
 from precdoctor.diagnosis.claims.words import plural, there_are
-from precdoctor.diagnosis.families.nonfinite.causes import Cause
 from precdoctor.diagnosis.families.nonfinite.culprit_op import Blame
-from precdoctor.diagnosis.families.nonfinite.discarded_by_where import is_discarded, thrown_away
+from precdoctor.diagnosis.families.nonfinite.gradient_causes import is_discarded, thrown_away
 from precdoctor.diagnosis.families.nonfinite.optimizer_causes import optimizer_cause, scalar_cause, settings_cause
 from precdoctor.diagnosis.families.nonfinite.power_causes import is_root, power_cause, power_gradient_cause
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import Cause
 from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, Examined, Op, Operand
 from precdoctor.diagnosis.survey.rows import known_format
 

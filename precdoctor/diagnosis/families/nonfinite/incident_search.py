@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.divergence.onset import Divergence
 from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, incident_steps
-from precdoctor.diagnosis.families.nonfinite.causes import UNKNOWN, Cause, backward_cause, forward_cause
 from precdoctor.diagnosis.families.nonfinite.culprit import Culprit, culprit_at
 from precdoctor.diagnosis.families.nonfinite.later_incidents import without_aftermath
+from precdoctor.diagnosis.families.nonfinite.merged_incidents import over_ranks, over_time
 from precdoctor.diagnosis.families.nonfinite.optimizer_causes import words_of
 from precdoctor.diagnosis.families.nonfinite.poisoned_state import poison_at, traced_to_poison
-from precdoctor.diagnosis.families.nonfinite.repeated_incidents import over_ranks, over_time
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import UNKNOWN, Cause, backward_cause, forward_cause
 from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Examined, examined_at
 from precdoctor.diagnosis.survey.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious

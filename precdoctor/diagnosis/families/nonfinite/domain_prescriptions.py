@@ -6,10 +6,10 @@ import math
 
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import there_are
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import TWO_SIDED
 from precdoctor.diagnosis.families.nonfinite.culprit import Culprit
 from precdoctor.diagnosis.families.nonfinite.culprit_words import bad_of, forward_of, line_words, look, operand_of
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
-from precdoctor.diagnosis.families.nonfinite.op_causes import TWO_SIDED
+from precdoctor.diagnosis.families.nonfinite.incident_search import Incident
 from precdoctor.diagnosis.survey.op_facts import Operand, real
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
