@@ -1,170 +1,93 @@
 """Why an op made a non-finite value of finite operands: from its name, its operands' ranges, and its result in FP64.
 
-Finite in FP64 means the format was left (a range cause); non-finite in FP64, too, means the operation itself is not
-defined there (a domain cause). IEEE 754-2019, section 7, for which operations do what.
+Finite in FP64 means that a number left the range of the format (a range cause). Non-finite in FP64 means that the
+operation is not defined there (a domain cause). IEEE 754-2019, section 7, says which operations do what.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass
 
-from precdoctor.diagnosis.claims.words import plural, there_are
-from precdoctor.diagnosis.families.nonfinite.culprit_op import Blame
-from precdoctor.diagnosis.families.nonfinite.gradient_causes import is_discarded, thrown_away
-from precdoctor.diagnosis.families.nonfinite.optimizer_causes import optimizer_cause, scalar_cause, settings_cause
-from precdoctor.diagnosis.families.nonfinite.power_causes import is_root, power_cause, power_gradient_cause
-from precdoctor.diagnosis.families.nonfinite.tensor_causes import Cause
-from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, Examined, Op, Operand
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.nonfinite.incident import Cause
+from precdoctor.diagnosis.survey.op_facts import NAN, POS_INF, Op, Operand, Replay, real
 from precdoctor.diagnosis.survey.rows import known_format
 
-#: Words for zeros that a wider format would not have made.
+#: In the words of a cause: FP64 would not have flushed these zeros.
 UNDERFLOWED = "underflowed in"
-_LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
 
 
-def _names(spaced: str) -> frozenset[str]:
+def op_names(spaced: str) -> frozenset[str]:
+    """A set of names, written as one string."""
     return frozenset(spaced.split())
 
 
-_EXPS = _names("exp exp2 expm1 sinh cosh special_expm1 special_exp2")
-#: Of those, what overflows at either end.
-TWO_SIDED = _names("sinh cosh")
-_PRODUCTS = _names(
+#: Logarithms, and the largest operand at which they are not finite.
+_LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
+_EXPS = op_names("exp exp2 expm1 sinh cosh special_expm1 special_exp2")
+#: Exponentials that overflow at either end.
+TWO_SIDED = op_names("sinh cosh")
+_PRODUCTS = op_names(
     "mm addmm bmm baddbmm addbmm addmv mv dot vdot matmul linear convolution _convolution mkldnn_linear einsum "
     "_scaled_mm cudnn_convolution mkldnn_convolution convolution_backward mkldnn_rnn_layer _cudnn_rnn addcmul "
     "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention _trilinear "
     "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _thnn_fused_lstm_cell"
 )
-_REDUCTIONS = _names(
+_REDUCTIONS = op_names(
     "sum mean cumsum nansum logsumexp linalg_vector_norm norm var std var_mean std_mean native_layer_norm "
     "native_batch_norm native_group_norm _native_batch_norm_legit cudnn_batch_norm prod cumprod trace "
     "_cdist_forward _fused_rms_norm mse_loss smooth_l1_loss huber_loss index_add scatter_add segment_reduce avg_pool2d "
     "_adaptive_avg_pool2d add sub logcumsumexp logaddexp"
 )
-_CASTS = _names("_to_copy to copy type_as convert_element_type")
-_WEIGHT_NORMS = _names("_weight_norm _weight_norm_interface")
-_DOMAINS = _names("acos asin atanh acosh erfinv logit lgamma digamma polygamma mvlgamma _ctc_loss fmod")
-_SOFTMAXES = _names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp logcumsumexp")
-#: Means over the targets that count: those that are not ignored, by their weights.
-_COUNTED = _names("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss")
-_OVERFLOWS = frozenset(
-    ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
-)
-#: An infinite number is a fault in these; in a mask, a bound or a fill it is meant.
-_WITH_SCALARS = _names("add sub rsub mul div pow lerp addcmul")
-_QUOTIENTS = _names("div reciprocal true_divide addcdiv remainder floor_divide")
+_CASTS = op_names("_to_copy to copy type_as convert_element_type")
+_WEIGHT_NORMS = op_names("_weight_norm _weight_norm_interface")
+_DOMAINS = op_names("acos asin atanh acosh erfinv logit lgamma digamma polygamma mvlgamma _ctc_loss fmod")
+SOFTMAXES = op_names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp logcumsumexp")
+#: Means over the targets that are not ignored, by their weights.
+_COUNTED = op_names("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss")
+#: Ops in which an infinite scalar is a fault; in a mask, a bound or a fill it is intended.
+_WITH_SCALARS = op_names("add sub rsub mul div pow lerp addcmul")
+_QUOTIENTS = op_names("div reciprocal true_divide addcdiv remainder floor_divide")
 
 
-def op_cause(examined: Examined, blamed: Blame, loss_scale: float | None) -> Cause:
-    """The cause of an examined incident in the vocabulary of findings; ``other`` when none fits."""
-    op = blamed.op
-    if examined.phase == "optimizer":
-        if (bad_setting := settings_cause(op, examined.bad_settings)) is not None:
-            return bad_setting
-        return (
-            optimizer_cause(op) if op.name.startswith("optim.") else _of_optimizer(_arithmetic_cause(examined, op), op)
-        )
-    if blamed.external is not None:
-        return _external_cause(blamed)
-    if blamed.mask is not None:
-        return _mask_cause(op)
-    if examined.phase == "backward" and op.phase != "backward" and not examined.by_hand:
-        if not is_discarded(examined, op) and (ended := _range_ended(examined, op)) is not None:
-            return ended
-        if not _ends_in_gradients(examined) and (told := _arithmetic_cause(examined, op)) is not None:
-            return replace(told, why=f"{told.why}; the loss leaves that out, its gradient does not")
-        why = f"{op.short} is non-finite where the forward pass throws its result away, and its gradient is not"
-        return Cause("where-gradient-trap", 0.9, why)
-    found = _backward_cause(examined, op, loss_scale) if op.phase == "backward" else None
-    return found or _arithmetic_cause(examined, op) or _untold(op)
-
-
-def _ends_in_gradients(examined: Examined) -> bool:
-    """Whether non-finite values met a gradient inside the pass that was run again, and did not come to its end."""
-    return any(o.phase == "backward" for i in examined.path if (o := examined.ops.get(i)) is not None)
-
-
-def _untold(op: Op) -> Cause:
-    if op.operands:
-        return Cause("other", 0.5, f"{op.name} made it of finite operands")
-    return Cause("other", 0.4, f"{op.name} returned it; what went in is not in the log, and may have been so already")
-
-
-def _of_optimizer(cause: Cause | None, op: Op) -> Cause:
-    """An operation of an optimizer's step, by the names optimizers' faults have."""
-    if cause is None or cause.name in _OVERFLOWS or (cause.name == "division-by-zero" and not _divides_by_zero(op)):
-        reach = op.reference.amax if op.reference is not None else None
-        exact = f": in FP64 the result reaches {_number(reach)}" if reach is not None else ""
-        return Cause("optimizer-overflow", 0.9, f"{op.short} left the range of its format{exact}")
-    if cause.name == "division-by-zero":
-        return Cause("optimizer-division-by-zero", cause.confidence, cause.why)
-    return cause
-
-
-def _divides_by_zero(op: Op) -> bool:
-    return op.settings.get("other") == 0 or any(o.zero for o in op.operands)
-
-
-def _external_cause(blamed: Blame) -> Cause:
-    kind, name = blamed.external or ("", "")
-    if blamed.of_target:
-        return Cause("nonfinite-input-batch", 0.9, f"the target of {blamed.op.short} held non-finite values")
-    if kind == "data":
-        return Cause("nonfinite-input-batch", 0.85, f"`{name}`, which the loss code was given, held non-finite values")
-    if kind == "batch":
-        return Cause(
-            "nonfinite-input-batch", 0.97, f"argument `{name}` held non-finite values when the model was called"
-        )
-    if kind == "argument":
-        return Cause(None, 0.9, f"argument `{name}` was made by code between two top-level modules")
-    if (
-        not name or kind == "variable"
-    ):  # neither a weight nor a buffer: made by code that leaves no graph, before the op that reads it
-        what = f"`{name}`" if name else f"a tensor that {blamed.op.short} reads"
-        return Cause(None, 0.9, f"{what} was made without a gradient, and non-finite")
-    what = {"weight": "weight", "buffer": "buffer"}.get(kind, "tensor")
-    return Cause("nonfinite-weights", 0.95, f"the {what} `{name}` was non-finite before the step's forward pass")
-
-
-def _mask_cause(op: Op) -> Cause:
-    if op.short in _SOFTMAXES or "attention" in op.short:
-        return Cause("softmax-fully-masked", 0.95, "a row of its input holds nothing but -inf")
-    if op.short in {"mul", "mm", "bmm", "addmm", "baddbmm"}:
-        return Cause("zero-times-inf", 0.9, "a zero met an infinity put there on purpose")
-    if op.short in {"add", "sub", "sum", "mean"}:
-        return Cause("inf-minus-inf", 0.9, "infinities put there on purpose cancelled")
-    return Cause("other", 0.5, f"{op.name} turned an intended -inf into something else")
-
-
-# -- forward arithmetic -----------------------------------------------------------------------------------------------
-
-
-def _arithmetic_cause(examined: Examined, op: Op) -> Cause | None:
+def arithmetic_cause(replay: Replay, op: Op) -> Cause | None:
+    """The cause of a non-finite result of finite operands; None for an op of another kind."""
     first = op.operands[0] if op.operands else None
     name = op.short
-    if name in _WITH_SCALARS and (given := scalar_cause(op)) is not None:
-        return given
+    if name in _WITH_SCALARS and (cause := scalar_cause(op)) is not None:
+        return cause
     if name in _LOGS and op.operands:
         return _log_cause(op)
     if name in {"sqrt", "rsqrt"} and first is not None:
-        return _root_cause(examined, op, first)
+        return _root_cause(replay, op, first)
     if name == "pow":
-        return power_cause(op)
+        return _power_cause(op)
     if name in _QUOTIENTS:
-        return _quotient_cause(examined, op)
+        return _quotient_cause(replay, op)
     if name in _EXPS:
         return _exp_cause(op)
     if name in _DOMAINS and first is not None:
         return _domain_cause(op, first)
-    if name in _SOFTMAXES and any(o.pos_inf for o in op.operands):
+    if name in SOFTMAXES and any(o.pos_inf for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "a softmax of +Inf subtracts Inf from Inf")
-    return _of_nothing(op) or _range_cause(op)
+    return _inner_quotient_cause(op) or _range_cause(op)
 
 
-def _of_nothing(op: Op) -> Cause | None:
-    """Quotients that an op takes inside itself: by the number of targets, by the length of a filter."""
-    if op.short in _COUNTED and op.bad_out & NAN and not _counts(op):
+def scalar_cause(op: Op) -> Cause | None:
+    """A NaN or an infinity that user code computed with Python numbers and passed to an op on tensors."""
+    if any(o.bad for o in op.operands):
+        return None
+    scalar = next((k for k, v in op.settings.items() if (x := real(v)) is not None and not math.isfinite(x)), None)
+    if scalar is None:
+        return None
+    return Cause("other", 0.95, f"the scalar `{scalar}` passed to {op.short} is {op.settings[scalar]}")
+
+
+def _inner_quotient_cause(op: Op) -> Cause | None:
+    """Divisions inside an op: by the number of targets, by the length of a filter."""
+    counts = len(op.results) < 2 or bool(op.results[1].amax)  # the second result is the sum of the targets' weights
+    if op.short in _COUNTED and op.bad_out & NAN and not counts:
         ignored = op.settings.get("ignore_index")
         why = f"no target counts (each is ignore_index {ignored}, or has weight 0): the mean over none of them is 0/0"
         return Cause("division-by-zero", 0.95, why)
@@ -175,19 +98,14 @@ def _of_nothing(op: Op) -> Cause | None:
     return None
 
 
-def _root_cause(examined: Examined, op: Op, operand: Operand) -> Cause:
+def _root_cause(replay: Replay, op: Op, operand: Operand) -> Cause:
     if operand.negative and (operand.value is None or operand.value < 0 or op.bad_out & NAN):
-        return Cause("sqrt-of-negative", 0.95, f"its operand goes down to {_number(operand.min)}")
-    return Cause("division-by-zero", 0.95, _zero_words(examined, op, 0, "its operand"))
-
-
-def _counts(op: Op) -> bool:
-    """Whether any target does: the second result is the sum of their weights."""
-    return len(op.results) < 2 or bool(op.results[1].amax)
+        return Cause("sqrt-of-negative", 0.95, f"its operand goes down to {short_number(operand.min)}")
+    return Cause("division-by-zero", 0.95, _zero_words(replay, op, 0, "its operand"))
 
 
 def too_large_constant(op: Op) -> float | None:
-    """A number in the code that lies outside of the format it is computed in: ``-1e9`` added to FP16 scores."""
+    """A number in the code that the format of the computation cannot hold: ``-1e9`` added to FP16 scores."""
     fmt = known_format(op.results[0].dtype) if op.results else None
     found = (op.settings.get(key) for key in ("other", "value", "fill_value"))
     numbers = (float(x) for x in found if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x))
@@ -195,7 +113,7 @@ def too_large_constant(op: Op) -> float | None:
 
 
 def mask_filling(op: Op) -> float | None:
-    """What a mask is filled with, where a cast to a narrower format makes it infinite: ``finfo.min``, or -1e9."""
+    """The number that fills a mask and that a cast to a narrower format makes infinite: ``finfo.min``, or -1e9."""
     operand = op.operands[0] if op.short in _CASTS and op.operands else None
     value = operand.value if operand is not None else None
     if operand is None or not value or not math.isfinite(value) or value not in (operand.min, operand.max):
@@ -213,51 +131,55 @@ def _exp_cause(op: Op) -> Cause | None:
     fmt = known_format(operand.dtype)
     limit = f", {operand.dtype} ends at ln(max) {math.log(fmt.max):.2f}" if fmt is not None else ""
     lower = op.short in TWO_SIDED and operand.min is not None and -operand.min > (operand.max or 0.0)
-    return Cause("exp-overflow", 0.95, f"its operand reaches {_number(operand.min if lower else operand.max)}{limit}")
+    return Cause(
+        "exp-overflow", 0.95, f"its operand reaches {short_number(operand.min if lower else operand.max)}{limit}"
+    )
 
 
 def _domain_cause(op: Op, operand: Operand) -> Cause:
     if op.short == "_ctc_loss":
         return Cause("other", 0.9, "no alignment of the target fits into the input: its probability is 0")
-    why = f"its operand runs from {_number(operand.min)} to {_number(operand.max)}, past where it is defined"
+    why = f"its operand runs from {short_number(operand.min)} to {short_number(operand.max)}, past where it is defined"
     return Cause("domain-error", 0.9, why)
 
 
 def _log_cause(op: Op) -> Cause:
     operand = op.operand("other") or op.operands[0] if op.short.startswith(("xlogy", "special")) else op.operands[0]
-    assert operand is not None, "checked by the caller"
+    assert operand is not None, "the caller has checked it"
     if operand.min is not None and operand.min <= _LOGS[op.short]:
         zeros = plural(operand.zero, "exact zero") if operand.zero else ""
         below = (
-            f"{plural(operand.negative, 'negative value')} down to {_number(operand.min)}" if operand.negative else ""
+            f"{plural(operand.negative, 'negative value')} down to {short_number(operand.min)}"
+            if operand.negative
+            else ""
         )
         return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(filter(None, (zeros, below)))}")
     return Cause("other", 0.5, f"{op.name} of positive values")
 
 
-def _quotient_cause(examined: Examined, op: Op) -> Cause:
+def _quotient_cause(replay: Replay, op: Op) -> Cause:
     at = 0 if op.short == "reciprocal" else len(op.operands) - 1
     divisor = op.operands[at] if op.operands else None
     constant = op.settings.get("other")
     if constant == 0:
         return Cause("division-by-zero", 0.97, "the divisor is the constant 0")
     if divisor is not None and divisor.zero and (len(op.operands) > 1 or op.short == "reciprocal"):
-        return Cause("division-by-zero", 0.97, _zero_words(examined, op, at, "the divisor"))
+        return Cause("division-by-zero", 0.97, _zero_words(replay, op, at, "the divisor"))
     if divisor is None:
         return Cause("division-by-zero", 0.6, "the divisor is not in the log")
     if constant is not None:
         return Cause("division-by-zero", 0.6, f"divided by {constant}")
-    why = f"the quotient left the range: the divisor's smallest magnitude is {_number(divisor.amin_nonzero)}"
+    why = f"the quotient left the range: the divisor's smallest magnitude is {short_number(divisor.amin_nonzero)}"
     return Cause("division-by-zero", 0.7, why)
 
 
-def _zero_words(examined: Examined, op: Op, at: int, what: str) -> str:
-    """How the zeros came about: from an op that would not have made them in FP64, or as they are."""
+def _zero_words(replay: Replay, op: Op, at: int, what: str) -> str:
+    """How many zeros an operand holds, and which op flushed them if FP64 would have kept them."""
     operand = op.operands[at]
     words = f"{what} holds {plural(operand.zero, 'exact zero')}"
     makers = op.makers[at] if at < len(op.makers) else ()
     for index in makers:
-        maker = examined.ops.get(index) if isinstance(index, int) else None
+        maker = replay.ops.get(index) if isinstance(index, int) else None
         if maker is None or maker.reference is None or not maker.results:
             continue
         made, exact = maker.results[0], maker.reference
@@ -267,19 +189,21 @@ def _zero_words(examined: Examined, op: Op, at: int, what: str) -> str:
 
 
 def _range_cause(op: Op) -> Cause | None:
-    """Finite operands, an infinite result, and nothing undefined about the operation."""
+    """The cause for an op that is defined everywhere: its result left the range."""
     dtype = op.results[0].dtype if op.results else ""
     fmt = known_format(dtype)
     limit = f", {dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
     reach = op.reference.amax if op.reference is not None and op.finite_in_fp64 else None
-    exact = f"in FP64 the result reaches {_number(reach)}{limit}" if reach is not None else f"the range ended{limit}"
+    exact = (
+        f"in FP64 the result reaches {short_number(reach)}{limit}" if reach is not None else f"the range ended{limit}"
+    )
     if (constant := too_large_constant(op)) is not None:
         return Cause("cast-overflow", 0.9, f"the constant {constant:g} does not fit into its operand's format{limit}")
     if op.short in _CASTS:
         widest = max((o.amax or 0.0 for o in op.operands), default=0.0)
-        return Cause("cast-overflow", 0.97, f"values up to {_number(widest)} were cast{limit}")
+        return Cause("cast-overflow", 0.97, f"values up to {short_number(widest)} were cast{limit}")
     if fmt is not None and reach is not None and reach <= fmt.max:
-        exact = f"a number on the way left the range{limit}; the result itself reaches {_number(reach)} in FP64"
+        exact = f"a number on the way left the range{limit}; the result itself reaches {short_number(reach)} in FP64"
     if op.short in _PRODUCTS:
         return Cause("matmul-overflow", 0.95, exact)
     if op.short == "square" or (op.short == "mul" and _is_square(op)):
@@ -298,7 +222,7 @@ def _range_cause(op: Op) -> Cause | None:
 
 
 def _farthest(op: Op) -> float:
-    """At least how far apart two elements of the operands are that the op compares."""
+    """A lower bound of the largest difference between elements that the op compares."""
     amax = [o.amax or 0.0 for o in op.operands[:2]]
     return max(amax) - min(amax) if len(amax) == 2 else 0.0
 
@@ -312,66 +236,85 @@ def _empty_words(op: Op) -> str:
     return "a mean over no elements is 0/0" if not count else f"{op.short} of {count:,} elements divides by zero"
 
 
-def _range_ended(examined: Examined, op: Op) -> Cause | None:
-    """What looks like a result thrown away, and is only too large: tanh of an infinity is 1, its gradient NaN."""
-    ended = _arithmetic_cause(examined, op) if op.finite_in_fp64 else None
-    if ended is None:
-        return None
-    return replace(ended, why=f"{ended.why}; the forward pass ends finite all the same, the backward pass does not")
-
-
-# -- backward ---------------------------------------------------------------------------------------------------------
-
-
-def _backward_cause(examined: Examined, op: Op, loss_scale: float | None) -> Cause | None:
-    node = (op.node or "").rstrip("0123456789").removesuffix("Backward")
-    made = examined.ops.get(op.forward) if op.forward is not None else None
-    before = made.operands[0] if made is not None and made.operands else None
-    if op.finite_in_fp64 and _half_overflow(op):
-        scale = loss_scale or 1.0
-        if scale > 1.0:
-            return Cause("loss-scale-overflow", 0.9, f"a float16 gradient left its range at loss scale {scale:g}")
-    if made is not None and made.phase != "backward" and made.bad_out & ~NEG_INF:
-        if not is_discarded(examined, made) and (ended := _range_ended(examined, op)) is not None:
-            return ended
-        why = f"{made.short} is non-finite in the forward pass, too, where its result is thrown away"
-        return Cause("where-gradient-trap", 0.9, why)
-    zeros = f": {there_are(before.zero, 'element')} exactly 0 there" if before is not None and before.zero else ""
-    incoming = op.operands[0] if op.operands else None
-    if node in _EDGES and incoming is not None and thrown_away(examined, op, incoming):
-        return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")
-    if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and is_root(op, made)):
-        return Cause("sqrt-gradient-at-zero", 0.95, f"the derivative of a square root at 0 is infinite{zeros}")
-    if node in _NORMS and op.finite_in_fp64 is not True:
-        zeros = "" if node == "Hypot" else zeros  # of one of two operands
-        return Cause("norm-gradient-at-zero", 0.9, f"the derivative of {_NORMS[node]} is not defined{zeros}")
-    if node == "Pow":
-        return power_gradient_cause(op, made)
-    if node in _EDGES:
-        edge = f" (operand from {_number(before.min)} to {_number(before.max)})" if before is not None else ""
-        return Cause(
-            "domain-edge-gradient", 0.9, f"the derivative of {node.lower()} is infinite at the edge{edge}{zeros}"
-        )
-    return None
-
-
-#: Nodes of functions that are norms of their operands, and what to call those.
-_NORMS = {
-    **dict.fromkeys(("LinalgVectorNorm", "Norm", "Dist", "Cdist", "CdistForward"), "a norm at 0"),
-    "Hypot": "hypot at (0, 0)",
-    "Std": "a standard deviation at 0",
-}
-
-#: Nodes whose derivative is infinite or undefined at the edge of the function's domain.
-_EDGES = _names(
-    "Sqrt Rsqrt Log Log2 Log10 Log1P Log1p Pow Acos Asin Atanh Acosh Reciprocal Logit Erfinv Xlogy Div "
-    "LinalgVectorNorm Norm Lgamma Digamma Atan2"
-)
-
-
-def _half_overflow(op: Op) -> bool:
-    return any(r.dtype == "float16" and r.bad for r in op.results)
-
-
-def _number(value: float | None) -> str:
+def short_number(value: float | None) -> str:
+    """Four significant digits; ``nothing finite`` for None."""
     return "nothing finite" if value is None else f"{value:.4g}"
+
+
+# -- powers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PowerTerm:
+    """Base or exponent of a power: a constant, or an operand with its value at the first non-finite result."""
+
+    operand: Operand | None
+    value: float | None
+
+    @classmethod
+    def of(cls, op: Op, name: str) -> PowerTerm:
+        """The operand of this name, else the setting."""
+        operand = op.operand(name)
+        if operand is None:
+            return cls(None, real(op.settings.get(name)))
+        constant = operand.min if operand.min is not None and operand.min == operand.max and not operand.bad else None
+        return cls(operand, operand.value if operand.value is not None else constant)
+
+    @property
+    def zeros(self) -> bool:
+        """Whether it is 0 there, or may be."""
+        if self.value is not None or self.operand is None:
+            return self.value == 0.0
+        return self.operand.zero > 0
+
+    @property
+    def negative(self) -> bool:
+        """Whether it is below 0 there, or may be."""
+        if self.value is not None or self.operand is None:
+            return self.value is not None and self.value < 0
+        return self.operand.negative > 0
+
+    @property
+    def magnitude(self) -> float | None:
+        """Its magnitude there, or an upper bound."""
+        if self.value is not None and math.isfinite(self.value):
+            return abs(self.value)
+        return self.operand.amax if self.operand is not None else None
+
+    def words(self) -> str:
+        """Its value there, or the range of its values."""
+        if self.value is not None:
+            return f"{self.value:.4g}"
+        if self.operand is None or self.operand.min is None or self.operand.max is None:
+            return "a number that is not in the log"
+        return f"values from {self.operand.min:.4g} to {self.operand.max:.4g}"
+
+
+def _power_cause(op: Op) -> Cause:
+    """The cause of a non-finite ``x ** p``.
+
+    There are four in the forward pass (IEEE 754-2019, 9.2.1): a zero to a negative power, a negative number to a power
+    that is no integer, a large base, a large exponent.
+    """
+    base, exponent = PowerTerm.of(op, "self"), PowerTerm.of(op, "exponent")
+    whole = exponent.value is not None and math.isfinite(exponent.value) and exponent.value == int(exponent.value)
+    if base.negative and (op.bad_out & NAN) and not whole:
+        name = "sqrt-of-negative" if exponent.value is not None and abs(exponent.value) == 0.5 else "domain-error"
+        lowest = base.operand.min if base.operand is not None and base.operand.min is not None else base.value
+        return Cause(name, 0.95, f"values down to {short_number(lowest)} to the power {exponent.words()}")
+    if base.zeros and exponent.negative:
+        count = plural(base.operand.zero, "exact zero") if base.operand is not None and base.operand.zero else "0"
+        return Cause("division-by-zero", 0.95, f"{count} to the power {exponent.words()}")
+    if exponent.operand is None and exponent.value is None:
+        return Cause("other", 0.5, "the exponent is not in the log")
+    if _exponent_overflows(base, exponent):
+        return Cause("exp-overflow", 0.85, f"{base.words()} to the power {exponent.words()} left the range")
+    reach = f"values up to {short_number(base.magnitude)}"
+    return Cause("square-overflow", 0.9, f"{reach} to the power {exponent.words()} left the range")
+
+
+def _exponent_overflows(base: PowerTerm, exponent: PowerTerm) -> bool:
+    """Whether the exponent, rather than the base, makes the result leave the range: it exceeds the base in binades."""
+    if base.magnitude is None or exponent.magnitude is None or base.magnitude <= 0:
+        return False
+    return exponent.magnitude > abs(math.log2(base.magnitude))

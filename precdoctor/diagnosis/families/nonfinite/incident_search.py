@@ -1,102 +1,49 @@
-"""Incidents: the steps at which something that matters became non-finite, each led back to one origin.
+"""Finds the incidents of a run and leads each back to its origin.
 
-The five rules of the PD1xx family are five answers to one question, so the question is asked once per run, here. Steps
-that follow an incident without a finite one between them belong to it; ranks that report at the same time (or one step
-later, when poisoned weights reach them) share it; the same origin at a later step is another occurrence of it.
+All rules of the family share the answer, so the search runs once per run. Bad steps in a row are one incident. Ranks
+share an incident if they report at the same step, or one step later through the weights.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from precdoctor.diagnosis.claims.finding import Phase
-from precdoctor.diagnosis.divergence.onset import Divergence
 from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, incident_steps
-from precdoctor.diagnosis.families.nonfinite.culprit import Culprit, culprit_at
-from precdoctor.diagnosis.families.nonfinite.later_incidents import without_aftermath
-from precdoctor.diagnosis.families.nonfinite.merged_incidents import over_ranks, over_time
-from precdoctor.diagnosis.families.nonfinite.optimizer_causes import words_of
-from precdoctor.diagnosis.families.nonfinite.poisoned_state import poison_at, traced_to_poison
-from precdoctor.diagnosis.families.nonfinite.tensor_causes import UNKNOWN, Cause, backward_cause, forward_cause
+from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at, settings_words
+from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause, Incident
+from precdoctor.diagnosis.families.nonfinite.merged_incidents import (
+    merged_over_ranks,
+    merged_over_time,
+    without_consequences,
+)
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import backward_cause, forward_cause
 from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
-from precdoctor.diagnosis.survey.op_facts import BadSetting, Examined, examined_at
-from precdoctor.diagnosis.survey.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious
+from precdoctor.diagnosis.survey.op_facts import BadSetting, replay_at
+from precdoctor.diagnosis.survey.origin import Origin, Reference, locate_backward, locate_forward, suspicious
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, known_format, number, path_to
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Episodes led back to their origin, per process; later ones are only counted. Bounds the work.
-MAX_EPISODES = 32
-
-#: Steps looked back for the last one that changed a weight.
-_LOOK_BACK = 4
-
+#: Incidents led back to their origin, per process; it bounds the work on a run that never recovers.
+MAX_INCIDENTS = 32
+#: Steps to go back for the last one that changed a weight; with several optimizers they take turns.
+_LAST_UPDATE = 4
 _PHASE_ORDER = [Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER]
 _CODE_OF_PHASE = {Phase.DATA: "PD104", Phase.FORWARD: "PD101", Phase.LOSS: "PD103", Phase.BACKWARD: "PD102"}
 
 
-@dataclass(frozen=True)
-class Incident:
-    """One origin of non-finite values, and everything that followed from it."""
-
-    code: str
-    process: Process
-    step: int
-    phase: Phase
-    #: None when the step's tensors are not in the log; then ``unrecorded`` says why.
-    origin: Origin | None
-    cause: Cause
-    path: tuple[TensorRow, ...] = ()
-    unrecorded: str | None = None
-    #: How weights became non-finite (PD105): optimizer | between | start; of any code: poison.
-    how: str = ""
-    #: Non-finite tensors by kind at the incident's step, the origin included.
-    bad: Mapping[str, int] = field(default_factory=dict)
-    last_finite: int | None = None
-    #: Of a step that trains nothing.
-    inference: bool = False
-    last_step: int = 0
-    bad_steps: int = 1
-    #: Every bad step was skipped by the loss scaler, and a healthy one followed.
-    recovered: bool = False
-    history: tuple[Sighting, ...] = ()
-    ranks: tuple[int, ...] = ()
-    #: The op the microscope led it back to.
-    culprit: Culprit | None = None
-    occurrences: tuple[int, ...] = ()
-    #: Steps of later incidents that are most likely the same: less is known of them.
-    likely: tuple[int, ...] = ()
-    #: A step that was neither bad nor skipped followed, or nothing did.
-    passed: bool = False
-    #: Buffers or optimizer state became non-finite, while loss and gradients were finite.
-    poison: Examined | None = None
-    #: The step at which the loss or a gradient showed the poison.
-    shown: int | None = None
-    #: How the run had left its course before, where that made the operands what they were.
-    divergence: Divergence | None = None
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Incidents with equal identity are occurrences of the same fault."""
-        where: tuple[object, ...] | None = None
-        if self.culprit is not None:
-            where = (self.culprit.examined.root, self.culprit.module, self.culprit.op.name, self.culprit.source)
-        elif self.origin is not None:
-            where = (self.origin.root, self.origin.module, self.origin.row.key)
-        return (self.code, where, self.cause.name, self.how, self.unrecorded is not None)
-
-
 def incidents(view: RunView) -> tuple[Incident, ...]:
-    """All incidents of the run, first things first; computed once per view."""
+    """All incidents of the run, in order of step and phase; computed once per view."""
     return view.remember("incidents", lambda: tuple(_all_incidents(view)))
 
 
 def _all_incidents(view: RunView) -> list[Incident]:
     found = [i for process in view.processes for i in _of_process(view, process)]
     found.sort(key=lambda i: (i.step, _PHASE_ORDER.index(i.phase), i.origin is None, i.process))
-    return over_time(over_ranks(found))
+    return merged_over_time(merged_over_ranks(found))
 
 
 # -- one process ------------------------------------------------------------------------------------------------------
@@ -113,11 +60,11 @@ def _of_process(view: RunView, process: Process) -> list[Incident]:
             else:
                 episodes.append([step])
     found = []
-    for episode in episodes[:MAX_EPISODES]:
-        incident = _lead_back(view, process, episode[0], bad_steps)
+    for episode in episodes[:MAX_INCIDENTS]:
+        incident = _incident_at(view, process, episode[0], bad_steps)
         if incident is not None:
             found.append(_with_course(view, incident, episode, bad_steps, order))
-    return without_aftermath(view, traced_to_poison(found))
+    return without_consequences(view, found)
 
 
 def _with_course(
@@ -127,7 +74,7 @@ def _with_course(
     bad_steps: Mapping[int, frozenset[str]],
     order: Sequence[int],
 ) -> Incident:
-    """Add what came before and after."""
+    """The incident with the steps before and after it: last finite, last bad, recovered or not."""
     facts = [view.step_facts(incident.process, s) for s in episode]
     skipped = all(f is not None and f.skipped for f in facts)
     inference = all(f is not None and f.inference for f in facts)
@@ -158,9 +105,9 @@ def _was_skipped(view: RunView, incident: Incident, step: int) -> bool:
 
 
 def _last_finite(view: RunView, incident: Incident, clean: Sequence[int], order: Sequence[int]) -> int | None:
-    """The last step after which weights, optimizer state and buffers were all finite, as far as the log knows."""
-    examined = examined_at(view, incident.process, incident.step)
-    if examined is not None and examined.finite_before:
+    """The last step after which weights, optimizer state and buffers were all finite, as far as the log shows."""
+    replay = replay_at(view, incident.process, incident.step)
+    if replay is not None and replay.finite_before:
         return max((s for s in order if s < incident.step), default=None)
     if clean and (incident.unrecorded is not None or incident.how == "between"):
         clean = clean[:-1]  # its update, and so a checkpoint written after it, may be what went wrong
@@ -172,34 +119,49 @@ def _last_finite(view: RunView, incident: Incident, clean: Sequence[int], order:
 # -- one step ---------------------------------------------------------------------------------------------------------
 
 
-def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]) -> Incident | None:
-    """The incident that begins at ``step``; None when a closer look finds nothing wrong (a mask)."""
+def _incident_at(
+    view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]
+) -> Incident | None:
+    """The incident that begins at ``step``; None if only a mask is non-finite there."""
     if bad_steps[step] == {"buffer"}:
-        return poison_at(view, process, step)
+        return _poisoning(view, process, step)
     seen = _from_tensors(view, process, step, bad_steps)
     culprit = culprit_at(view, process, step)
     if culprit is None:
         return seen
+    in_optimizer = culprit.replay.phase == "optimizer"
     if seen is not None and seen.how == "start":
-        if culprit.op.phase != "forward" or culprit.blamed.external is not None:
+        if culprit.op.phase != "forward" or culprit.external is not None:
             return seen
         seen = replace(seen, how="")  # the step's own forward pass wrote it there
-    if seen is not None and seen.how == "between" and culprit.examined.phase != "optimizer":
+    if seen is not None and seen.how == "between" and not in_optimizer:
         return seen
     if culprit.between_roots and seen is not None and seen.origin is not None:
         return seen  # made by code that no replay reaches: the tensors on both sides of it say more
     code = _CODE_OF_PHASE.get(culprit.phase, "PD105")
     if seen is None:
-        how = ("optimizer" if culprit.examined.phase == "optimizer" else "between") if code == "PD105" else ""
+        how = ("optimizer" if in_optimizer else "between") if code == "PD105" else ""
         return Incident(code, process, step, culprit.phase, None, culprit.cause, culprit=culprit, how=how)
-    how = "optimizer" if code == "PD105" and culprit.examined.phase == "optimizer" else seen.how
+    how = "optimizer" if code == "PD105" and in_optimizer else seen.how
     return replace(seen, how=how, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
+
+
+def _poisoning(view: RunView, process: Process, step: int) -> Incident | None:
+    """The incident of a step that made only buffers or optimizer state non-finite; None for any other step."""
+    replay = replay_at(view, process, step)
+    if replay is None or not replay.target or not replay.poisoned:
+        return None
+    culprit = culprit_at(view, process, step)
+    phase = Phase.OPTIMIZER if replay.target == "optimizer-state" else Phase.FORWARD
+    code = "PD105" if phase is Phase.OPTIMIZER else "PD101"
+    cause = culprit.cause if culprit is not None else UNKNOWN
+    return Incident(code, process, step, phase, None, cause, culprit=culprit, how="poison", poison=replay)
 
 
 def _from_tensors(
     view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]
 ) -> Incident | None:
-    """The same from the tensors of the step alone, at module level."""
+    """The incident at ``step`` from its recorded tensors alone, at module level."""
     rows = [r for r in view.rows(process, step) if r.phase != "recompute"]
     facts = view.step_facts(process, step)
     if not rows:
@@ -241,24 +203,24 @@ def _forward(
         origin.phase,
         origin,
         forward_cause(origin, rows, _earlier_weights(view, process, step, origin)),
-        path=tuple(path_to(_way(view, process, rows, origin), row)),
+        path=tuple(path_to(_forward_path(view, process, rows, origin), row)),
         history=tuple(reference.get(row.key, ())),
     )
 
 
-def _way(view: RunView, process: Process, rows: Sequence[TensorRow], origin: Origin) -> list[TensorRow]:
-    """The step's forward tensors; before a bad batch only those of models: transforms of samples lead to nothing."""
-    way = [r for r in rows if r.kind in (*FORWARD_KINDS, "loss")]
+def _forward_path(view: RunView, process: Process, rows: Sequence[TensorRow], origin: Origin) -> list[TensorRow]:
+    """The step's forward tensors; before a bad batch only those of models, not of transforms of samples."""
+    path = [r for r in rows if r.kind in (*FORWARD_KINDS, "loss")]
     if origin.phase is not Phase.DATA:
-        return way
+        return path
     models = {root.get("name") for root in view.facts(process).get("roots") or () if root.get("parameters")}
-    return [r for r in way if r.root == origin.root or r.root in models]
+    return [r for r in path if r.root == origin.root or r.root in models]
 
 
 def _earlier_weights(view: RunView, process: Process, step: int, origin: Origin) -> list[TensorRow]:
-    """The origin module's weights on the last step before ``step`` that recorded them, and what that step added."""
+    """The origin module's weights and updates on the last step before ``step`` that recorded them."""
     earlier = [f.step for f in view.timeline.get(process, ()) if f.step < step and f.sampled]
-    for before in reversed(earlier[-_LOOK_BACK:]):
+    for before in reversed(earlier[-_LAST_UPDATE:]):
         rows = [r for r in view.rows(process, before) if (r.root, r.module) == (origin.root, origin.module)]
         if any(r.kind == "weight" for r in rows):
             return [r for r in rows if r.kind in ("weight", "update")]
@@ -266,7 +228,7 @@ def _earlier_weights(view: RunView, process: Process, step: int, origin: Origin)
 
 
 def _scaled_loss_overflow(incident: Incident) -> bool:
-    """An FP16 loss that only overflowed when multiplied by the scale: a backoff mends it."""
+    """Whether only the multiplication by the loss scale made an FP16 loss overflow: the scaler's backoff mends it."""
     row = incident.origin.row if incident.origin else None
     return (
         row is not None and row.kind == "loss" and row.dtype == "float16" and (row.scale or 1.0) > 1.0 and not row.nan
@@ -296,19 +258,19 @@ def _backward(
 
 
 def _after_backward(view: RunView, process: Process, step: int, rows: Sequence[TensorRow]) -> Incident | None:
-    """Local gradients are finite; what the optimizer got, or made of it, is not."""
+    """The incident of a step with finite local gradients: in what the optimizer received, or in its update."""
     given = next((r for r in rows if r.kind == "weight_grad_step" and r.bad), None)
     if given is not None:
         origin = locate_backward(given, rows, view.module_classes)
-        return Incident("PD102", process, step, Phase.BACKWARD, origin, UNKNOWN, path=_story(rows, given))
+        return Incident("PD102", process, step, Phase.BACKWARD, origin, UNKNOWN, path=_parameter_path(rows, given))
     update = next((r for r in rows if r.kind == "update" and r.bad), None)
     if update is None:
         return None
     return _by_optimizer(view, process, step, update, rows)
 
 
-def _story(rows: Sequence[TensorRow], about: TensorRow) -> tuple[TensorRow, ...]:
-    """One parameter's way through a step: weight, local gradient, gradient given to the optimizer, update."""
+def _parameter_path(rows: Sequence[TensorRow], about: TensorRow) -> tuple[TensorRow, ...]:
+    """One parameter through a step: weight, local gradient, gradient that the optimizer received, update."""
     order = ["weight", "weight_grad", "weight_grad_step", "update"]
     mine = [r for r in rows if r.kind in order and (r.root, r.module, r.name) == (about.root, about.module, about.name)]
     return tuple(sorted(mine, key=lambda r: (r.position, order.index(r.kind)))) or (about,)
@@ -321,23 +283,25 @@ def _by_optimizer(view: RunView, process: Process, step: int, row: TensorRow, ro
     rates = [BadSetting(group, "lr", rate) for group, rate in (facts.bad_rates if facts is not None else ())]
     eps = [number(g.get("eps")) for o in view.optimizers for g in o.get("groups") or ()]
     fmt = known_format(row.dtype)
-    if rates:  # which group the weight is in is not on record
-        cause = Cause("other", 0.9, words_of(rates))
+    if rates:  # the log does not say which group the weight is in
+        cause = Cause("other", 0.9, settings_words(rates))
     elif fmt is not None and any(e is not None and 0.0 < e <= fmt.flush_limit for e in eps):
         cause = Cause("optimizer-division-by-zero", 0.85, f"eps {min(e for e in eps if e):g} is zero in {row.dtype}")
     elif row.nan == 0 and row.inf:
         cause = Cause("optimizer-overflow", 0.8, "finite gradients became infinite weights")
-    return Incident("PD105", process, step, Phase.OPTIMIZER, origin, cause, path=_story(rows, row), how="optimizer")
+    return Incident(
+        "PD105", process, step, Phase.OPTIMIZER, origin, cause, path=_parameter_path(rows, row), how="optimizer"
+    )
 
 
 def _bad_weights(view: RunView, process: Process, step: int, row: TensorRow) -> Incident:
-    """A step that starts with non-finite weights although the step before it ended well, as far as the log knows."""
+    """The incident of a step that starts with non-finite weights, although the step before ended well."""
     earlier = [f for f in view.timeline.get(process, ()) if f.step < step]
     origin = Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
     cause = Cause("nonfinite-weights", 0.9, "the weights are non-finite before the step's forward pass")
     if not earlier:
         return Incident("PD105", process, step, Phase.FORWARD, origin, cause, path=(row,), how="start")
-    for facts in reversed(earlier[-_LOOK_BACK:]):  # with several optimizers the last step need not be this weight's
+    for facts in reversed(earlier[-_LAST_UPDATE:]):  # with several optimizers the last step need not be this weight's
         before = view.rows(process, facts.step)
         same = [r for r in before if r.module == row.module and r.name == row.name and r.root == row.root]
         if any(r.kind == "weight" for r in same):
@@ -351,7 +315,7 @@ def _bad_weights(view: RunView, process: Process, step: int, row: TensorRow) -> 
 
 
 def _unrecorded(process: Process, step: int, kinds: frozenset[str], facts: StepFacts | None) -> Incident:
-    """Something is known to be non-finite, but the step's tensors are not in the log."""
+    """The incident of a step whose tensors are not in the log."""
     why = "the step was not sampled" if facts is None or not facts.sampled else "the step's tensors are not in the log"
     if "loss" in kinds:
         return Incident("PD103", process, step, Phase.LOSS, None, UNKNOWN, unrecorded=why)

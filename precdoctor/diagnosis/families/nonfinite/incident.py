@@ -1,0 +1,264 @@
+"""What an incident is, with its cause and its culprit, and the phrases that every report of it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.divergence.onset import Divergence
+from precdoctor.diagnosis.survey.bad_data import BadTensor, as_read, delivered_tensor, field_words
+from precdoctor.diagnosis.survey.op_facts import Op, Operand, Replay
+from precdoctor.diagnosis.survey.origin import Origin, Sighting
+from precdoctor.diagnosis.survey.rows import TensorRow
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a value became non-finite, and how sure that is; ``name`` is None if the log does not say."""
+
+    name: str | None
+    confidence: float
+    why: str
+
+    @property
+    def in_brackets(self) -> str:
+        """`` (log-of-nonpositive)``, for a title; empty for ``other``, which names nothing."""
+        return f" ({self.name})" if self.name not in (None, "other") else ""
+
+    @property
+    def sentence(self) -> str:
+        """`` Cause: log-of-nonpositive: its operand holds 3 exact zeros.``; empty without a cause."""
+        if self.name is None:
+            return ""
+        return f" Cause: {self.why}." if self.name == "other" else f" Cause: {self.name}: {self.why}."
+
+
+UNKNOWN = Cause(None, 0.0, "the recorded tensors do not identify the operation")
+
+
+@dataclass(frozen=True)
+class CulpritOp:
+    """The op that made the first non-finite value, or the first op that read one from before the step."""
+
+    op: Op
+    #: Kind and name of the tensor from before the step, if the op only read it: ``weight``, ``buffer``, ``batch``,
+    #: ``argument``, ``data``, ``variable``, ``literal`` (an infinity in the source) or ``constant`` (of loss code).
+    external: tuple[str, str] | None = None
+    #: A ``-inf`` mask, or another intended infinity, that the op turned into something worse.
+    mask: Op | tuple[str, str] | None = None
+
+    @property
+    def of_target(self) -> bool:
+        """Whether the tensor is the target of a loss function: it is data, although no module sees it."""
+        constant = self.external is not None and self.external[0] == "constant"
+        return constant and any(o.argument == "target" and o.bad for o in self.op.operands)
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The op that a replayed incident is attributed to, and why it failed."""
+
+    replay: Replay
+    at: CulpritOp
+    phase: Phase
+    cause: Cause
+
+    @property
+    def op(self) -> Op:
+        """The op itself; for a tensor that was non-finite before the step, the first op that read it."""
+        return self.at.op
+
+    @property
+    def external(self) -> tuple[str, str] | None:
+        """Kind and name of the tensor that was non-finite before the step; None if the op made the value itself."""
+        return self.at.external
+
+    @property
+    def module(self) -> str | None:
+        """FQN of the module whose code runs the op."""
+        return self.op.module
+
+    @property
+    def source(self) -> Source | None:
+        """The line of user code; for a backward op the forward line that made its node."""
+        return self.op.source
+
+    @property
+    def at_line(self) -> str:
+        """`` at train.py:12``; empty if the line is unknown."""
+        return f" at {self.source.file}:{self.source.line}" if self.source is not None else ""
+
+    @property
+    def between_roots(self) -> bool:
+        """Whether code outside the replayed module made the value, from another module's output."""
+        return self.external is not None and self.external[0] == "argument"
+
+    @property
+    def certainty(self) -> float:
+        """Confidence of the cause, less 0.1 if the replay did not reproduce the run bit for bit."""
+        confidence = self.cause.confidence
+        if self.replay.phase == "optimizer":
+            return confidence
+        return round(confidence if self.replay.reproduced == "bit-for-bit" else confidence - 0.1, 2)
+
+    @property
+    def bad_elements(self) -> int:
+        """Number of non-finite elements in the op's results."""
+        return sum(r.bad for r in self.op.results)
+
+    @property
+    def forward_op(self) -> Op | None:
+        """The forward op whose derivative the op computes; None if it computes none, or the log lacks that op."""
+        return self.replay.ops.get(self.op.forward) if self.op.forward is not None else None
+
+    def operand(self, at: int = 0) -> Operand | None:
+        """One operand of the op by position; None if the log has none there."""
+        operands = self.op.operands
+        return operands[at] if -len(operands) <= at < len(operands) else None
+
+    @property
+    def external_tensor(self) -> Operand | None:
+        """The tensor from before the step as the op read it; None if the log lacks it."""
+        if self.external is None:
+            return None
+        given = next((o for o in self.replay.batch if o.argument == self.external[1]), None)
+        read = next((o for o, m in zip(self.op.operands, self.op.makers, strict=False) if m == self.external), None)
+        return given if given is not None and self.external[1] else read
+
+    @property
+    def data(self) -> BadTensor | None:
+        """The non-finite tensor of the data; None if the op read no data, or the loader delivered it finite."""
+        tensor, delivered = self.external_tensor, self.replay.bad_data
+        if self.external is None or self.phase is not Phase.DATA:
+            return None
+        if tensor is None or not tensor.bad:
+            return delivered[0] if len(delivered) == 1 else None
+        read = as_read("the target" if self.at.of_target else field_words(self.external[1], "argument"), tensor)
+        spoilt_later = self.external[0] == "batch" and self.replay.data_is_finite
+        return delivered_tensor(delivered, read) or (None if spoilt_later else read)
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One origin of non-finite values, and everything that followed from it."""
+
+    code: str
+    process: Process
+    step: int
+    phase: Phase
+    #: None if the step's tensors are not in the log; ``unrecorded`` then says why.
+    origin: Origin | None
+    cause: Cause
+    path: tuple[TensorRow, ...] = ()
+    unrecorded: str | None = None
+    #: How weights became non-finite (PD105): optimizer | between | start; of any code: poison.
+    how: str = ""
+    #: Number of non-finite tensors by kind at the incident's step, the origin included.
+    bad: Mapping[str, int] = field(default_factory=dict)
+    last_finite: int | None = None
+    #: The step trains nothing.
+    inference: bool = False
+    last_step: int = 0
+    bad_steps: int = 1
+    #: The loss scaler skipped every non-finite step, and a healthy one followed.
+    recovered: bool = False
+    history: tuple[Sighting, ...] = ()
+    ranks: tuple[int, ...] = ()
+    culprit: Culprit | None = None
+    #: Steps at which the same incident began.
+    occurrences: tuple[int, ...] = ()
+    #: Steps of later incidents that are probably the same one; they were not fully recorded.
+    likely: tuple[int, ...] = ()
+    #: A step followed that was neither non-finite nor skipped, or no step followed.
+    passed: bool = False
+    #: The replay of a step that made only buffers or optimizer state non-finite.
+    poison: Replay | None = None
+    #: The step at which the loss or a gradient showed the poisoned tensor.
+    shown: int | None = None
+    #: How training diverged before, if that made the operands as large as they were.
+    divergence: Divergence | None = None
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What occurrences of the same fault have in common."""
+        where: tuple[object, ...] | None = None
+        if self.culprit is not None:
+            where = (self.culprit.replay.root, self.culprit.module, self.culprit.op.name, self.culprit.source)
+        elif self.origin is not None:
+            where = (self.origin.root, self.origin.module, self.origin.row.key)
+        return (self.code, where, self.cause.name, self.how, self.unrecorded is not None)
+
+    @property
+    def preceding(self) -> TensorRow | None:
+        """The last healthy tensor before the origin."""
+        return self.origin.after if self.origin is not None else None
+
+    @property
+    def resume_advice(self) -> str:
+        """The checkpoint to go on from, in one or two sentences."""
+        poisoned = self.culprit is not None and self.culprit.replay.poisoned
+        if self.recovered and not poisoned:
+            return "The loss scaler skipped these steps, so the weights are intact: nothing to resume."
+        if self.inference:
+            return "Nothing was trained, so there is no checkpoint to go back to."
+        if self.divergence is not None and self.divergence.root == 0:
+            return "Training diverged from its first step on: no checkpoint is sound, start again."
+        if self.divergence is not None:
+            return f"Resume from a checkpoint before step {self.divergence.root}, where training diverged."
+        if self.last_finite is None:
+            return "No earlier step was finite: start again, or resume from an older checkpoint."
+        return (
+            f"Weights, optimizer state and buffers were last all finite at step {self.last_finite}; resume from a "
+            "checkpoint at or before that step."
+        )
+
+    @property
+    def headroom_words(self) -> str:
+        """How close the origin's tensor was to the limit on the last healthy step, as a sentence; may be empty."""
+        until = self.step if self.divergence is None else self.divergence.root
+        seen = [s for s in self.history if s.step < until and s.headroom is not None and s.amax is not None]
+        if not seen:
+            return ""
+        headroom = seen[-1].headroom or 0.0
+        room = f"2^{headroom:.1f} times" if headroom >= 0.05 else "just"
+        return f" At healthy step {seen[-1].step} it reached {seen[-1].amax:.4g}, {room} below the limit."
+
+    @property
+    def consequence_words(self) -> str:
+        """What else was non-finite at the same step, as a sentence; may be empty."""
+        own = self.origin.row.kind if self.origin is not None else None
+        counts = {noun: self.bad.get(kind, 0) - (kind == own) for kind, noun in _NOUNS.items()}
+        effects = ["the loss" if noun == "loss" else plural(n, noun) for noun, n in counts.items() if n > 0]
+        return f" Also non-finite at this step: {', '.join(effects)}." if effects else ""
+
+    def at_step(self, view: RunView) -> str:
+        """``at step 37``, with the rank if there are several, and the micro-step if gradients accumulate."""
+        words = f"at step {self.step}"
+        if self.origin is not None and self.origin.row.first_bad_micro_step and self.phase is not Phase.OPTIMIZER:
+            words += f" (micro-step {self.origin.row.first_bad_micro_step})"
+        return f"{words} on rank {self.process.rank}" if len({p.rank for p in view.processes}) > 1 else words
+
+
+class Report(NamedTuple):
+    """What a finding says of an incident."""
+
+    title: str
+    message: str
+    prescription: Prescription
+
+
+_NOUNS = {
+    "batch": "input tensor",
+    "input": "input",
+    "output": "output",
+    "loss": "loss",
+    "grad_output": "output gradient",
+    "weight_grad": "weight gradient",
+    "weight_grad_step": "optimizer input",
+    "weight": "weight",
+    "update": "weight update",
+}
