@@ -233,7 +233,9 @@ def _is_square(op: Op) -> bool:
 
 def _empty_words(op: Op) -> str:
     count = op.operands[0].numel if op.operands else 0
-    return "a mean over no elements is 0/0" if not count else f"{op.short} of {count:,} elements divides by zero"
+    return (
+        "a mean over no elements is 0/0" if not count else f"{op.short} of {plural(count, 'element')} divides by zero"
+    )
 
 
 def short_number(value: float | None) -> str:
