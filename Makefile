@@ -15,10 +15,10 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit slow gpu aot bench faults docs samples clean predictions prescriptions gating reliability site zoo
+.PHONY: help demo test lint unit slow gpu aot bench faults docs samples clean predictions prescriptions gating reliability site zoo new-rule
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # --- environments; the stamps make a second run quick ---------------------------------------------------------------
 
@@ -115,6 +115,9 @@ prescriptions: $(VENV)/.installed-dev  ## diagnose, apply, verify on small fault
 samples: $(VENV)/.installed-dev  ## record sample_runs/ and the rules' recorded samples again
 	$(BIN)/python sample_runs/regenerate.py
 	$(BIN)/python docs/generate.py
+
+new-rule: $(VENV)/.installed-dev  ## write the skeleton of a rule and its samples (CODE=PD511 NAME=zero-learning-rate)
+	$(BIN)/python -m tests.support.new_rule "$(CODE)" "$(NAME)"
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -47,6 +47,9 @@ def diagnose(
     ignore: Annotated[
         list[str] | None, typer.Option(help="Leave these rules out; may be repeated.", metavar="CODE")
     ] = None,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Run the rules in preview as well; explain lists which these are.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="List every rule with what it saw.")] = False,
     fail_on: Annotated[
         str | None,
@@ -67,7 +70,9 @@ def diagnose(
     level = settings.get("diagnose", "fail-on", fail_on)
     shape = settings.get("diagnose", "output-format", output_format) or "full"
     rules = select_rules(
-        settings.get("diagnose", "select", select) or (), settings.get("diagnose", "ignore", ignore) or ()
+        settings.get("diagnose", "select", select) or (),
+        settings.get("diagnose", "ignore", ignore) or (),
+        preview=preview,
     )
     thresholds = resolve_options(rule_options(settings))
     view = view_of(opened(run))

@@ -12,7 +12,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.ranking.consequences import fold
 from precdoctor.diagnosis.ranking.ending import facts_of_end
 from precdoctor.diagnosis.ranking.model_names import with_model
-from precdoctor.diagnosis.registry import RULES, Named, find, nearest, select_rules
+from precdoctor.diagnosis.registry import RELATIONS, RULES, Named, find, nearest, select_rules
 from precdoctor.diagnosis.survey.recording_cost import overhead
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError, PrecdoctorError, UsageError
@@ -35,6 +35,7 @@ def diagnose(
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     options: RuleOptions | None = None,
+    preview: bool = False,
 ) -> Diagnosis:
     """Run the rules over ``run``.
 
@@ -43,13 +44,14 @@ def diagnose(
         select: rules to run (codes, names, or prefixes such as ``PD1``); none means all.
         ignore: rules to leave out.
         options: per rule the thresholds to change, e.g. ``{"PD201": {"flushed_share": 0.1}}``.
+        preview: whether to run rules in preview as well.
 
     Raises:
         UsageError: an unknown rule or option, or a value an option cannot take.
         RunNotFoundError, RunUnreadableError: as :func:`precdoctor.open_run`.
         NothingRecordedError: the run holds no training step.
     """
-    rules = select_rules(select, ignore)
+    rules = select_rules(select, ignore, preview=preview)
     # One settings file serves all commands; comparisons (PD8xx) read their own thresholds from it.
     own = {name: changes for name, changes in (options or {}).items() if not name.upper().startswith("PD8")}
     settings = resolve_options(own)
@@ -79,7 +81,7 @@ def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, O
     """The same on a view and resolved options, so that a caller can share one view."""
     checked = {rule.code: _check(view, rule, settings[rule.code]) for rule in rules}
     found = [with_model(view, f) for result in checked.values() for f in result.findings]
-    findings = [worthwhile_first(f) for f in fold(found)]
+    findings = [worthwhile_first(f) for f in fold(found, RELATIONS)]
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]
     return Diagnosis(
         run=describe(view),
@@ -130,7 +132,7 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
     absent = [c for c in rule.step_columns if c not in view.steps.columns]
     if absent:
         return Checked.indeterminate(f"the log has no column {', '.join(absent)}")
-    if rule.kinds and not view.sampled_steps:
+    if rule.sampled_steps and not view.sampled_steps:
         return Checked.indeterminate("no step was recorded with full statistics")
     try:
         return rule.check(view, options)

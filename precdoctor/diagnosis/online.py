@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from precdoctor.diagnosis.claims.finding import Finding, Severity, jsonable
 from precdoctor.diagnosis.claims.rule import Options, Rule
 from precdoctor.diagnosis.engine import diagnose_view
-from precdoctor.diagnosis.registry import RULES, Named, select
+from precdoctor.diagnosis.registry import RULES, Named, select, select_rules
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import RunUnreadableError
 from precdoctor.runlog.filters import Filters, query
@@ -96,7 +96,8 @@ class OnlineRules:
 
     @staticmethod
     def _rules(*, whole: bool) -> Sequence[Rule]:
-        return RULES if whole else [r for r in RULES if r.code not in FROM_THE_START]
+        usual = select_rules()
+        return usual if whole else [r for r in usual if r.code not in FROM_THE_START]
 
     def halts(self, finding: Finding) -> bool:
         """Whether the run is to be stopped for it; for no finding that is mere information."""

@@ -24,7 +24,8 @@ def print_rules(rules: Sequence[Rule], console: Console) -> None:
     table.add_column(no_wrap=True)
     for rule in rules:
         severity = rule.severity.value
-        table.add_row(clean(rule.code), clean(rule.name), Text(severity, f"pd.{severity}"))
+        mark = Text(" preview", "pd.quiet") if rule.preview else Text()
+        table.add_row(clean(rule.code), clean(rule.name), Text(severity, f"pd.{severity}") + mark)
     console.print(table)
     for words, listed in (
         ("With a baseline, gate also checks:", REGRESSIONS),
@@ -54,6 +55,8 @@ def print_page(rule: Rule, console: Console) -> None:
         ("Confidence", page.confidence),
         ("References", "\n".join(f"- {reference}" for reference in page.references)),
     )
+    if rule.preview:
+        _print_block(reflow(f"\n{rule.preview_note}"), console)
     for title, text in sections:
         if text.strip():
             console.print(Text(f"\n{title}", "pd.strong"))

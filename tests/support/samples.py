@@ -8,14 +8,20 @@ finding must say of itself. What depends on how a machine rounds is left out. ``
 
 from __future__ import annotations
 
+import ast
 import importlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from precdoctor.diagnosis.advice.prescription_order import is_worthwhile
+from precdoctor.diagnosis.claims.finding import Finding, jsonable
 from tests.support.training import Training
 
+PATH_KEYS = {"module", "kind", "name", "dtype", "order", "amax", "headroom_binades", "nan", "inf"}
+RANGE_KEYS = {"dtype", "amax", "amin_nonzero", "exp_lo", "exp_hist"}
 RULES_DIRECTORY = Path(__file__).parents[1] / "rules"
 
 
@@ -62,3 +68,24 @@ def healthy() -> Iterator[tuple[str, str, Callable[[], Training]]]:
 def recorded(which: str) -> list[tuple[str, Path]]:
     """(code, sample folder) of every recorded sample in ``firing`` or ``healthy``."""
     return sorted((p.parents[2].name, p.parent) for p in RULES_DIRECTORY.glob(f"PD*/{which}/*/train.py"))
+
+
+def check_form(finding: Finding, *, bare: bool) -> None:
+    """What every finding owes its reader."""
+    assert 0.0 < finding.confidence < 1.0
+    assert finding.evidence["confidence_reason"]
+    assert any(c.isdigit() for c in finding.message)
+    assert "limit" in finding.message or bare
+    assert finding.prescriptions
+    assert is_worthwhile(finding.prescriptions[0]), finding.prescriptions[0].predicted
+    for prescription in finding.prescriptions:
+        assert any(c.isdigit() for c in prescription.title), prescription.title
+        assert prescription.change
+        assert prescription.predicted
+        compile(prescription.snippet, "<snippet>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    json.dumps(jsonable(finding), allow_nan=False)
+    if not bare and "range" in finding.evidence:
+        assert finding.evidence["range"].keys() == RANGE_KEYS
+    for entry in finding.evidence.get("path", ()):
+        assert entry.keys() == PATH_KEYS
+    assert len(finding.evidence.get("path", ())) <= 8

@@ -37,7 +37,7 @@ FLAGS = {
     "diagnose": {
         "--prescription",
         "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
-        "--verbose",
+        "--verbose", "--preview",
     },
     "gate": {
         "--baseline", "--write-baseline", "--aggregate", "--fail-if", "--allow", "--output-format", "-o", "--output",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import Relation
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.survey.view import RunView
@@ -98,11 +99,15 @@ class Rule:
     triage: Triage
     page: RulePage
     options: tuple[RuleOption, ...]
-    #: Columns and kinds of the ``tensors`` table, and columns of ``steps``, without which it cannot answer.
-    kinds: tuple[str, ...]
-    columns: tuple[str, ...]
     check: Callable[[RunView, Options], Checked]
+    #: Whether it needs steps with full statistics; without any it is indeterminate.
+    sampled_steps: bool = True
+    #: Columns of the ``steps`` table without which it is indeterminate.
     step_columns: tuple[str, ...] = ()
+    #: Codes whose findings one of this rule may account for, and the relation that has to hold; see :mod:`.relations`.
+    explains: Mapping[str, Relation] = field(default_factory=dict)
+    #: Why the rule is off unless it is selected or ``--preview`` is given; empty for rules that are on.
+    preview: str = ""
 
     def finding(
         self,
@@ -136,6 +141,11 @@ class Rule:
             prescriptions=prescriptions,
         )
 
+    @property
+    def preview_note(self) -> str:
+        """How a rule in preview is turned on, and why it is off."""
+        return f"Preview: runs when it is selected by its code, or with `--preview`. {self.preview}"
+
     def markdown(self) -> str:
         """The whole page."""
         rows = [f"| `{o.name}` | {o.default:g} | {o.unit} | {o.doc} {o.source} |" for o in self.options]
@@ -143,6 +153,7 @@ class Rule:
         parts = [
             f"# {self.name} ({self.code})",
             f"Severity: {self.severity.value}. Triage: {self.triage.name.lower().replace('_', ' ')}.",
+            *([self.preview_note] if self.preview else []),
             f"## What it finds\n\n{self.page.finds.strip()}",
             f"## Why it matters\n\n{self.page.matters.strip()}",
             "## Example\n\n" + self.page.example.strip("\n"),

@@ -20,7 +20,7 @@ from precdoctor.diagnosis.claims.finding import Diagnosis, RuleOutcome, Status
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
 from precdoctor.diagnosis.ranking.ending import ending
-from precdoctor.diagnosis.registry import RULES
+from precdoctor.diagnosis.registry import select_rules
 from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, versus
 from precdoctor.reporting.html.layers import KIND_TITLES
@@ -60,7 +60,7 @@ def subject(run: Run, options: RuleOptions | None = None) -> Subject:
         NothingRecordedError: it holds no training step.
     """
     view = view_of(run)
-    diagnosis = diagnose_view(view, RULES, resolve_options(options or {}))
+    diagnosis = diagnose_view(view, select_rules(), resolve_options(options or {}))
     path = run.path.resolve()
     name = path.parent.name if path.name == "run" else path.name
     return Subject(view, Survey(view), diagnosis, clean(name, 120))

@@ -1,13 +1,18 @@
 """Consequences are told inside their cause, in whatever order findings come."""
 
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
-from precdoctor.diagnosis.ranking.consequences import explains, fold
+from precdoctor.diagnosis.ranking import consequences
+from precdoctor.diagnosis.registry import RELATIONS
+
+fold = partial(consequences.fold, relations=RELATIONS)
+explains = partial(consequences.explains, relations=RELATIONS)
 
 
 def finding(code: str, step: int | None, *, last: int | None = None, severity: Severity = Severity.ERROR) -> Finding:

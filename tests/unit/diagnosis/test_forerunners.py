@@ -1,15 +1,19 @@
 """A run that diverged before it overflowed: what threw it off is mended, and what is gone back to is sound."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Prescription, Severity
-from precdoctor.diagnosis.ranking.consequences import fold
+from precdoctor.diagnosis.ranking import consequences
+from precdoctor.diagnosis.registry import RELATIONS
 
 LOOK = Prescription("stop and look", {"module": "head", "hook": "forward"}, {"stops_at_step": 126}, "pass\n")
 WIDEN = Prescription("widen", {"module": "head", "dtype": "float32"}, {"nonfinite_steps": 0}, "pass\n")
 SLOWER = Prescription("a smaller rate", {"lr": {"from": 0.75, "to": 0.15}}, {"grad_norm": 0.6}, "pass\n")
+
+fold = partial(consequences.fold, relations=RELATIONS)
 
 
 def finding(code: str, step: int, *prescriptions: Prescription, severity: Severity = Severity.ERROR) -> Finding:

@@ -8,9 +8,9 @@ import pytest
 
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.registry import RULES, find
+from precdoctor.diagnosis.registry import RULES, find, select_rules
 from precdoctor.errors import UsageError
-from precdoctor.runlog.schema import KINDS, STEPS, TENSORS
+from precdoctor.runlog.schema import STEPS
 
 HEADINGS = [
     "What it finds", "Why it matters", "Example", "What to do", "Options", "Confidence", "References",
@@ -104,11 +104,23 @@ def test_options_have_unit_meaning_and_source(rule: Rule) -> None:
     assert len({o.name for o in rule.options}) == len(rule.options)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
-def test_needs_are_columns_and_kinds_of_the_log(rule: Rule) -> None:
-    assert set(rule.columns) <= set(TENSORS.names)
-    assert set(rule.step_columns) <= set(STEPS.names)
-    assert set(rule.kinds) <= set(KINDS)
+def test_needs_and_relations_name_what_exists() -> None:
+    codes = {rule.code for rule in RULES}
+    for rule in RULES:
+        assert set(rule.step_columns) <= set(STEPS.names), rule.code
+        assert set(rule.explains) <= codes - {rule.code}, rule.code
+
+
+def test_rules_in_preview_run_when_they_are_asked_for() -> None:
+    preview = [rule for rule in RULES if rule.preview]
+    assert preview
+    usual = {rule.code for rule in select_rules()}
+    for rule in preview:
+        assert rule.code not in usual
+        assert rule not in select_rules([rule.code[:3]])
+        assert select_rules([rule.code]) == select_rules([rule.name]) == (rule,)
+        assert rule in select_rules(preview=True)
+        assert "--preview" in rule.markdown()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)

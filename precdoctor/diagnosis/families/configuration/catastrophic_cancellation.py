@@ -194,7 +194,6 @@ RULE = Rule(
         ),
         EFFECT,
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
     check=check,
 )

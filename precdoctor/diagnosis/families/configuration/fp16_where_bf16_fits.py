@@ -203,8 +203,8 @@ RULE = Rule(
             "Precdoctor's own: amax varies by a factor of 2 to 4 between batches.",
         ),
     ),
-    kinds=(),
-    columns=("dtype", "amax"),
+    sampled_steps=False,
     check=check,
+    preview="It is advice on a format, not a defect; `precdoctor whatif --plan` predicts what the change is worth.",
     step_columns=("autocast_dtype", "loss_scale", "growth_tracker"),
 )  # fmt: skip

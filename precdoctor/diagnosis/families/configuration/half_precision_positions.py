@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
@@ -218,6 +219,11 @@ def _keep_fp32(row: TensorRow, fmt: Format, name: str, effect: str, predicted: M
     )
 
 
+def angles_without_cast(cause: Finding, effect: Finding) -> bool:
+    """Whether the lossy cast of ``effect`` is not the one that made these angles, but one in the same module."""
+    return same_module(cause, effect) and cause.evidence.get("effect") != "angles"
+
+
 RULE = Rule(
     code="PD703",
     name="half-precision-positions",
@@ -255,7 +261,6 @@ RULE = Rule(
             "A tenth of that of half precision: nothing that is computed in FP32 is meant to be so coarse.",
         ),
     ),
-    kinds=("buffer",),
-    columns=("dtype", "amax", "shape"),
+    explains=when(angles_without_cast, "PD706"),
     check=check,
 )

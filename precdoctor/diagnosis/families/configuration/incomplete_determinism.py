@@ -195,7 +195,6 @@ RULE = Rule(
     options=(
         RuleOption("min_layers", 1.0, "layers", "Layers left open, from which on it is said.", "One is enough.", 1.0),
     ),
-    kinds=("grad_output",),
-    columns=("module",),
     check=check,
+    preview="It reports a setting of two ranks or runs; no fault of the corpus is found by it first.",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format, text
@@ -169,6 +170,11 @@ def _exponent(fact: Fact, fmt: Format) -> int | None:
     return exponent if exponent and exponent >= least else None
 
 
+def cast_of_angles(cause: Finding, effect: Finding) -> bool:
+    """Whether the angles of ``effect`` come from this cast, which is nearer to the fault than their sine."""
+    return same_module(cause, effect) and effect.evidence.get("effect") == "angles"
+
+
 RULE = Rule(
     code="PD706",
     name="lossy-cast",
@@ -195,7 +201,7 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
+    explains=when(cast_of_angles, "PD703"),
     check=check,
 )

@@ -275,7 +275,5 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=(*FLUSH_OPTIONS[:2], MAX_STEPS),
-    kinds=("weight_grad",),
-    columns=("exp_lo", "exp_hist", "amax", "dtype"),
     check=check,
 )

@@ -225,7 +225,6 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
     check=check,
 )

@@ -281,7 +281,6 @@ RULE = Rule(
             "Precdoctor's own: partial sums of zero-mean products exceed the result by a factor of a few.",
         ),
     ),
-    kinds=("output",),
-    columns=("amax", "dtype"),
     check=check,
+    preview="A flag costs precision that most models do not miss, and no recorded harm decides which do.",
 )

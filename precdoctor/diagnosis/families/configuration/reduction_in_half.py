@@ -150,7 +150,6 @@ RULE = Rule(
         ),
         EFFECT,
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
     check=check,
 )

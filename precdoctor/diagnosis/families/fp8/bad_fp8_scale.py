@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_tensors, when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Cast, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed, location, seen_words
 from precdoctor.diagnosis.families.fp8.fp8_scale_history import snippet
 from precdoctor.diagnosis.survey.view import RunView
@@ -200,7 +201,9 @@ RULE = Rule(
             "Precdoctor's own: at the first step of a training there is nothing yet to lose.",
         ),
     ),
-    kinds=(KIND,),
-    columns=COLUMNS,
+    explains={
+        **when(while_it_lasts, "PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
+        **when(same_tensors, "PD401", "PD402", "PD404", "PD407", "PD411"),
+    },
     check=check,
 )  # fmt: skip

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, dead_blocks, matters
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
@@ -189,7 +190,6 @@ RULE = Rule(
         ),
         MIN_ELEMENTS,
     ),
-    kinds=(KIND,),
-    columns=COLUMNS,
+    explains=when(same_tensors, "PD402", "PD407", "PD408", "PD409"),
     check=check,
 )

@@ -276,7 +276,5 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=(KIND,),
-    columns=("sum", "sum_sq", "format"),
     check=check,
 )  # fmt: skip

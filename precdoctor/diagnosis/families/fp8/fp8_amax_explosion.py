@@ -12,7 +12,7 @@ import numpy as np
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Cast, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_outliers import cut, hot_blocks
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
@@ -238,7 +238,5 @@ RULE = Rule(
         FLUSHED_SHARE,
         MIN_ELEMENTS,
     ),
-    kinds=(KIND,),
-    columns=COLUMNS,
     check=check,
 )  # fmt: skip

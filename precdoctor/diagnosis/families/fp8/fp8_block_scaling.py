@@ -9,7 +9,7 @@ from statistics import median
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Damage, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Damage, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, cut, hot_blocks, matters, spread
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     MIN_ELEMENTS,
@@ -167,7 +167,5 @@ RULE = Rule(
         ),
         MIN_ELEMENTS,
     ),
-    kinds=(KIND,),
-    columns=(*COLUMNS, "block128_hist", "block32_hist"),
     check=check,
 )  # fmt: skip

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Damage, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Damage, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_outliers import (
     LOST_CHANNELS,
     Bulk,
@@ -212,7 +213,6 @@ RULE = Rule(
         ),
         MIN_ELEMENTS,
     ),
-    kinds=(KIND,),
-    columns=(*COLUMNS, "block128_hist", "block32_hist"),
+    explains=when(same_tensors, "PD402", "PD407", "PD409"),
     check=check,
 )  # fmt: skip

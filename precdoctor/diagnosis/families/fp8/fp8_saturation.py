@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Operand, operands
@@ -317,7 +318,6 @@ RULE = Rule(
         LOST_DB,
         RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.", 1.0),
     ),
-    kinds=_KINDS,
-    columns=("dtype", "at_max", "numel"),
+    explains={**when(same_module, "PD203"), **when(same_tensors, "PD407")},
     check=check,
 )

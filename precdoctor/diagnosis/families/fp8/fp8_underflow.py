@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import (
-    COLUMNS,
-    KIND,
     Damage,
     Operand,
     operands,
@@ -173,7 +172,6 @@ RULE = Rule(
         ),
         MIN_ELEMENTS,
     ),
-    kinds=(KIND,),
-    columns=COLUMNS,
+    explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407", "PD409")},
     check=check,
 )

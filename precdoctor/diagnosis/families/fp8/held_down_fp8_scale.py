@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Cast, Operand, damage, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, damage, operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
@@ -225,7 +226,6 @@ RULE = Rule(
         ),
         MIN_ELEMENTS,
     ),
-    kinds=(KIND,),
-    columns=COLUMNS,
+    explains=when(same_tensors, "PD402", "PD407"),
     check=check,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from statistics import median
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Operand, damage, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, damage, operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
@@ -289,7 +289,5 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=(KIND,),
-    columns=COLUMNS,
     check=check,
 )  # fmt: skip

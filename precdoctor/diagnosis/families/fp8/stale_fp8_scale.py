@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_tensors, when, worst_tensor
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import COLUMNS, KIND, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     MIN_ELEMENTS,
@@ -218,7 +219,6 @@ RULE = Rule(
         ),
         MIN_ELEMENTS,
     ),
-    kinds=(KIND,),
-    columns=COLUMNS,
+    explains={**when(same_tensors, "PD407"), **when(worst_tensor, "PD401")},
     check=check,
 )  # fmt: skip

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.growth.coarse_logits import CoarseLogits, coarse_logits, spacing
@@ -269,7 +270,6 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=("input", "output"),
-    columns=("dtype", "amax", "at_max"),
+    explains=when(same_module, "PD406", "PD601"),
     check=check,
 )

@@ -8,6 +8,7 @@ from statistics import median
 
 from precdoctor.diagnosis.advice.stable_rate import stable_rate
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence import missing_zero_grad
@@ -340,8 +341,8 @@ RULE = Rule(
         ),
         RuleOption("min_steps", 8.0, "steps", "Steps before it, for a baseline.", "Precdoctor's own.", 2.0),
     ),
-    kinds=(),
-    columns=("sum_sq", "order"),
+    sampled_steps=False,
+    explains=when(anywhere, "PD406", "PD504", "PD605", "PD606"),
     check=check,
     step_columns=("grad_norm", "loss", "skipped"),
 )

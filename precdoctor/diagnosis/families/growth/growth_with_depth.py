@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
@@ -201,7 +202,6 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=("output",),
-    columns=("sum_sq", "numel"),
+    explains=when(anywhere, "PD601", "PD602"),
     check=check,
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.logit_histories import (
@@ -211,6 +212,15 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
     )
 
 
+def same_logits(cause: Finding, effect: Finding) -> bool:
+    """Whether ``effect`` is about the format of these logits, or the inside of the module whose softmax reads them."""
+    if "spacing_nats" in effect.evidence:
+        return True
+    place, inside = cause.location.module, effect.location.module or ""
+    same_root = cause.location.root == effect.location.root
+    return bool(place) and same_root and (inside == place or inside.startswith(f"{place}."))
+
+
 RULE = Rule(
     code="PD606",
     name="logit-growth",
@@ -271,7 +281,6 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=("logits",),
-    columns=("amax",),
+    explains=when(same_logits, "PD601", "PD602", "PD709"),
     check=check,
 )

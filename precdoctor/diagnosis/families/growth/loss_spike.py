@@ -392,8 +392,7 @@ RULE = Rule(
         ),
         RuleOption("min_steps", 16.0, "steps", "Steps before it, for a range.", "Precdoctor's own.", 8.0),
     ),
-    kinds=(),
-    columns=("amax", "order"),
+    sampled_steps=False,
     check=check,
     step_columns=("loss",),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.clamp_hides_overflow import clamped
@@ -194,7 +195,6 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=("input", "output"),
-    columns=("dtype", "amax", "at_max"),
+    explains=when(anywhere, "PD709"),
     check=check,
 )

@@ -150,8 +150,7 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
     check=check,
     step_columns=("clip_norm", "clipped_before_unscale", "loss_scale"),
 )

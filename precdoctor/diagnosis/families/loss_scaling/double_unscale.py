@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling import loss_not_scaled, unscaled_twice
@@ -198,8 +199,7 @@ RULE = Rule(
             2.0,
         ),
     ),
-    kinds=("weight_grad", "weight_grad_step"),
-    columns=("sum_sq", "scale"),
+    explains=when(anywhere, "PD303", "PD503", "PD506"),
     check=check,
     step_columns=("loss_scale",),
 )

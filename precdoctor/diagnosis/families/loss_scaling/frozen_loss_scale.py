@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.loss_scales import growth_interval, is_dynamic, scaled_steps
@@ -192,8 +193,8 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
+    explains=when(anywhere, "PD301", "PD302", "PD303", "PD709"),
     check=check,
     step_columns=("loss_scale", "growth_tracker", "skipped"),
 )

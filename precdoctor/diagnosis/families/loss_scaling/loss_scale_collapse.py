@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, mended_by_the_scale, same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.leftover_gradients import kept_gradients
@@ -256,6 +257,11 @@ def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]
     return kept[:: max(1, math.ceil(len(kept) / limit))]
 
 
+def flushed_at_its_level(cause: Finding, _effect: Finding) -> bool:
+    """Whether the collapse left the scale at a level at which gradients are flushed."""
+    return "flushed_at_level" in cause.evidence
+
+
 RULE = Rule(
     code="PD301",
     name="loss-scale-collapse",
@@ -314,8 +320,13 @@ RULE = Rule(
             2.0,
         ),
     ),
-    kinds=(),
-    columns=("nan", "pos_inf", "neg_inf", "order"),
+    sampled_steps=False,
+    explains={
+        **when(anywhere, "PD302", "PD303", "PD709"),
+        **when(same_module, "PD601", "PD602"),
+        **when(mended_by_the_scale, "PD102"),
+        **when(flushed_at_its_level, "PD201", "PD202"),
+    },
     check=check,
     step_columns=("loss_scale", "skipped"),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import culprits
@@ -179,8 +180,8 @@ RULE = Rule(
         ),
         RuleOption("min_probes", 3.0, "steps", "Probes before it is a habit.", "Precdoctor's own.", 1.0),
     ),
-    kinds=(),
-    columns=("nan", "pos_inf", "neg_inf", "order"),
+    sampled_steps=False,
+    explains=when(anywhere, "PD709"),
     check=check,
     step_columns=("loss_scale", "skipped", "growth_tracker"),
 )

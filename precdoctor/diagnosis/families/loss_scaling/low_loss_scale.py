@@ -225,8 +225,6 @@ RULE = Rule(
         ),
         MAX_STEPS,
     ),
-    kinds=("grad_output",),
-    columns=("zero", "amin_nonzero", "exp_lo", "exp_hist", "dtype"),
     check=check,
     step_columns=("loss_scale", "growth_tracker"),
 )  # fmt: skip

@@ -120,8 +120,7 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(RuleOption("min_steps", 3.0, "steps", "Scaled steps before it is said.", "Precdoctor's own.", 1.0),),
-    kinds=(),
-    columns=("dtype",),
+    sampled_steps=False,
     check=check,
     step_columns=("loss_scale", "growth_tracker", "autocast_dtype"),
 )

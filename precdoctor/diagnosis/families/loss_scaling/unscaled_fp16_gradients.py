@@ -171,8 +171,6 @@ RULE = Rule(
         MARGIN_BINADES,
         MAX_STEPS,
     ),
-    kinds=("grad_output",),
-    columns=("zero", "amin_nonzero", "exp_lo", "exp_hist", "dtype"),
     check=check,
     step_columns=("loss_scale",),
 )

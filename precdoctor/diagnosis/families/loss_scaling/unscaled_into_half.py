@@ -182,8 +182,6 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=("weight_grad", "weight_grad_step"),
-    columns=("zero", "dtype", "scale"),
     check=check,
     step_columns=("loss_scale", "clip_norm"),
 )

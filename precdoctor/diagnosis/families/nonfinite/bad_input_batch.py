@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
@@ -267,7 +268,6 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=("batch",),
-    columns=("nan", "pos_inf", "neg_inf", "amax", "numel"),
+    explains=when(while_it_lasts, "PD101", "PD102", "PD103", "PD105", "PD106", "PD301", "PD302", "PD603", "PD605"),
     check=check,
 )  # fmt: skip

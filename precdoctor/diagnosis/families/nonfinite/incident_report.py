@@ -25,6 +25,10 @@ from precdoctor.diagnosis.survey.view import RunView
 
 Describe = Callable[[RunView, Incident], Report]
 
+#: Rules whose findings lead to a non-finite value, or show the same fault from another side, whatever their steps.
+LEAD_TO_NONFINITE = (
+    *("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD606", "PD709"),
+)
 #: Occurrences listed in the evidence; a screen holds no more.
 _LISTED = 16
 #: Backward passes after the last optimizer step, in multiples of a usual step's: no accumulation reaches this.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.incident import Incident
@@ -142,7 +143,7 @@ RULE = Rule(
             "Chosen empirically: amax varies by a factor of two between batches, and 16 is beyond that.",
         ),
     ),
-    kinds=(),
-    columns=("amax",),
+    sampled_steps=False,
+    explains=when(while_it_lasts, "PD101", "PD102", "PD103", "PD105", "PD106", "PD605"),
     check=check,
 )  # fmt: skip

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
+from precdoctor.diagnosis.claims.relations import anywhere, when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural, there_are
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
+    LEAD_TO_NONFINITE,
     check_incidents,
     checked_words,
     confidence_options,
     unrecorded_message,
 )
-from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
@@ -121,7 +122,6 @@ RULE = Rule(
     triage=Triage.LOSS,
     page=PAGE,
     options=confidence_options(0.95),
-    kinds=(*FORWARD_KINDS, "loss"),
-    columns=("order", "nan", "pos_inf", "neg_inf", "amax", "zero"),
+    explains={**when(while_it_lasts, "PD301"), **when(anywhere, *LEAD_TO_NONFINITE)},
     check=check,
 )

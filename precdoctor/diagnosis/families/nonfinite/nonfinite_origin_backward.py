@@ -6,16 +6,18 @@ import math
 
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
+from precdoctor.diagnosis.claims.relations import anywhere, beyond_any_scale, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
+    LEAD_TO_NONFINITE,
     check_incidents,
     checked_words,
     confidence_options,
     unrecorded_message,
 )
-from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, known_format
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, known_format
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -134,7 +136,6 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=confidence_options(0.9),
-    kinds=(*FORWARD_KINDS, "loss", *BACKWARD_KINDS, "weight_grad_step"),
-    columns=("order", "nan", "pos_inf", "neg_inf", "amax", "scale"),
+    explains={**when(anywhere, *LEAD_TO_NONFINITE), **when(beyond_any_scale, "PD301")},
     check=check,
 )

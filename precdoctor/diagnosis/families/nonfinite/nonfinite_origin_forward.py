@@ -6,9 +6,11 @@ import math
 
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
+from precdoctor.diagnosis.claims.relations import anywhere, same_module, when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
+    LEAD_TO_NONFINITE,
     check_incidents,
     checked_words,
     confidence_options,
@@ -150,7 +152,10 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=confidence_options(0.95),
-    kinds=FORWARD_KINDS,
-    columns=("order", "nan", "pos_inf", "neg_inf", "amax"),
+    explains={
+        **when(while_it_lasts, "PD301"),
+        **when(anywhere, *LEAD_TO_NONFINITE),
+        **when(same_module, "PD107", "PD206", "PD705", "PD706"),
+    },
     check=check,
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
+    LEAD_TO_NONFINITE,
     check_incidents,
     checked_words,
     confidence_options,
@@ -154,7 +156,6 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=confidence_options(0.9),
-    kinds=("weight", "weight_grad_step", "update"),
-    columns=("nan", "pos_inf", "neg_inf", "amax"),
+    explains=when(anywhere, *LEAD_TO_NONFINITE),
     check=check,
 )

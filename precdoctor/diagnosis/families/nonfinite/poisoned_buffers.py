@@ -148,7 +148,5 @@ RULE = Rule(
             "One: an average never loses a NaN.", minimum=1.0,
         ),
     ),
-    kinds=("buffer",),
-    columns=("nan", "pos_inf", "neg_inf"),
     check=check,
 )  # fmt: skip

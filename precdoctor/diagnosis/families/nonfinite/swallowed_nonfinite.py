@@ -135,7 +135,6 @@ RULE = Rule(
         ),
         EFFECT,
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
     check=check,
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.underflow.flushing_ops import check_flushes
@@ -179,7 +180,6 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=FLUSH_OPTIONS,
-    kinds=("grad_output",),
-    columns=("zero", "amin_nonzero", "exp_lo", "exp_hist", "dtype"),
+    explains=when(anywhere, "PD202", "PD203", "PD204", "PD303", "PD305"),
     check=check,
 )

@@ -363,8 +363,6 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=("weight_grad",),
-    columns=("zero", "numel", "shape"),
     check=check,
     step_columns=("lr", "skipped"),
 )

@@ -137,7 +137,6 @@ RULE = Rule(
         ),
         EFFECT,
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
     check=check,
 )

@@ -158,8 +158,6 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=("weight_grad",),
-    columns=("dtype",),
     check=check,
     step_columns=("micro_steps",),
 )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, modules_listed, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.underflow.saturated_generator import Player, players
@@ -251,6 +252,12 @@ def _starved_finding(player: Player, options: Options) -> Finding:
     )
 
 
+def starved_weights(cause: Finding, effect: Finding) -> bool:
+    """Whether every weight whose gradient Adam's eps dominates is in a layer that the gradient does not reach."""
+    starved = modules_listed(effect, "weights", "parameter")
+    return bool(starved) and starved <= modules_listed(cause, "layers", "module")
+
+
 RULE = Rule(
     code="PD204",
     name="vanishing-gradients",
@@ -300,7 +307,6 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=("grad_output",),
-    columns=("sum_sq", "numel", "scale"),
+    explains={**when(anywhere, "PD203"), **when(starved_weights, "PD503")},
     check=check,
 )

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.underflow.quantised_gradient import finding as coarse_finding
@@ -170,8 +171,7 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=FLUSH_OPTIONS,
-    kinds=("weight_grad",),
-    columns=("zero", "amin_nonzero", "exp_lo", "exp_hist", "dtype"),
+    explains=when(anywhere, "PD203", "PD303", "PD305"),
     check=check,
     step_columns=("autocast_dtype",),
 )

@@ -284,7 +284,5 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=("weight_grad_step",),
-    columns=("exp_lo", "exp_hist", "numel", "sum_sq"),
     check=check,
 )

@@ -153,7 +153,5 @@ RULE = Rule(
         RuleOption("share", 0.9, "share of sampled steps", "Steps without a gradient for the optimizer.", maximum=1.0),
         RuleOption("min_steps", 8, "steps", "Minimum number of such steps.", minimum=2),
     ),
-    kinds=("weight_grad",),
-    columns=_COLUMNS,
     check=check,
 )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.large_weights import finding as large_finding
@@ -358,8 +359,7 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=("update",),
-    columns=("unchanged", "zero", "numel", "rel_lo", "rel_hist", "dtype"),
+    explains=when(anywhere, "PD502", "PD505"),
     check=check,
     step_columns=("lr",),
 )

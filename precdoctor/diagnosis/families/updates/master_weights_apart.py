@@ -193,7 +193,5 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=("master_weight",),
-    columns=("sum", "sum_sq", "dtype"),
     check=check,
 )

@@ -178,8 +178,6 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=("update",),
-    columns=("unchanged", "rel_lo", "rel_hist", "dtype"),
     check=check,
     step_columns=("lr",),
 )

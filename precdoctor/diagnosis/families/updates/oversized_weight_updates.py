@@ -10,6 +10,7 @@ from typing import Any
 
 from precdoctor.diagnosis.advice.stable_rate import StableRate, stable_rate
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.updates.decayed_weights import finding as decay_finding
@@ -375,8 +376,7 @@ RULE = Rule(
         RuleOption("early_steps", 3.0, "steps", "Recorded steps that are the first ones.", "Precdoctor's own.", 1.0),
         RuleOption("min_steps", 6.0, "steps", "Recorded steps in the newer half, at least.", "Precdoctor's own.", 2.0),
     ),
-    kinds=("weight", "update"),
-    columns=("sum_sq", "numel", "shape"),
+    explains=when(anywhere, "PD203", "PD204"),
     check=check,
     step_columns=("skipped", "loss"),
 )

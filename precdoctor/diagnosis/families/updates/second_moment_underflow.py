@@ -8,6 +8,7 @@ from statistics import median
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.rounded_moments import finding as unpaired_finding
@@ -79,6 +80,10 @@ class _Lost:
     @property
     def share(self) -> float:
         return median(self.shares)
+
+
+#: Learning rates per step from which on a run may be thrown off its course: Adam's longest step is 7 of them.
+_LONG_STEP = 10.0
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -213,6 +218,20 @@ def _prescribe(view: RunView, lost: _Lost, last: Moment, added: float) -> Prescr
     )
 
 
+def lost_moments(cause: Finding, effect: Finding) -> bool:
+    """Whether moments of zero threw the run off, or a state of the optimizer stalls in their format.
+
+    With a gradient of g lost from the second moment, a step is g / eps learning rates long.
+    """
+    if effect.code == "PD509":
+        same = cause.evidence.get("dtype") == effect.evidence.get("dtype") is not None
+        return same and effect.evidence.get("target") == "state" and effect.location.phase is Phase.OPTIMIZER
+    kept, eps = cause.evidence.get("smallest_gradient_kept"), cause.evidence.get("eps_in_state_format")
+    if kept is None or eps is None:
+        return False
+    return 0.0 < float(kept) >= _LONG_STEP * float(eps)
+
+
 RULE = Rule(
     code="PD506",
     name="second-moment-underflow",
@@ -254,7 +273,6 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=("opt_state",),
-    columns=("zero", "dtype", "exp_lo", "exp_hist"),
+    explains={**when(same_module, "PD504"), **when(lost_moments, "PD603", "PD605", "PD509")},
     check=check,
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_module, when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import memory, percent, plural
@@ -356,7 +357,6 @@ RULE = Rule(
             1.0,
         ),
     ),
-    kinds=("weight", "buffer"),
-    columns=("fingerprint", "dtype", "shape"),
+    explains={**when(while_it_lasts, "PD605"), **when(same_module, "PD701")},
     check=check,
 )

@@ -207,8 +207,7 @@ RULE = Rule(
         ),
         RuleOption("min_steps", 8.0, "steps", "Shorter runs have nothing to decay.", "Precdoctor's own.", 1.0),
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
     check=check,
     step_columns=("grad_norm",),
 )

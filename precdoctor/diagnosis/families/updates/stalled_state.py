@@ -144,7 +144,6 @@ RULE = Rule(
             maximum=1.0,
         ),
     ),
-    kinds=(),
-    columns=(),
+    sampled_steps=False,
     check=check,
 )

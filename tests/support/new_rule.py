@@ -1,0 +1,68 @@
+"""Writes the skeleton of a rule: ``python -m tests.support.new_rule PD511 zero-learning-rate`` (``make new-rule``).
+
+The files are those of docs/add-a-rule.md under another code and name.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tests.support.blocks import blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = dict(
+    zip("1234567", ("nonfinite", "underflow", "loss_scaling", "fp8", "updates", "growth", "configuration"), strict=True)
+)
+
+
+def write(code: str, name: str, root: Path = ROOT) -> list[Path]:
+    """The new files, and the family's ``__init__`` with the rule in it.
+
+    Raises:
+        SystemExit: the code or the name is not one, or the rule is there already.
+    """
+    if not re.fullmatch(r"PD[1-7]\d\d", code):
+        raise SystemExit(f"a code is PD and three digits, the first from 1 to 7; got {code!r}")
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", name):
+        raise SystemExit(f"a name is two or more words in lower case with hyphens; got {name!r}")
+    module = name.replace("-", "_")
+    family = root / "precdoctor" / "diagnosis" / "families" / FAMILIES[code[2]]
+    samples = root / "tests" / "rules" / code
+    rule = family / f"{module}.py"
+    for path in (rule, samples):
+        if path.exists():
+            raise SystemExit(f"{path.relative_to(root)} exists already")
+    texts = {b.title: b.code for b in blocks(ROOT / "docs" / "add-a-rule.md") if b.title}
+
+    def text(title: str) -> str:
+        return texts[title].replace("PD511", code).replace("zero-learning-rate", name)
+
+    files = {
+        rule: text("rule"),
+        samples / "samples.py": text("samples"),
+        samples / "firing" / f"{name}-fires" / "train.py": text("firing"),
+        samples / "firing" / f"{name}-fires" / "expected.json": text("expected"),
+        samples / "healthy" / f"{name}-healthy" / "train.py": text("healthy"),
+    }
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    register(family / "__init__.py", module)
+    return [*files, family / "__init__.py"]
+
+
+def register(path: Path, module: str) -> None:
+    """Adds the module to the imports and to ``RULES`` of a family."""
+    head, listed, tail = re.split(r"(?<=import \()([^)]*)(?=\))", path.read_text(), maxsplit=1)
+    names = sorted({*re.findall(r"\w+", listed), module})
+    body = f"{head}\n{''.join(f'    {n},{chr(10)}' for n in names)}{tail}"
+    path.write_text(body.rstrip().removesuffix(")") + f"    {module}.RULE,\n)\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit("usage: make new-rule CODE=PD511 NAME=zero-learning-rate")
+    for made in write(sys.argv[1].upper(), sys.argv[2]):
+        print(made.relative_to(ROOT))
