@@ -124,7 +124,7 @@ def _of_optimizer(
     root = steps[at].step
     ratio, parameter = updates.largest(root, incident)
     if falls is None and (
-        not _threw_weights(view, process, root, incident, ratio, updates) or _still_learning(steps, at)
+        not _weights_replaced(view, process, root, incident, ratio, updates) or _still_learning(steps, at)
     ):
         return None
     begins = at == 0 and all(i is None for i in (jump, falls, kept, written)) and _multiplied(steps, updates) is None
@@ -225,7 +225,7 @@ def _rewritten(steps: Sequence[StepFacts], at: int | None, incident: int, update
 # -- whether the incident follows from that step ----------------------------------------------------------------------
 
 
-def _threw_weights(
+def _weights_replaced(
     view: RunView, process: Process, root: int, incident: int, ratio: float | None, updates: Updates
 ) -> bool:
     """Whether weights were replaced since the root, and the incident's tensors are large because of that."""

@@ -21,7 +21,7 @@ from precdoctor.numerics.formats import FP32
 _TO_ONE = frozenset(("acos", "asin", "atanh", "erfinv"))
 _SHARES = frozenset(("logit",))
 _FROM_ONE = frozenset(("acosh",))
-#: Replaces what rounding has made zero or negative (eigenvalues, sums of squares); far below any of use.
+#: Replaces what rounding has made zero or negative (eigenvalues, sums of squares); far below any useful value.
 _TINY = 1e-12
 #: Distance from 1 that survives one rounding in FP32.
 _NEAR_ONE = 1e-6
