@@ -188,8 +188,8 @@ def _forward(
 ) -> Incident | None:
     losses = [r for r in rows if r.kind == "loss"]
     loss_is_finite = not any(r.bad for r in losses) and not (facts is not None and facts.loss_is_bad)
-    judged = facts is not None and facts.complete and not facts.inference
-    loss_is_finite = loss_is_finite and (bool(losses) or judged)
+    loss_checked = facts is not None and facts.complete and not facts.inference
+    loss_is_finite = loss_is_finite and (bool(losses) or loss_checked)
     candidates = [r for r in rows if r.kind in (*FORWARD_KINDS, "loss")]
     row, masks = suspicious(candidates, reference, loss_is_finite=loss_is_finite)
     if row is None:
