@@ -1,4 +1,4 @@
-"""``zero_grad()`` that is missing: gradients that one step applied and the next one added to, as they were recorded."""
+"""A missing ``zero_grad()``: a step applied gradients, and the next backward pass added to them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.rows import integer, text
@@ -15,13 +16,15 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 @dataclass(frozen=True)
 class Unzeroed:
-    """Attributes:
-    process, root, optimizer: whose gradients.
-    since: the step whose gradients are the oldest ones in the sum.
-    last: the last step that applied it.
-    steps: how many did, in a row.
-    summed: backward passes that are in the sum at the end.
-    kept, of: gradients that were kept, and those there are.
+    """Steps in a row without ``zero_grad()``.
+
+    Attributes:
+        process, root, optimizer: whose gradients.
+        since: the step with the oldest gradients in the sum.
+        last: the last step that applied the sum.
+        steps: number of such steps.
+        summed: number of backward passes in the sum at the end.
+        kept, of: number of gradients that were not zeroed, and of all.
     """
 
     process: Process
@@ -38,7 +41,8 @@ class Unzeroed:
 def unzeroed(view: RunView, least: float) -> Unzeroed | None:
     """The longest stretch of at least ``least`` steps, or None.
 
-    The recorder writes an event when it is sure, and another one with the final counts; a run that died has the first.
+    The recorder writes an event as soon as it is sure, and another one with the final counts; a run that died has only
+    the first.
     """
     found = []
     for process, event in view.warnings_about("kept-gradients"):
@@ -53,23 +57,22 @@ def unzeroed(view: RunView, least: float) -> Unzeroed | None:
     return longest if longest is not None and longest.steps >= least else None
 
 
-def finding(view: RunView, found: Unzeroed, limit: float, exploded: Finding | None) -> Finding:
-    """That it is missing.
+def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: Finding | None) -> Finding:
+    """The finding of ``rule`` for a missing ``zero_grad()``.
 
     Args:
+        rule: PD603.
         view: the run.
-        found: where.
-        limit: the steps that were asked for.
-        exploded: what came of it, if the gradient exploded.
+        found: the steps.
+        limit: the fewest steps that count.
+        exploded: the finding for the gradient that exploded because of it, if any.
     """
     steps = [s for s in by_optimizer(view).get((found.process, found.optimizer), ()) if s.complete]
     never = found.steps >= len(steps) - 1
     norms = [s.grad_norm for s in _inside(steps, found) if s.grad_norm is not None]
     what = "`zero_grad()` is never called" if never else f"no `zero_grad()` for {plural(found.steps, 'step')}"
     severities = [Severity.WARNING] if exploded is None else [Severity.WARNING, exploded.severity]
-    return Finding(
-        code="PD603",
-        name="gradient-explosion",
+    return rule.finding(
         severity=max(severities, key=lambda s: s.weight),
         confidence=0.95,
         title=f"{what}: each step applies the sum of all gradients since step {found.since}",
@@ -91,7 +94,7 @@ def finding(view: RunView, found: Unzeroed, limit: float, exploded: Finding | No
             "last_bad_step": found.last,
             "confidence_reason": "before each backward pass the gradients were what the step before had applied",
         },
-        prescriptions=(cure(steps, found),),  # what holds an explosion down is no cure of its cause
+        prescriptions=(cure(steps, found),),  # clipping would not mend the root
     )  # fmt: skip
 
 
@@ -103,22 +106,22 @@ def _message(steps: Sequence[StepFacts], norms: Sequence[float], found: Unzeroed
     whose = "the gradients" if found.kept == found.of else f"{found.kept:,} of {plural(found.of, 'gradient')}"
     message = (
         f"On {plural(found.steps, 'step')} in a row (limit {limit:g}) of {found.optimizer} the backward pass began "
-        f"with {whose} as the step before had applied them, and added to them: nobody zeroes them. The last of these "
-        f"steps applied the sum of {plural(found.summed, 'backward pass')}"
+        f"with {whose} as the step before had applied them, and added to them: `zero_grad()` is missing. The last of "
+        f"these steps applied the sum of {plural(found.summed, 'backward pass')}"
     )
     if len(norms) > 1:
         message += f"; the gradient norm was {norms[0]:.3g} at the first one and {norms[-1]:.3g} at the last"
-    clipped = sum(s.clip_norm is not None for s in _inside(steps, found))
-    if clipped:
-        message += f", and clipping, on {percent(clipped / len(_inside(steps, found)))} of them, scales old and new"
+    inside = _inside(steps, found)
+    if clipped := sum(s.clip_norm is not None for s in inside):
+        message += f". On {percent(clipped / len(inside))} of these steps clipping scaled old and new gradients alike"
     return message + "."
 
 
 def cure(steps: Sequence[StepFacts], found: Unzeroed) -> Prescription:
-    """The missing line."""
+    """Add the missing line."""
     usual = max((s.micro_steps for s in _inside(steps, found)), default=1)
     return Prescription(
-        title=f"`optimizer.zero_grad()` behind each step: gradients summed in the last one {found.summed} -> {usual}",
+        title=f"call `optimizer.zero_grad()` after each step: backward passes in a sum {found.summed} -> {usual}",
         change={"zero_grad": {"from": None, "to": "after every step"}},
         predicted={"summed_passes": {"from": found.summed, "to": usual}},
         snippet=(

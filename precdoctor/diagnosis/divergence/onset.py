@@ -1,8 +1,7 @@
-"""Where a run that ended in non-finite values left its course: the chain over steps that leads back to one root.
+"""Finds the step at which training diverged: the chain from an incident back to one root.
 
-An op overflows because its operands are huge; they are huge because weights are; weights are because of an update. The
-chain is followed backwards over the steps before the incident, in one measure of all of them: the update against the
-weight it changes, the gradient norm and the loss, each against the calmest level the run had before.
+The search goes back over the steps before the incident. It compares the update with its weight, and the gradient norm
+and the loss with the calmest level of the run before.
 """
 
 from __future__ import annotations
@@ -20,25 +19,28 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: RMS of an update over RMS of its weight from which the weight is replaced, not trained (as PD504's ``ratio``).
+#: RMS of an update over RMS of its weight from which the weight is replaced, not trained: the ``ratio`` of PD504.
 REPLACED = 0.3
-#: ... and from which that is enough in itself, where no healthy step came before: nothing is left of the weight.
+#: The same ratio from which it suffices without a healthy step before: nothing is left of the weight.
 OUTWEIGHED = 1.0
-#: Norms this many times the calmest level are out of line (as PD603's ``factor``); while above ``_RISING``, still so.
+#: Times the calmest level from which a gradient norm is out of line (the ``factor`` of PD603), and up to which it stays
+#: so on the steps before.
 EXPLODED, _RISING = 30.0, 4.0
-#: Steps from whose median a level is told, and the fewest of them.
+#: Values in a median that is a level, and the fewest of them; eight span the noise of batches.
 _LEVEL, _FEWEST = 8, 4
-#: Times its size before the root that a tensor has at the incident, for the incident to follow from it.
+#: Newest steps that give a usual gradient norm or the range of a batch; older ones belong to another phase.
+_HISTORY = 32
+#: Times its amax before the root from which a tensor at the incident is large because of the root: three binades.
 _GROWN = 8.0
-#: A loss below zero by this many times its first magnitude, and at least ``_FAR``, has no bound (as PD603).
+#: Times the first loss, and the absolute value, below zero from which a falling loss has no bound: as in PD603.
 _UNBOUNDED, _FAR = 300.0, 100.0
-#: Steps in a row whose gradients were kept (as PD603's ``kept_steps``).
+#: Fewest steps in a row without ``zero_grad()``: the ``kept_steps`` of PD603.
 _KEPT = 8
 
 
 @dataclass(frozen=True)
 class Link:
-    """One link of the chain: at ``step``, ``what`` (words) had the value ``value``; usual before: ``usual``."""
+    """One link of the chain: at ``step`` the quantity ``what`` had ``value``; ``usual`` is its level before."""
 
     step: int
     what: str
@@ -52,21 +54,23 @@ class Link:
         return f"{self.what} {before}{self.value:.3g}"
 
     def as_evidence(self) -> dict[str, Any]:
-        """For a finding."""
+        """The link as JSON, for a finding."""
         return {"step": self.step, "what": self.what, "value": self.value, "usual": self.usual}
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Attributes:
-    root: the step whose update threw the run off.
-    kind: learning-rate | rewritten | unzeroed | unbounded | multiplied | batch | gradient | updates | growth.
-    steps: of the optimizer that did, up to the incident.
-    at: index of ``root`` in ``steps``.
-    links: the chain, first the root.
-    ratio: RMS of the update over RMS of the weight it replaced most, at the root and behind it; None where unknown.
-    usual_ratio: the same on the steps before.
-    parameter: whose.
+    """How training diverged before an incident.
+
+    Attributes:
+        root: the step with the update after which training diverged.
+        kind: learning-rate | rewritten | unzeroed | unbounded | multiplied | batch | gradient | updates | growth.
+        steps: the steps of that optimizer before the incident.
+        at: index of ``root`` in ``steps``.
+        links: the chain, root first.
+        ratio: largest RMS of an update over RMS of its weight at the root or the next step; None if unknown.
+        usual_ratio: the same on the steps before.
+        parameter: the parameter with that ratio.
     """
 
     root: int
@@ -86,7 +90,7 @@ class Divergence:
 
 
 def divergence_before(view: RunView, process: Process, step: int) -> Divergence | None:
-    """How the run had left its course before ``step``, at which it became non-finite; None where it had not."""
+    """How training had diverged before ``step``, at which it became non-finite; None if it had not."""
     memo = f"divergence-{process.rank}-{process.attempt}-{step}"
     return view.remember(memo, lambda: _divergence(view, process, step))
 
@@ -114,18 +118,18 @@ def _of_optimizer(
     if written is not None:
         at, jump, falls, kept = written, None, None, None
     elif jump is None and falls is None and kept is None and _multiplied(steps, updates) is not None:
-        at = 0  # it has been so all along, and shows once the weights have grown
+        at = 0  # true from the start, visible once the weights have grown
     if at is None:
         return None
     root = steps[at].step
     ratio, parameter = updates.largest(root, incident)
     if falls is None and (
-        not _threw_weights(view, process, root, incident, ratio, updates) or _still_learning(steps, at)
+        not _weights_replaced(view, process, root, incident, ratio, updates) or _still_learning(steps, at)
     ):
         return None
     begins = at == 0 and all(i is None for i in (jump, falls, kept, written)) and _multiplied(steps, updates) is None
     if begins and (ratio or 0.0) < OUTWEIGHED:
-        return None  # nothing healthy to compare with: small networks at brisk rates begin like this
+        return None  # no healthy step to compare with: small networks at brisk rates begin like this
     known = {"rewritten": written, "unzeroed": kept, "learning-rate": jump, "unbounded": falls}
     kind = next((name for name, i in known.items() if i is not None), "")
     kind = kind or _kind(view, process, steps, at, updates)
@@ -134,19 +138,19 @@ def _of_optimizer(
     return Divergence(root, kind, process, steps, at, links, ratio, usual, parameter)
 
 
-# -- where it began ---------------------------------------------------------------------------------------------------
+# -- the first step out of line ---------------------------------------------------------------------------------------
 
 
 def departure(steps: Sequence[StepFacts]) -> int | None:
-    """Index of the first step of those, up to the last one, on which loss or gradient norm is out of line.
+    """Index of the first of the steps, up to the last one, on which loss or gradient norm is out of line.
 
-    None where the last one is in line. Norms and losses before that index are those of a run on its course.
+    None if the last one is in line. Norms and losses before that index are healthy.
     """
     return _departure(steps, None)
 
 
 def course_left(steps: Sequence[StepFacts], at: int) -> int:
-    """Index of the step that threw the run off, where step ``at`` is seen to be out of line; ``at`` with no earlier."""
+    """Index of the step at which training diverged, at most ``at``, which is out of line."""
     jump, left = jump_before(steps, at + 1), departure(steps[: at + 1])
     return min(i for i in (jump, left, at) if i is not None)
 
@@ -199,18 +203,18 @@ def calm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def healthy_norms(steps: Sequence[StepFacts]) -> list[float]:
-    """Gradient norms of the steps before the run left its course; of all, where the last one is still on it."""
+    """Gradient norms of the steps before training diverged; of all steps if it has not."""
     at = departure(steps)
     return [s.grad_norm for s in steps[:at] if s.grad_norm is not None]
 
 
 def clip_level(norms: Sequence[float]) -> float:
-    """Twice the median of norms of a run on its course; 1, to which most recipes clip, with fewer than four."""
-    return 2.0 * median(norms[-32:]) if len(norms) >= _FEWEST and median(norms[-32:]) > 0.0 else 1.0
+    """Twice the median of healthy norms; with fewer than four it is 1, to which most recipes clip."""
+    return 2.0 * median(norms[-_HISTORY:]) if len(norms) >= _FEWEST and median(norms[-_HISTORY:]) > 0.0 else 1.0
 
 
 def _rewritten(steps: Sequence[StepFacts], at: int | None, incident: int, updates: Updates) -> int | None:
-    """Index of the step after which something that is no update made a matrix far larger, up to where it departs."""
+    """Index of the step after which something other than an update made a matrix far larger, at most ``at``."""
     found = updates.rewritten(steps[0].step, incident, JUMP)
     if found is None:
         return None
@@ -218,13 +222,13 @@ def _rewritten(steps: Sequence[StepFacts], at: int | None, incident: int, update
     return index if index is not None and (at is None or index <= at) else None
 
 
-# -- whether the incident follows from it -----------------------------------------------------------------------------
+# -- whether the incident follows from that step ----------------------------------------------------------------------
 
 
-def _threw_weights(
+def _weights_replaced(
     view: RunView, process: Process, root: int, incident: int, ratio: float | None, updates: Updates
 ) -> bool:
-    """Whether weights were replaced since, and what the incident's step computes with is large for that."""
+    """Whether weights were replaced since the root, and the incident's tensors are large because of that."""
     replaced = (ratio is not None and ratio >= REPLACED) or updates.grown(root, incident) >= _GROWN / 2.0
     if not replaced and updates.seen(root, incident):
         return False
@@ -240,13 +244,13 @@ def _threw_weights(
 
 
 def _still_learning(steps: Sequence[StepFacts], at: int) -> bool:
-    """Whether the loss of the last step is below the one at the root: large updates that do no harm."""
+    """Whether the loss of the last step is below that of the root: the large updates do no harm."""
     losses = [s.loss for s in steps[at:] if s.loss is not None]
     return len(losses) >= _LEVEL and losses[-1] < losses[0] and steps[-1].loss is not None
 
 
 def _falls_without_end(steps: Sequence[StepFacts]) -> int | None:
-    """Index at which a loss is far below zero that goes on falling: the optimizer does what it is asked for."""
+    """Index at which a loss that keeps falling is far below zero: the objective has no bound."""
     losses = [s.loss for s in steps]
     known = [loss for loss in losses if loss is not None]
     if not known or known[-1] > min(known):
@@ -258,7 +262,7 @@ def _falls_without_end(steps: Sequence[StepFacts]) -> int | None:
 
 
 def _not_zeroed(view: RunView, process: Process, steps: Sequence[StepFacts], at: int | None) -> int | None:
-    """Index of the first step whose gradients nobody zeroed, where the run left its course behind it."""
+    """Index of the first step without ``zero_grad()``, if training diverged after it."""
     kept = unzeroed(view, _KEPT)
     if kept is None or at is None or kept.process != process or kept.optimizer != steps[0].optimizer:
         return None
@@ -267,7 +271,7 @@ def _not_zeroed(view: RunView, process: Process, steps: Sequence[StepFacts], at:
     return next((i for i, s in enumerate(steps) if s.step >= kept.since), None)
 
 
-# -- what it was ------------------------------------------------------------------------------------------------------
+# -- its kind and its links -------------------------------------------------------------------------------------------
 
 
 def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, updates: Updates) -> str:
@@ -286,9 +290,9 @@ def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, 
 
 
 def _multiplied(steps: Sequence[StepFacts], updates: Updates) -> float | None:
-    """What every weight matrix is multiplied by per step, where that is one number for all: no gradient does that.
+    """The factor per step of all weight matrices, if it is one number for all: no gradient does that.
 
-    Where the script multiplies, gradients join in as the weights grow: their steps are left out in a second attempt.
+    As the weights grow, updates add to the factor; a second attempt leaves out the steps with large updates.
     """
     for chosen in (steps, [s for s in steps if (updates.ratio(s.step) or 0.0) < REPLACED / 3.0]):
         factors = sorted(f for s in chosen for f in updates.factors(s.step))
@@ -302,12 +306,12 @@ def _multiplied(steps: Sequence[StepFacts], updates: Updates) -> float | None:
 def extreme_batch(
     view: RunView, process: Process, steps: Sequence[StepFacts], at: int
 ) -> tuple[int, float, float] | None:
-    """Step, amax and largest amax before it of a batch that is ``_GROWN`` times all before, at the root."""
+    """Step, amax and largest earlier amax of the root's batch, if that is ``_GROWN`` times all before."""
     sampled = [s.step for s in steps[:at] if s.sampled]
     if len(sampled) < _FEWEST or not steps[at].sampled:
         return None
     before: dict[Any, float] = {}
-    for step in sampled[-32:]:
+    for step in sampled[-_HISTORY:]:
         for r in view.rows(process, step):
             if r.kind == "batch" and r.amax:
                 before[r.key] = max(before.get(r.key, 0.0), r.amax)
@@ -327,7 +331,7 @@ def _links(
     updates: Updates,
     incident: int,
 ) -> tuple[Link, ...]:
-    """The root, and the first sight of what followed, in order of time."""
+    """The root, and the peaks of what followed, in order of step."""
     links = []
     root = steps[at]
     if kind == "learning-rate" and (rates := raised(steps, at)) is not None:
@@ -360,7 +364,7 @@ def _before(values: Sequence[float | None]) -> float | None:
 
 
 def _rise(steps: Sequence[StepFacts], what: str, values: Sequence[float | None], usual: float | None) -> list[Link]:
-    """Where a series is highest, if that is above its usual value or, without one, above its first."""
+    """The peak of a series, if it is twice its usual value or, without one, twice its first."""
     known = [(v, s.step) for v, s in zip(values, steps, strict=True) if v is not None]
     if not known:
         return []

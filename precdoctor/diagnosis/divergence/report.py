@@ -1,4 +1,4 @@
-"""The words, evidence and cure of what threw a run off its course."""
+"""The words, the evidence and the prescription for the root of a divergence."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: RMS of an update over RMS of its weight that a proposed rate aims at (as PD504's ``target``): brisk, but usual.
+#: RMS of an update over RMS of its weight that a proposed rate aims at, brisk but usual: the ``target`` of PD504.
 _BRISK = 0.02
-#: Steps before a rise in which weights that were written to are looked for.
+#: Steps before a rise in which a rewritten weight explains it; its effect takes a step or two.
 _RECENT = 4
-#: Optimizers whose update is in proportion to the gradient: clipping it is clipping the update.
+#: Optimizers with an update in proportion to the gradient: to clip the gradient is to clip the update.
 _PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
 
 
 def root_words(view: RunView, divergence: Divergence) -> str:
-    """What threw the run off, as the beginning of a title."""
+    """The root, as the beginning of a title."""
     root, first = divergence.root, divergence.links[0] if divergence.links else None
     if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
         group = of_group(raised_group(divergence.steps, divergence.at))
@@ -36,9 +36,9 @@ def root_words(view: RunView, divergence: Divergence) -> str:
         name = first.what.split("`")[1]
         return f"something other than the optimizer multiplied `{name}` by {first.value:.3g} after step {root}"
     if divergence.kind == "unzeroed":
-        return f"gradients are added up from step {root} on, because nobody zeroes them"
+        return f"gradients add up from step {root} on, because `zero_grad()` is missing"
     if divergence.kind == "unbounded":
-        return f"the loss falls without end from step {root} on"
+        return f"the loss falls without bound from step {root} on"
     if divergence.kind == "multiplied" and first is not None:
         return f"each step multiplies every weight matrix by {first.value:.3g}, from step {root} on"
     if divergence.kind == "batch" and first is not None:
@@ -55,7 +55,7 @@ def root_words(view: RunView, divergence: Divergence) -> str:
 
 
 def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at: int) -> str:
-    """What threw a run off whose loss or norm rose at index ``at`` and stayed finite; empty where that is not known."""
+    """The root of a rise of loss or gradient norm at index ``at``; empty if it is unknown."""
     jump = jump_before(steps, at + 1)
     if jump is not None and (rates := raised(steps, jump)) is not None:
         group = of_group(raised_group(steps, jump))
@@ -68,14 +68,14 @@ def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at
 
 
 def chain_words(divergence: Divergence, step: int, ended: str) -> str:
-    """The chain as a sentence, step by step; ``ended``: what the incident at ``step`` is."""
-    told = [(link.step, link.words) for link in divergence.links] + [(step, ended)]
-    steps = dict.fromkeys(s for s, _ in told)
-    return f"{'. '.join(f'Step {at}: ' + ', '.join(w for s, w in told if s == at) for at in steps)}."
+    """The links by step, one sentence each; ``ended`` describes the incident at ``step``."""
+    events = [(link.step, link.words) for link in divergence.links] + [(step, ended)]
+    steps = dict.fromkeys(s for s, _ in events)
+    return f"{'. '.join(f'Step {at}: ' + ', '.join(w for s, w in events if s == at) for at in steps)}."
 
 
 def root_evidence(divergence: Divergence) -> dict[str, Any]:
-    """For a finding: where the run left its course, what that was, and the links."""
+    """The step at which training diverged, the root and the links, for a finding."""
     return {
         "left_its_course_at": divergence.root,
         "root": {
@@ -91,24 +91,24 @@ def root_evidence(divergence: Divergence) -> dict[str, Any]:
 
 
 def root_cure(view: RunView, divergence: Divergence) -> Prescription:
-    """The one change that mends the root; its numbers are from before it."""
+    """The one change that mends the root; its numbers come from the steps before."""
     if divergence.kind == "rewritten":
-        return _unwritten(divergence)
+        return _find_writer(divergence)
     if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
-        return _rate_back(divergence, *rates)
+        return _keep_rate(divergence, *rates)
     if divergence.kind == "unzeroed" and (kept := missing_zero_grad.unzeroed(view, 0.0)) is not None:
         return missing_zero_grad.cure(divergence.steps, kept)
     if divergence.kind == "unbounded":
-        return _bound(divergence)
+        return _bound_objective(divergence)
     if divergence.kind == "multiplied":
-        return _decay(divergence)
+        return _find_growth(divergence)
     if not _proportional(view, divergence) or _clipped(divergence):
         return _lower(view, divergence)
     slower = stable_rate(view, divergence.steps) if divergence.at == 0 else None
     return slower.prescription if slower is not None else _clip(divergence)
 
 
-def _rate_back(divergence: Divergence, usual: float, present: float) -> Prescription:
+def _keep_rate(divergence: Divergence, usual: float, present: float) -> Prescription:
     predicted: dict[str, Any] = {"lr": {"from": present, "to": usual}}
     if divergence.ratio is not None and divergence.usual_ratio is not None:
         predicted = {"update_to_weight": {"from": divergence.ratio, "to": divergence.usual_ratio}}
@@ -146,7 +146,7 @@ def _clip(divergence: Divergence) -> Prescription:
         if healthy
         else "the usual choice; no healthy norm was recorded"
     )
-    batch = f", and look at the batch of step {divergence.root}" if divergence.kind == "batch" else ""
+    batch = f", and inspect the batch of step {divergence.root}" if divergence.kind == "batch" else ""
     return Prescription(
         title=f"clip the gradient norm at {level:.2g} ({source}){batch}",
         change={"clip_norm": {"from": divergence.first.clip_norm, "to": level}},
@@ -155,11 +155,11 @@ def _clip(divergence: Divergence) -> Prescription:
     )
 
 
-def _bound(divergence: Divergence) -> Prescription:
+def _bound_objective(divergence: Divergence) -> Prescription:
     first = next((s.loss for s in divergence.steps if s.loss is not None), None)
     return Prescription(
-        title="give the objective a lower bound: clamp the exponent or the score it rewards, or penalise a critic's "
-        "gradient",
+        title="give the objective a lower bound: clamp the exponent or the score that it rewards, or penalise a "
+        "critic's gradient",
         change={"objective": {"from": "unbounded", "to": "bounded"}},
         predicted={"smallest_loss": {"from": divergence.steps[-1].loss, "to": first}},
         snippet=(
@@ -169,12 +169,12 @@ def _bound(divergence: Divergence) -> Prescription:
     )
 
 
-def _unwritten(divergence: Divergence) -> Prescription:
+def _find_writer(divergence: Divergence) -> Prescription:
     first = divergence.links[0]
     name = first.what.split("`")[1]
     return Prescription(
-        title=f"look for what writes to `{name}` between steps {divergence.root} and {divergence.root + 1}: weights "
-        "that are loaded, averages that are swapped in, a rescaling by hand",
+        title=f"find the code that writes to `{name}` between steps {divergence.root} and {divergence.root + 1}: "
+        "loading weights, swapping in averages, rescaling by hand",
         change={"weights_written": {"parameter": name, "after_step": divergence.root}},
         predicted={"weight_per_step": {"from": first.value, "to": 1.0}},
         snippet=(
@@ -184,11 +184,11 @@ def _unwritten(divergence: Divergence) -> Prescription:
     )
 
 
-def _decay(divergence: Divergence) -> Prescription:
+def _find_growth(divergence: Divergence) -> Prescription:
     factor = divergence.links[0].value
     return Prescription(
-        title="look for what adds a share of every weight to it, such as weight decay with the wrong sign; leave it "
-        "to the optimizer",
+        title="find the code that adds a share of every weight to it, such as weight decay with the wrong sign, and "
+        "leave that to the optimizer",
         change={"weight_decay": {"from": "added", "to": "subtracted"}},
         predicted={"weights_per_step": {"from": factor, "to": 1.0}},
         snippet=(

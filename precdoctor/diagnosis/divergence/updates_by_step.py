@@ -1,4 +1,4 @@
-"""How large the update of each weight matrix was against the weight, step by step before an incident."""
+"""The size of each weight matrix's update against the weight, by step before an incident."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from precdoctor.diagnosis.survey.parameters import parameter_label
 from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Sampled steps looked at: the newest.
+#: Newest sampled steps to read; a divergence takes fewer, and it bounds the work.
 _NEWEST = 64
-#: RMS x sqrt(fan-in) below which a weight has nothing to lose: zero-initialised, or nearly so (as PD504's ``sized``).
+#: RMS x sqrt(fan-in) below which a weight is (nearly) zero and has nothing to lose: the ``sized`` of PD504.
 _SIZED = 0.2
 _COLUMNS = ("root", "module", "kind", "name", "shape", "numel", "nan", "pos_inf", "neg_inf", "sum_sq")
 _Place = tuple[str, str, str]
@@ -21,36 +21,36 @@ _Place = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Updates:
-    """Per sampled step and weight matrix the RMS of the weight before the step, and of its update, as stored."""
+    """Per sampled step and weight matrix the RMS of the weight before the step, and of its update as stored."""
 
     weights: Mapping[int, Mapping[_Place, float]]
     updates: Mapping[int, Mapping[_Place, float]]
 
     def ratios(self, step: int) -> dict[_Place, float]:
-        """RMS of the update over RMS of the weight, of all matrices of the step."""
+        """RMS of the update over RMS of the weight, for all matrices of the step."""
         weights = self.weights.get(step, {})
         return {p: u / weights[p] for p, u in self.updates.get(step, {}).items() if weights.get(p)}
 
     def ratio(self, step: int) -> float | None:
-        """The largest of a step; None where none was recorded."""
+        """The largest ratio of a step; None if none was recorded."""
         return max(self.ratios(step).values(), default=None)
 
     def largest(self, first: int, end: int) -> tuple[float | None, str]:
-        """The first step's largest ratio that replaces a weight from ``first`` on and before ``end``, and whose."""
+        """The largest ratio of the first two recorded steps in ``[first, end)``, and its parameter."""
         steps = [s for s in sorted(self.updates) if first <= s < end and self.ratios(s)]
         found = [max((r, p) for p, r in self.ratios(s).items()) for s in steps]
         worst = found[0] if found else None
-        for each in found[:2]:  # the root's own update, or the one behind it
+        for each in found[:2]:  # the root's own update, or the next one
             worst = each if worst is None or each[0] > worst[0] else worst
         return (None, "") if worst is None else (worst[0], parameter_label(*worst[1]))
 
     def factors(self, step: int) -> list[float]:
-        """What the RMS of each matrix is multiplied by, where the next step was recorded as well."""
+        """The factor of each matrix's RMS from this step to the next, if both were recorded."""
         now, then = self.weights.get(step, {}), self.weights.get(step + 1, {})
         return [then[p] / w for p, w in now.items() if w > 0.0 and p in then]
 
     def grown(self, first: int, incident: int) -> float:
-        """By how much the matrix that grew most did, from step ``first`` to ``incident`` or the last one recorded."""
+        """The factor of the matrix that grew most, from step ``first`` to ``incident`` or the last recorded step."""
         known = [s for s in sorted(self.weights) if first <= s <= incident]
         if len(known) < 2:
             return 1.0
@@ -60,15 +60,15 @@ class Updates:
     def rewritten(self, first: int, end: int, times: float) -> tuple[int, str, float] | None:
         """The first step after which a matrix is ``times`` larger than its update can have made it, and stays so.
 
-        The RMS of a sum is at most the sum of the RMS: what is beyond weight plus update was written by something else.
+        The RMS of a sum is at most the sum of the RMS: if a weight exceeds weight plus update, something else wrote it.
 
         Args:
-            first: step from which to look.
-            end: the incident's step, whose weights are still read.
-            times: over that sum.
+            first: first step to check.
+            end: the incident's step; its weights still count.
+            times: factor over weight plus update.
 
         Returns:
-            The step, the parameter, and how many times; the matrix that grew most, over all that grew there.
+            The step, the parameter that grew most there, and its factor.
         """
         known = [s for s in sorted(self.weights) if first <= s <= end]
         for step, behind in pairwise(known):
@@ -93,9 +93,9 @@ class Updates:
 
 
 def updates_before(view: RunView, process: Process, step: int) -> Updates:
-    """Of the newest sampled steps of a process up to ``step``, whose weights are read as well.
+    """The weights and updates of the newest sampled steps of a process up to and including ``step``.
 
-    Weights that are almost zero have nothing to lose, whatever their update; they are left out while they are so.
+    Weights are left out while they are almost zero: any update replaces them.
     """
     sampled = [s.step for s in view.timeline.get(process, ()) if s.sampled and s.step <= step][-_NEWEST:]
     found: dict[str, dict[int, dict[_Place, float]]] = {"weight": {}, "update": {}}

@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, incidents
+from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
 from precdoctor.diagnosis.offline.replay.gradients import run_gradients
 from precdoctor.diagnosis.offline.replay.loss_scale import recorded_flushed
 from precdoctor.diagnosis.offline.replay.updates import updates_of
@@ -81,7 +82,7 @@ def _nonfinite_steps(view: RunView, scope: Scope) -> float | None:
 
 def _origin(incident: Incident) -> tuple[str, str | None]:
     if incident.culprit is not None:
-        return incident.culprit.examined.root, incident.culprit.module
+        return incident.culprit.replay.root, incident.culprit.module
     return (incident.origin.root, incident.origin.module) if incident.origin is not None else ("", None)
 
 

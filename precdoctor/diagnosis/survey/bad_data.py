@@ -1,4 +1,4 @@
-"""Data that was not finite before the model read it: which field, which sample, which column, and what to do."""
+"""Data that was non-finite before the model read it: which field, sample and column, and what to do."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from precdoctor.diagnosis.claims.words import plural
 if TYPE_CHECKING:
     from precdoctor.diagnosis.survey.op_facts import Operand
 
-#: Samples listed by number.
+#: Samples listed by number; a line holds no more.
 _LISTED = 8
 
 
 @dataclass(frozen=True)
 class BadTensor:
-    """A tensor of the data that is not finite.
+    """A non-finite tensor of the data.
 
     Attributes:
-        name: as a sentence has it: "`labels`", "field 0", "argument 1"; empty where the data is one tensor.
-        counts: elements that are NaN, +Inf and -Inf.
-        samples: positions in the batch, at most some; ``bad_samples`` is how many there are.
-        indices: of the same samples in the data set; empty where that is unknown.
-        in_order: whether those are certain: no ``collate_fn`` of the user's may have changed the order.
-        rows: the first dimension is not the samples' (the nodes of several graphs).
+        name: its name in a sentence: "`labels`", "field 0", "argument 1"; empty if the data is one tensor.
+        counts: number of elements that are NaN, +Inf and -Inf.
+        samples: positions of the first bad samples in the batch; ``bad_samples`` is the number of all.
+        indices: indices of the same samples in the data set; empty if unknown.
+        in_order: whether the indices are certain: no custom ``collate_fn`` may have changed the order.
+        rows: the first dimension does not count samples (but the nodes of several graphs).
     """
 
     name: str
@@ -41,7 +41,7 @@ class BadTensor:
 
     @property
     def bad(self) -> int:
-        """Non-finite elements."""
+        """The number of non-finite elements."""
         return sum(self.counts)
 
     @property
@@ -76,29 +76,30 @@ class BadTensor:
 
     @property
     def more(self) -> str:
-        """What is known of the samples beyond the title, in sentences."""
+        """The samples beyond the one in the title, as a sentence; may be empty."""
         if not self.indices:
             return ""
         listed = ", ".join(map(str, self.indices[:_LISTED])) + (", ..." if self.bad_samples > _LISTED else "")
+        which = "The sample has index" if self.bad_samples == 1 else "The samples have indices"
+        words = f"{which} {listed} in the data set"
         if not self.in_order:
-            numbers = "index" if self.bad_samples == 1 else "indices"
-            return f" The loader drew {numbers} {listed} for it, unless `collate_fn` changes the order."
-        return f" The samples are {listed} of the data set." if len(self.indices) > 1 else ""
+            return f" {words}, unless `collate_fn` changes the order."
+        return f" {words}." if len(self.indices) > 1 else ""
 
 
 def as_read(name: str, operand: Operand) -> BadTensor:
-    """A tensor as an op read it."""
+    """The tensor as an op read it."""
     first = operand.first_bad
     counts = operand.nan, operand.pos_inf, operand.neg_inf
     return BadTensor(name, counts, operand.numel, first, first[:1] if first else ())
 
 
 def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
-    """A tensor as a loader delivered it.
+    """The tensor as a data loader delivered it.
 
     Args:
         facts: of the event.
-        operand: the same, as those of an operand.
+        operand: the same facts, read as those of an operand.
     """
     samples, indices = (_numbers(facts.get(key)) for key in ("samples", "indices"))
     return BadTensor(
@@ -115,21 +116,21 @@ def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
 
 
 def field_words(path: str, what: str) -> str:
-    """``field 0`` or `` `labels` ``; of ``0.labels`` the name alone."""
+    """``field 0`` or `` `labels` ``; for ``0.labels`` the name alone."""
     position, _, rest = path.partition(".")
     path = rest if position.isdecimal() and rest and not rest.isdecimal() else path
     return f"{what} {path}" if path.isdecimal() else f"`{path}`" if path else ""
 
 
-def chosen(fields: Sequence[BadTensor], read: BadTensor) -> BadTensor | None:
-    """The delivered tensor behind one that was read: with the same counts, else bad in the same sample first."""
+def delivered_tensor(fields: Sequence[BadTensor], read: BadTensor) -> BadTensor | None:
+    """The delivered tensor that an op read: one with the same counts, else one with the same first bad sample."""
     same = [f for f in fields if f.counts == read.counts]
     here = [f for f in fields if f.first_bad and read.first_bad and f.first_bad[0] == read.first_bad[0]]
     return next((f for f in same if f.numel == read.numel), next(iter([*same, *here]), None))
 
 
 def drop_samples(data: BadTensor, step: int) -> Prescription:
-    """What to do about it."""
+    """Drop or impute the bad samples."""
     certain = data.indices and data.in_order
     listed = ", ".join(map(str, data.indices[:_LISTED]))
     which = (

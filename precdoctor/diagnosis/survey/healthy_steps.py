@@ -1,4 +1,4 @@
-"""Which steps count as healthy, and how each tensor looked on those nearest to a step."""
+"""Which steps count as healthy, and the range of each tensor on the healthy steps nearest to a step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ REFERENCE_STEPS = 8
 
 
 def is_well(view: RunView, process: Process, facts: StepFacts) -> bool:
-    """Whether all that was counted as non-finite at the step are masks kept as parameters."""
+    """Whether the loss is finite, and masks stored as parameters are the only non-finite tensors of the step."""
     masks = view.remember("weight-masks", lambda: _weight_masks(view))
     return not facts.loss_is_bad and facts.non_finite <= masks[process, facts.step]
 
 
 def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
-    """Per process and step the weights that hold nothing but ``-inf`` beside what is finite."""
+    """Per process and step the number of weights that hold ``-inf`` and no other non-finite value."""
     masks: Counter[tuple[Process, int]] = Counter()
     for frame in view.scan(["kind", *BAD_COUNTS], ("weight",), bad=True):
         mine = frame.loc[is_mask(frame), ["rank", "attempt", "step"]]
@@ -35,14 +35,14 @@ def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
 
 
 def is_mask(frame: pd.DataFrame) -> pd.Series[bool]:
-    """The rows of weights that hold ``-inf`` and no other non-finite value: masks kept as parameters."""
+    """The rows of weights that hold ``-inf`` and no other non-finite value: masks stored as parameters."""
     return (frame["kind"] == "weight") & (frame["nan"] == 0) & (frame["pos_inf"] == 0)
 
 
 def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[int]) -> Reference:
-    """How each tensor looked on the healthy steps nearest before ``step`` (after it, when there is none before).
+    """Each tensor on the healthy steps nearest before ``step``; after it, if there are none before.
 
-    A step the scaler skipped may have been sick in its forward pass, and stands in only where there is no other.
+    A step that the loss scaler skipped counts only if there is no other: its forward pass may have been non-finite.
     """
     sampled = [f for f in view.timeline.get(process, ()) if f.sampled and f.complete and f.step not in exclude]
     healthy = [f.step for f in sampled if is_well(view, process, f)]

@@ -1,6 +1,7 @@
-"""What the microscope saw: the raw op facts of an incident, read from the events table as typed values.
+"""The ops of replayed steps, read from the events table as typed values.
 
-Facts only; which op is to blame is decided in ``blame``, why in ``op_causes``.
+A :class:`Replay` is one incident, op by op: the failing step run again, or the training itself under a live trace. The
+non-finite family decides which of its ops is the culprit, and why.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NAN, POS_INF, NEG_INF = 1, 2, 4
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor an op read or made; extremes are over finite elements."""
+    """One tensor that an op read or made; extremes are over its finite elements."""
 
     argument: str
     dtype: str
@@ -42,12 +43,12 @@ class Operand:
     amax: float | None
     amin_nonzero: float | None
     first_bad: tuple[int, ...] | None
-    #: The element at the result's first bad one; null where it is unknown.
+    #: The element at the position of the result's first non-finite one; None if unknown.
     value: float | None
 
     @property
     def bad(self) -> int:
-        """Non-finite elements."""
+        """The number of non-finite elements."""
         return self.nan + self.pos_inf + self.neg_inf
 
     def count_words(self) -> str:
@@ -58,7 +59,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Op:
-    """One op of the replay."""
+    """One op of a replay."""
 
     index: int
     name: str
@@ -67,25 +68,25 @@ class Op:
     module: str | None
     source: Source | None
     node: str | None
-    #: Backward ops: index of the forward op whose gradient this computes.
+    #: Backward ops: index of the forward op whose gradient this op computes.
     forward: int | None
     bad_in: tuple[int, ...]
     bad_out: int
-    #: Per operand the indices of the ops that made it, or ``(kind, name)`` of a tensor from before the replay.
+    #: Per operand the indices of the ops that made it, or ``(kind, name)`` of a tensor that existed before the replay.
     makers: tuple[tuple[int, ...] | tuple[str, str], ...]
     operands: tuple[Operand, ...]
     results: tuple[Operand, ...]
-    #: The first non-finite result when computed in FP64, the first one of an op without any.
+    #: The first non-finite result computed in FP64; the first result if none is non-finite.
     reference: Operand | None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: Optimizer steps: the name of the parameter in its module.
+    #: Optimizer steps: name of the parameter in its module.
     parameter: str = ""
-    #: Optimizer steps that left the weight alone: the name of the state tensor they made non-finite.
+    #: Optimizer steps that made state but not the weight non-finite: name of the state tensor.
     state: str = ""
 
     @property
     def short(self) -> str:
-        """``log`` of ``aten.log.default``, in-place spelling taken off."""
+        """``log`` for ``aten.log.default`` and ``aten.log_.default``."""
         parts = self.name.split(".")
         return (parts[1] if len(parts) > 1 else parts[0]).rstrip("_")
 
@@ -95,13 +96,13 @@ class Op:
 
     @property
     def finite_in_fp64(self) -> bool | None:
-        """Whether FP64 would have kept the result finite; null when that was not tried."""
+        """Whether the result is finite in FP64; None if the op was not computed in FP64."""
         return None if self.reference is None else self.reference.bad == 0
 
 
 @dataclass(frozen=True)
 class Poisoned:
-    """A buffer or a tensor of optimizer state that the step made non-finite."""
+    """A buffer or optimizer state tensor that the step made non-finite."""
 
     root: str
     module: str
@@ -138,8 +139,11 @@ class BadSetting:
 
 
 @dataclass(frozen=True)
-class Examined:
-    """One incident under the microscope."""
+class Replay:
+    """One incident, op by op.
+
+    ``origins``, ``path`` and ``ops`` go by the index of the op, in order of execution.
+    """
 
     outcome: str
     phase: str
@@ -156,50 +160,63 @@ class Examined:
     batch: tuple[Operand, ...] = ()
     changed_arguments: tuple[str, ...] = ()
     changed_attributes: tuple[str, ...] = ()
-    #: ``buffers`` or ``optimizer-state`` when nothing else was non-finite.
+    #: ``buffers`` or ``optimizer-state`` if nothing else was non-finite.
     target: str = ""
     poisoned: tuple[Poisoned, ...] = ()
-    #: Weights, optimizer state and buffers were looked at, and were finite as the step began; null: nobody looked.
+    #: Whether weights, optimizer state and buffers were all finite as the step began; None if not checked.
     finite_before: bool | None = None
-    #: Root, module and name of the first parameter an optimizer step spoilt.
+    #: Root, module and name of the first parameter that an optimizer step made non-finite.
     weight: tuple[str, str, str] | None = None
-    #: Steps a loss scaler had skipped by then without a break, this one included.
+    #: Steps in a row that the loss scaler had skipped by then, this one included.
     skips: int = 1
-    #: Seen in the training itself as it was traced, not in a replay.
+    #: Traced in the training itself, not in a second pass.
     live: bool = False
-    #: The origin is in the user's own code between the backward pass and the optimizer.
+    #: The origin is user code between the backward pass and the optimizer.
     by_hand: bool = False
-    #: Hyper-parameters of the groups of the parameters that an optimizer step spoilt, as far as they are not finite.
+    #: Non-finite hyper-parameters of the parameter groups that an optimizer step made non-finite.
     bad_settings: tuple[BadSetting, ...] = ()
-    #: What data loaders delivered non-finite of late; whether all of it was finite, null where that is unknown.
+    #: Non-finite tensors that data loaders delivered lately.
     bad_data: tuple[BadTensor, ...] = ()
+    #: Whether everything that data loaders delivered lately was finite; None if unknown.
     data_is_finite: bool | None = None
 
 
-def examined_at(view: RunView, process: Process, step: int) -> Examined | None:
-    """What the microscope saw at a step of a process; None when it did not look."""
-    return view.remember("examined", lambda: _all(view)).get((process.rank, step))
+def replay_at(view: RunView, process: Process, step: int) -> Replay | None:
+    """The replay of a step of a process; None if there is none."""
+    return _replays(view).get((process.rank, step))
 
 
 def poisoned_steps(view: RunView, process: Process) -> tuple[int, ...]:
     """Steps that made a buffer or optimizer state non-finite while loss and gradients were finite, in order."""
-    seen = view.remember("examined", lambda: _all(view))
-    return tuple(sorted(step for (rank, step), e in seen.items() if rank == process.rank and e.target))
+    return tuple(sorted(step for (rank, step), r in _replays(view).items() if rank == process.rank and r.target))
 
 
-def _all(view: RunView) -> dict[tuple[int, int], Examined]:
-    found = _own(view)
-    if (again := second_run_of(view)) is not None:  # what was traced live knows more than what was run again
-        traced = {at: e for at, e in _own(again).items() if e.outcome == "origin"}
-        for at, e in traced.items():
-            own = found.get(at, e)
-            more = own.bad_settings, own.bad_data, own.data_is_finite
-            found[at] = replace(e, bad_settings=more[0], bad_data=more[1], data_is_finite=more[2])
+def traced_steps(view: RunView, process: Process) -> dict[int, str]:
+    """Steps that a live trace found non-finite, each with the kind of tensor that was non-finite first."""
+    kinds = {"forward": "loss", "backward": "weight_grad", "optimizer": "weight"}
+    live = [(at, r) for at, r in sorted(_replays(view).items()) if r.live]
+    return {step: kinds.get(r.phase, "loss") for (rank, step), r in live if rank == process.rank}
+
+
+def _replays(view: RunView) -> dict[tuple[int, int], Replay]:
+    """By rank and step."""
+    return view.remember("replays", lambda: _all_replays(view))
+
+
+def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
+    found = _own_replays(view)
+    if (again := second_run_of(view)) is not None:  # a live trace covers more ops than a replay
+        for at, r in _own_replays(again).items():
+            if r.outcome == "origin":
+                own = found.get(at, r)
+                found[at] = replace(
+                    r, bad_settings=own.bad_settings, bad_data=own.bad_data, data_is_finite=own.data_is_finite
+                )
     return found
 
 
 def second_run_of(view: RunView) -> RunView | None:
-    """The traced run that ``precdoctor autopsy`` left in this one, as long as it can be read."""
+    """The traced run that ``precdoctor autopsy`` wrote inside this one; None if there is none or it is unreadable."""
     path = Path(view.run.path) / AUTOPSY_DIR
     if not path.is_dir():
         return None
@@ -210,35 +227,28 @@ def second_run_of(view: RunView) -> RunView | None:
         return None
 
 
-def traced_steps(view: RunView, process: Process) -> dict[int, str]:
-    """Steps a live trace saw go wrong, each with the kind of tensor that it began with."""
-    seen = view.remember("examined", lambda: _all(view))
-    kinds = {"forward": "loss", "backward": "weight_grad", "optimizer": "weight"}
-    return {s: kinds.get(e.phase, "loss") for (rank, s), e in sorted(seen.items()) if rank == process.rank and e.live}
-
-
-def _own(view: RunView) -> dict[tuple[int, int], Examined]:
+def _own_replays(view: RunView) -> dict[tuple[int, int], Replay]:
     events = view.events_of("incident", "op")
     ops: dict[str, list[Mapping[str, Any]]] = {}
     for event in events:
         if event["event"] == "op":
             ops.setdefault(text(event.get("parent_id")), []).append(event)
-    found: dict[tuple[int, int], Examined] = {}
+    found: dict[tuple[int, int], Replay] = {}
     for event in events:
         rank, step = integer(event.get("rank")), integer(event.get("step"))
-        if event["event"] == "incident" and rank is not None and step is not None:
-            examined = _examined(event, ops.get(text(event.get("id")), ()))
-            if (rank, step) not in found or found[rank, step].target:  # of a loss or gradient before that of a buffer
-                found[rank, step] = examined
+        if event["event"] != "incident" or rank is None or step is None:
+            continue
+        if (rank, step) not in found or found[rank, step].target:  # a loss or gradient goes before a buffer
+            found[rank, step] = _replay(event, ops.get(text(event.get("id")), ()))
     return found
 
 
-def _examined(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Examined:
+def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Replay:
     data = event["data"]
     ops = {op.index: op for op in map(_op, rows) if op is not None}
     before = data.get("finite_before")
     externals = [e for e in _list(data.get("externals")) if isinstance(e, Mapping)]
-    return Examined(
+    return Replay(
         outcome=text(data.get("outcome")),
         phase=text(data.get("phase")),
         why=text(data.get("why")),
@@ -342,7 +352,7 @@ def _source(event: Mapping[str, Any]) -> Source | None:
 
 
 def real(value: Any) -> float | None:
-    """A JSON number, or one of the strings for those JSON lacks."""
+    """A JSON number, or a non-finite one from its string; None for anything else."""
     if value is None or isinstance(value, bool):
         return None
     try:

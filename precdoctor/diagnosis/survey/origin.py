@@ -1,8 +1,8 @@
-"""Telling the producer of a non-finite value from those that only pass it on.
+"""Separates the producer of a non-finite value from its propagators.
 
-Within one step of one process the rows are walked in execution order. The origin is the first bad row that is neither
-an intentional ``-inf`` mask nor bad in the same way on healthy steps; everything before it is finite, so whatever lies
-between the last healthy tensor and it is the producer.
+The rows of one step of one process are in execution order. The origin is the first non-finite row that is neither an
+intended ``-inf`` mask nor non-finite in the same way on healthy steps. Everything before it is finite, so the code
+between the last healthy tensor and the origin is the producer.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow
 
 #: Containers whose own ``forward`` computes nothing: code between their children runs in the module above.
 _CONTAINERS = ("ModuleList", "ModuleDict", "Sequential")
-#: A module that turns these into NaN is the consumer of a mask, not the victim of an overflow.
+#: Words in the names of modules that read masks: such a module turns a mask, not an overflow, into NaN.
 _MASK_CONSUMERS = ("softmax", "attention", "attn")
 
-#: Binades below the maximum within which the largest survivors of an overflow lie: values that grow from step to step
-#: fill the last binade before some of them leave it.
+#: Binades below the maximum: after an overflow the largest finite values lie within them, because values that grow from
+#: step to step fill the last binade before some leave it.
 NEAR_LIMIT = 1.0
 
 ModuleClasses = Mapping[tuple[str, str], str]
@@ -27,7 +27,7 @@ ModuleClasses = Mapping[tuple[str, str], str]
 
 @dataclass(frozen=True)
 class Sighting:
-    """One tensor on one healthy step: how it was non-finite there, if at all, and how large."""
+    """One tensor on one healthy step: its kinds of non-finite values, its amax and its headroom in binades."""
 
     step: int
     badness: frozenset[str]
@@ -42,7 +42,7 @@ Reference = Mapping[Key, Sequence[Sighting]]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the first non-finite value of a step was made."""
+    """The code that made the first non-finite value of a step."""
 
     row: TensorRow
     phase: Phase
@@ -57,7 +57,7 @@ class Origin:
 
     @property
     def maker(self) -> str:
-        """Who made it, in words."""
+        """The producer, in words."""
         name = f"`{self.module or self.root}`" + (f" ({self.module_class})" if self.module_class else "")
         after = f"`{self.after.place}`" if self.after is not None else "its arguments"
         if self.how == "functional":
@@ -79,7 +79,7 @@ def is_loss_module(root: str, module: str, module_class: str) -> bool:
 
 
 def class_of(classes: ModuleClasses, root: str, module: str, known: str = "") -> str:
-    """The class of a module, from its row or else from the module tree."""
+    """The class of a module: ``known`` from its row, else from the module tree."""
     return known or classes.get((root, module), "") or ("" if module else root.split("#", maxsplit=1)[0])
 
 
@@ -102,9 +102,9 @@ def suspicious(
 ) -> tuple[TensorRow | None, tuple[TensorRow, ...]]:
     """The first row of ``rows`` (one step, by position) that is non-finite without excuse, and the masks before it.
 
-    Excuses: bad in the same way on a healthy step; or nothing but ``-inf`` where that is a mask: seen on healthy steps,
-    consumed without harm (the loss is finite), or, with no healthy step to compare with, turned into something worse by
-    a later tensor. A mask in which finite values have overflowed as well is no excuse.
+    A row is excused if it is non-finite in the same way on a healthy step, or if it is a mask: it holds nothing but
+    ``-inf``, and healthy steps also hold that, or the loss is finite. Without a healthy step to compare with, it is a
+    mask if a later tensor is worse. A mask in which finite values have also overflowed is not excused.
     """
     bad = sorted((r for r in rows if r.bad), key=lambda r: r.position)
     masks: list[TensorRow] = []
@@ -125,10 +125,10 @@ def suspicious(
 
 
 def overflowed_mask(row: TensorRow, seen: Sequence[Sighting]) -> bool:
-    """Whether some of the ``-inf`` of a masked tensor are overflowed values: logits below the format's range.
+    """Whether some ``-inf`` of a masked tensor are overflowed values: logits below the format's range.
 
-    Then there are more of them than on any healthy step, and the largest survivors have reached the limit themselves. A
-    mask made of the format's lowest finite number instead shows as elements exactly at the maximum, and is spared.
+    There are then more of them than on any healthy step, and the largest finite values are near the limit. A mask made
+    of the format's lowest finite number shows as elements exactly at the maximum, and is not reported.
     """
     if not row.mask_like or row.headroom is None or row.headroom >= NEAR_LIMIT or row.at_max > row.neg_inf:
         return False
@@ -136,9 +136,9 @@ def overflowed_mask(row: TensorRow, seen: Sequence[Sighting]) -> bool:
 
 
 def _becomes_worse(mask: TensorRow, later: Sequence[TensorRow], *, known: bool) -> bool:
-    """Whether a ``-inf``-only row reads as a mask given what came of it.
+    """Whether a ``-inf``-only row is a mask, by the first worse tensor after it.
 
-    ``known``: the tensor was seen finite on healthy steps, so a new ``-inf`` needs a consumer of masks to be one.
+    ``known``: the tensor was finite on healthy steps, so a new ``-inf`` is a mask only if a reader of masks follows.
     """
     worse = next((r for r in later if not r.mask_like), None)
     if worse is None or worse.kind == "loss":
@@ -157,7 +157,7 @@ def last_healthy(rows: Iterable[TensorRow], before: TensorRow, kinds: Sequence[s
 def locate_forward(
     row: TensorRow, rows: Sequence[TensorRow], masks: tuple[TensorRow, ...], classes: ModuleClasses
 ) -> Origin:
-    """Who made the bad forward tensor (or loss) ``row``."""
+    """The origin for the non-finite forward tensor (or loss) ``row``."""
     after = last_healthy(rows, row, FORWARD_KINDS)
     module_class = class_of(classes, row.root, row.module, row.module_class)
     if row.kind == "loss":
@@ -187,7 +187,7 @@ def is_below(module: str, ancestor: str) -> bool:
 
 
 def locate_backward(row: TensorRow, rows: Sequence[TensorRow], classes: ModuleClasses) -> Origin:
-    """Who made the bad gradient ``row``: the backward pass of whatever consumed that tensor in the forward pass."""
+    """The origin for the gradient ``row``: the backward pass of whatever consumed its tensor in the forward pass."""
     after = last_healthy(rows, row, ("loss", "grad_output", "weight_grad"))
     own_class = class_of(classes, row.root, row.module, row.module_class)
     if row.kind != "grad_output":

@@ -1,4 +1,4 @@
-"""What deep scans saw of healthy steps: the facts of the ``scan`` events, and what the rules on them share."""
+"""Deep scans of healthy steps: the facts of the ``scan`` events, and the check that the rules on them share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Places in the code told apart in one diagnosis, per rule, and modules listed for each.
+#: Places in the code that a rule reports, and modules listed for each; a reader needs no more.
 _MAX_PLACES, _MAX_MODULES = 8, 16
-#: Certainty of what one scanned step alone shows, and of what could not be followed to the result that it feeds.
+#: Highest confidence if only one scanned step shows it, and if the scan did not measure its effect. Chosen empirically.
 _ONE_STEP, _NOT_FOLLOWED = 0.7, 0.7
-#: What a scan event calls its evidence, as words.
+#: Words for the evidence of a scan event.
 _EVIDENCE = {
     "zeros": "share of zeros",
     "squares": "amax, whose square leaves its format,",
@@ -29,18 +29,13 @@ _EVIDENCE = {
     "grad-norm": "gradient norm",
     "discarded": "two discarded steps in a row",
 }
-#: What the rules on scan facts share: an error counts by the result it ends in.
+#: Option of all rules on scan facts: an error counts by its share of the result that it feeds.
 EFFECT = RuleOption(
-    "effect",
-    2.0**-8,
-    "fraction",
-    "Least share of the result of the op that it feeds that the error must make up.",
-    "Half a unit in the last place of BF16: training stands as much in the result of every op.",
-    maximum=1.0,
-)
+    "effect", 2.0**-8, "fraction", "Least share that the error must make up of the result that it feeds.",
+    "Half a unit in the last place of BF16: training tolerates that in the result of every op.", maximum=1.0,
+)  # fmt: skip
 
-
-#: Where an op that belongs to no module ran, by the phase of its fact.
+#: Where an op outside modules ran, by the phase of its fact.
 _STAGES = {
     "backward": "the backward pass",
     "loss": "the loss code",
@@ -64,8 +59,8 @@ class Scan:
     Attributes:
         outcome: done | refused | dropped.
         reason: first | spaced | evidence; empty in logs of older recorders.
-        evidence: recorded numbers that gave reason for it, in words.
-        found: facts it left.
+        evidence: recorded numbers that triggered the scan, in words.
+        found: number of facts that it recorded.
     """
 
     step: int
@@ -80,7 +75,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Fact:
-    """Something measured at one op."""
+    """A measurement of one op."""
 
     kind: str
     step: int
@@ -98,7 +93,7 @@ class Fact:
 
     @property
     def phase(self) -> str:
-        """In which the op ran: script, forward, loss, backward, optimizer."""
+        """The phase in which the op ran: script, forward, loss, backward, optimizer."""
         return text(self.data.get("phase"))
 
     @property
@@ -108,27 +103,27 @@ class Fact:
 
     @property
     def dtype(self) -> str:
-        """Of its first result."""
+        """The dtype of its first result."""
         results = self.data.get("results")
         first = results[0] if isinstance(results, list) and results else None
         return text(first.get("dtype")) if isinstance(first, Mapping) else ""
 
     @property
     def line(self) -> str:
-        """`` at train.py:42``; empty when the line is not known."""
+        """`` at train.py:42``; empty if the line is unknown."""
         return f" at {self.source.file}:{self.source.line}" if self.source is not None else ""
 
     def number(self, name: str) -> float:
-        """A number of ``data``; NaN where there is none."""
+        """A number of ``data``; NaN if there is none."""
         value = real(self.data.get(name))
         return math.nan if value is None else value
 
     def count(self, name: str) -> int:
-        """A whole number of ``data``; 0 where there is none."""
+        """A whole number of ``data``; 0 if there is none."""
         return integer(self.data.get(name)) or 0
 
     def where(self, name: str) -> tuple[str, Source | None]:
-        """Op and line of another op that ``data`` names: what the value was used by."""
+        """Name and line of another op in ``data``: one that used the value."""
         other = self.data.get(name)
         if not isinstance(other, Mapping):
             return "", None
@@ -160,8 +155,9 @@ def _scans(events: Sequence[Mapping[str, Any]]) -> list[Scan]:
 def _scan(event: Mapping[str, Any], found: int) -> Scan:
     data = event["data"]
     step, rank = integer(event.get("step")) or 0, integer(event.get("rank")) or 0
-    told = data.get("evidence")
-    words = tuple(_evidence_words(e) for e in told if isinstance(e, Mapping)) if isinstance(told, list) else ()
+    evidence = data.get("evidence")
+    listed = evidence if isinstance(evidence, list) else []
+    words = tuple(_evidence_words(e) for e in listed if isinstance(e, Mapping))
     return Scan(step, rank, text(data.get("outcome")), text(data.get("why")), integer(data.get("ops")) or 0,
                 text(data.get("reason")), words, found)  # fmt: skip
 
@@ -179,28 +175,28 @@ def _evidence_words(evidence: Mapping[str, Any]) -> str:
     return f"{name}{of}{numbers} at step {integer(evidence.get('step')) or 0}"
 
 
-def in_vain_words(view: RunView) -> str:
-    """Which recorded numbers gave reason for scans that found nothing: the cause had come and gone; mostly empty."""
-    vain = [s for s in scans(view) if s.outcome == "done" and s.evidence and not s.found]
-    if not vain:
+def empty_scan_words(view: RunView) -> str:
+    """The recorded numbers that triggered scans without a finding, because the cause had passed; mostly empty."""
+    empty = [s for s in scans(view) if s.outcome == "done" and s.evidence and not s.found]
+    if not empty:
         return ""
-    steps = ", ".join(str(s.step) for s in vain[:3])
-    return f"; recorded numbers gave reason to scan step {steps}, which found nothing: {vain[0].evidence[0]}"
+    steps = ", ".join(str(s.step) for s in empty[:3])
+    return f"; recorded numbers triggered a scan of step {steps}, which found nothing: {empty[0].evidence[0]}"
 
 
 def facts(view: RunView, *kinds: str) -> list[Fact]:
-    """What was measured, on steps with a finite loss and without an incident: those have findings of their own."""
+    """The facts of steps with a finite loss and without an incident; incidents have findings of their own."""
     return [f for f in view.remember("scan-facts", lambda: _facts(view)) if f.kind in kinds]
 
 
 def _facts(view: RunView) -> list[Fact]:
-    sick = {(integer(e.get("rank")), integer(e.get("step"))) for e in view.events_of("incident")}
-    sick |= {(p.rank, s.step) for p, steps in view.timeline.items() for s in steps if s.loss_is_bad}
+    nonfinite = {(integer(e.get("rank")), integer(e.get("step"))) for e in view.events_of("incident")}
+    nonfinite |= {(p.rank, s.step) for p, steps in view.timeline.items() for s in steps if s.loss_is_bad}
     found = []
     for event in scan_events(view):
         step, rank = integer(event.get("step")), integer(event.get("rank"))
         kind = text(event["data"].get("kind"))
-        if step is None or rank is None or (rank, step) in sick or kind in ("step", "coverage"):
+        if step is None or rank is None or (rank, step) in nonfinite or kind in ("step", "coverage"):
             continue
         line, file = integer(event.get("line")), text(event.get("file"))
         source = Source.read(file, line, text(event.get("code"))) if file and line is not None else None
@@ -216,34 +212,34 @@ def scan_events(view: RunView) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Group:
-    """Facts of one place in the code, the worst first; layers of one class share their lines."""
+    """The facts of one place in the code, worst first; layers of one class share their lines."""
 
     worst: Fact
     facts: Sequence[Fact]
 
     @property
     def modules(self) -> list[str]:
-        """The modules it runs in."""
+        """The modules that run it."""
         return sorted({f.module for f in self.facts})[:_MAX_MODULES]
 
     @property
     def steps(self) -> list[int]:
-        """The scanned steps it was seen on."""
+        """The scanned steps that show it."""
         return sorted({f.step for f in self.facts})
 
 
 def wrong_share(fact: Fact) -> float:
-    """Share of the result in which a hidden overflow or underflow shows that is off by more than half."""
+    """Share of a result that a hidden overflow or underflow makes wrong by more than half."""
     return fact.number("wrong") / max(fact.count("of"), 1)
 
 
 def has_effect(fact: Fact, limit: float) -> bool:
-    """Whether the error makes up enough of the result it ends in; True where that was not measured."""
+    """Whether the error makes up at least ``limit`` of the result that it feeds; True if that was not measured."""
     return not fact.number("effect") < limit
 
 
 def effect_words(fact: Fact, limit: float) -> str:
-    """What became of an error, in a sentence; empty where that was not measured."""
+    """The effect of an error, as a sentence; empty if it was not measured."""
     op, source = fact.where("fed")
     if not op:
         return ""
@@ -255,8 +251,8 @@ def effect_words(fact: Fact, limit: float) -> str:
 def check_facts(
     view: RunView,
     kinds: Sequence[str],
-    guilty: Callable[[Fact], float],
-    tell: Callable[[Group], Finding],
+    badness: Callable[[Fact], float],
+    finding: Callable[[Group], Finding],
     *,
     seen: str,
     flushes: Callable[[Fact], bool] = lambda _: False,
@@ -265,28 +261,28 @@ def check_facts(
     """The check of a rule on scan facts.
 
     Args:
-        kinds: of facts it is about.
-        guilty: how bad one is; 0: not at all.
-        tell: makes the finding of one place in the code.
-        seen: what a scan of which nothing is told has looked at.
-        flushes: facts that count only if they last. Weights that begin at zero are flushed until they have grown, and
-            a later scan no longer sees it.
-        keep: places that count, by all that was seen of them.
+        kinds: the kinds of facts to check.
+        badness: weight of a fact; 0 if it is harmless.
+        finding: makes the finding of one place in the code.
+        seen: the result if nothing is found: "no overflow changed a result".
+        flushes: whether a fact counts only if it lasts. Weights that begin at zero are flushed until they have grown;
+            later scans no longer show it.
+        keep: whether a place counts, by all of its facts.
     """
     known = scans(view)
     done = [s for s in known if s.outcome == "done"]
     if not done:
-        why = next((s.why for s in known if s.why), "no step was looked at op by op (record --deep-scan)")
+        why = next((s.why for s in known if s.why), "no step was deep-scanned (record --deep-scan)")
         return Checked.not_applicable(why)
-    looked = f"{plural(sum(s.ops for s in done), 'op')} of {plural(len(done), 'scanned step')}"
-    bad = [(weight, f) for f in facts(view, *kinds) if (weight := guilty(f)) > 0]
+    checked = f"{plural(sum(s.ops for s in done), 'op')} of {plural(len(done), 'scanned step')}"
+    bad = [(weight, f) for f in facts(view, *kinds) if (weight := badness(f)) > 0]
     if not bad:
-        return Checked((), f"{looked}: {seen}{in_vain_words(view)}")
+        return Checked((), f"{checked}: {seen}{empty_scan_words(view)}")
     groups = [g for g in _grouped(bad) if keep(g) and not (flushes(g.worst) and _passed(g, done))]
     if not groups:
-        return Checked((), f"{looked}: {seen} on several steps, or beyond the first ones")
+        return Checked((), f"{checked}: {seen} on several steps, or beyond the first ones")
     places = plural(len(groups), "place")
-    return Checked([tell(g) for g in groups[:_MAX_PLACES]], f"{places} in {looked}", Status.FAILED)
+    return Checked([finding(g) for g in groups[:_MAX_PLACES]], f"{places} in {checked}", Status.FAILED)
 
 
 def _grouped(bad: Iterable[tuple[float, Fact]]) -> list[Group]:
@@ -301,22 +297,22 @@ def _grouped(bad: Iterable[tuple[float, Fact]]) -> list[Group]:
 
 
 def _passed(group: Group, done: Sequence[Scan]) -> bool:
-    """Whether it was seen on one step only, and a later scan of its process did not see it any more."""
+    """Whether only one step shows it, and a later scan of the same process does not."""
     fact = group.worst
     return len(group.steps) == 1 and any(s.rank == fact.rank and s.step > fact.step for s in done)
 
 
 def certainty(group: Group, most: float, reason: str) -> tuple[float, str]:
-    """The confidence of a finding and its reason: ``most`` if several scanned steps show it with its effect."""
+    """The confidence of a finding and its reason; ``most`` if several scanned steps show it and its effect."""
     if len(group.steps) < 2:
         return min(most, _ONE_STEP), f"{reason}, on one scanned step only"
     if not group.worst.backward and math.isnan(group.worst.number("effect")):
-        return min(most, _NOT_FOLLOWED), f"{reason}; what it does to the result it feeds was not measured"
+        return min(most, _NOT_FOLLOWED), f"{reason}; its effect on the result that it feeds was not measured"
     return most, reason
 
 
 def locate(view: RunView, group: Group) -> Location:
-    """The place of a group: that of its worst fact."""
+    """The location of a group: that of its worst fact."""
     fact = group.worst
     return Location(
         root=fact.root or None,
@@ -336,10 +332,10 @@ def place_words(fact: Fact) -> str:
 
 
 def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[str, Any]:
-    """What was measured at the worst place, where else, and against which limits."""
-    kept = {k: v for k, v in group.worst.data.items() if k not in ("kind", "phase", "settings")}
+    """The data of the worst fact, the limits, and the other modules and steps."""
+    data = {k: v for k, v in group.worst.data.items() if k not in ("kind", "phase", "settings")}
     return {
-        **kept,
+        **data,
         "limits": dict(limits),
         "modules": group.modules,
         "scanned_steps": group.steps,
@@ -348,7 +344,7 @@ def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[
 
 
 def elsewhere_words(group: Group) -> str:
-    """In how many modules and on how many scanned steps."""
+    """The number of modules and of scanned steps, as sentences."""
     modules, steps = len({f.module for f in group.facts}), len(group.steps)
     also = f" The same line does so in {modules} modules." if modules > 1 else ""
     return f"{also} Seen on {plural(steps, 'scanned step')}, first at step {group.steps[0]}."

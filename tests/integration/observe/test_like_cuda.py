@@ -130,8 +130,8 @@ with precdoctor.record("run", every=1, strict=True):
     for _ in range(8):
         step()
         import time
-        from precdoctor.recording import hooks
-        while not hooks._installed.drain.idle:
+        from precdoctor.recording import installation
+        while not installation._installed.drain.idle:
             time.sleep(0.001)
 tell(copies=copies, memories=len(set(large)))
 """
@@ -224,13 +224,13 @@ def test_a_replay_asks_for_room_first(tmp_path, peak, outcome):
 def test_neither_does_a_comparison_with_a_wide_reference_begin_without_room(tmp_path):
     body = """
 from pathlib import Path
-from precdoctor.recording import hooks
+from precdoctor.recording import installation
 from precdoctor.recording.options import RecordOptions
 from precdoctor.runlog.layout import create_run
 
 CUDA.peak, CUDA.free = 61 << 30, 4 << 30
 create_run(Path("run"), {"command": ["train.py"]}, force=False)
-recorder = hooks.begin(Path("run"), RecordOptions(strict=True, shadow="fp32"))
+recorder = installation.begin(Path("run"), RecordOptions(strict=True, shadow="fp32"))
 step()
 recorder.close()
 tell()

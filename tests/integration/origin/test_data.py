@@ -135,7 +135,7 @@ def test_a_batch_of_any_class_is_looked_into(folder):
     (finding,) = findings(folder, "object")
     assert finding.title.startswith("the input data holds a NaN: sample ")
     assert "of the batch, column 4 of `x`" in finding.title
-    assert "The loader drew index 37 for it, unless `collate_fn` changes the order." in finding.message
+    assert "The sample has index 37 in the data set, unless `collate_fn` changes the order." in finding.message
 
 
 def test_code_that_made_a_finite_batch_non_finite_is_told_from_data_and_autopsy_recommended(folder):

@@ -191,7 +191,7 @@ def overflow_after_clean_run_of_masks() -> Training:
 FIRING = {
     "rate_jumps": Sample(
         rate_jumps, 12, module="blocks.0.mlp.up", last_finite=11,
-        says=("the learning rate rose from 0.001 to 1 at step 8", "resume from a checkpoint before that step"),
+        says=("the learning rate rose from 0.001 to 1 at step 8", "Resume from a checkpoint before step 8"),
         evidence={"left_its_course_at": 8},
     ),
     "diverged": Sample(diverged, 7, "blocks.0.mlp.up", "output", "matmul-overflow"),

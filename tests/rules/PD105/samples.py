@@ -70,7 +70,13 @@ assert FACTS["optimizers"][0]["groups"][0]["eps"] == 1e-8
 
 FIRING = {
     "optimizer_made_them": Sample(
-        optimizer_made_them, 7, "norm", "update", "optimizer-overflow", last_finite=6, says=("gradient the optimizer",)
+        optimizer_made_them,
+        7,
+        "norm",
+        "update",
+        "optimizer-overflow",
+        last_finite=6,
+        says=("gradient that the optimizer",),
     ),
     "rate_is_no_number": Sample(
         rate_is_no_number, 7, "norm", "update", "other", says=("the learning rate of parameter group 1 is NaN",)

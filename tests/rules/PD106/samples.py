@@ -30,7 +30,7 @@ def a_mask() -> Training:
 FIRING = {
     "stays": Sample(
         lambda: buffer(bad=range(5, 12), nan=16), 5, "norm", "buffer", last_finite=4,
-        says=("although the loss is finite", "6 steps since", "16 NaN"),
+        says=("although the loss is finite", "on 6 steps", "16 NaN"),
     ),
 }  # fmt: skip
 HEALTHY = {f.__name__: f for f in (buffer, recovers, from_the_start, a_mask)}

@@ -35,7 +35,7 @@ def another_mask() -> Training:
 FIRING = {
     "came_and_went": Sample(
         lambda: run_again("not-reproduced"), step=7, module="head", kind="output", last_finite=6, bare=True,
-        says=("limit 4)", "Run again"),
+        says=("limit 4)", "Its replay"),
     ),
 }  # fmt: skip
 #: Findings of other rules, but not of this one.

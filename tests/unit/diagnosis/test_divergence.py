@@ -65,7 +65,7 @@ def test_a_jump_of_the_rate_leads_and_the_op_stays_the_place(tmp_path: Path) -> 
     assert found.resume_step == 7
     assert [p.change for p in found.prescriptions] == [{"lr": {"from": 1.0, "to": 1e-3}}]
     assert [link["step"] for link in found.evidence["chain"]] == sorted(c["step"] for c in found.evidence["chain"])
-    assert "before that step" in found.message
+    assert "before step 8" in found.message
     assert all(f.resume_step in (None, 7) for f in diagnosis.findings)
     assert [f.code for f in diagnosis.findings if f.severity.value == "error"] == ["PD101"]
 

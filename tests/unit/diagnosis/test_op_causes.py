@@ -6,13 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from precdoctor.diagnosis.claims.finding import Phase
-from precdoctor.diagnosis.families.nonfinite.causes import Cause
-from precdoctor.diagnosis.families.nonfinite.culprit import Culprit, _phase, scale_of_gradients
-from precdoctor.diagnosis.families.nonfinite.culprit_op import Blame, blame
-from precdoctor.diagnosis.families.nonfinite.op_causes import op_cause
+from precdoctor.diagnosis.families.nonfinite.culprit import culprit_op, culprit_phase, gradient_scale, op_cause
+from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import prescribe
-from precdoctor.diagnosis.families.nonfinite.op_report import _operand_words, _reference_words, external_words
-from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Examined, Op, Operand
+from precdoctor.diagnosis.families.nonfinite.op_report import external_words, operand_words, reference_words
+from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Operand, Replay
 
 CONSTANT = ("constant", "")
 
@@ -43,8 +41,8 @@ def op(index, name, *operands, phase="forward", node=None, forward=None, bad_out
     )
 
 
-def examined(phase, *ops, root="Net#0", externals=()):
-    return Examined(
+def replay(phase, *ops, root="Net#0", externals=()):
+    return Replay(
         outcome="origin",
         phase=phase,
         why="",
@@ -60,7 +58,7 @@ def examined(phase, *ops, root="Net#0", externals=()):
 
 
 def cause_of(seen):
-    blamed = blame(seen)
+    blamed = culprit_op(seen)
     assert blamed is not None
     return op_cause(seen, blamed, None)
 
@@ -75,7 +73,7 @@ def loss_that_reads(argument):
         bad_out=NAN,
         makers=((0,), CONSTANT),
     )
-    return examined("forward", reads, root="", externals=((*CONSTANT, 1),))
+    return replay("forward", reads, root="", externals=((*CONSTANT, 1),))
 
 
 def test_the_derivative_of_a_quotient_that_where_throws_away_is_a_trap():
@@ -84,7 +82,7 @@ def test_the_derivative_of_a_quotient_that_where_throws_away_is_a_trap():
     forward = op(10, "aten.div.Tensor", *zeros, bad_out=NAN)
     backward = op(75, "aten.div.Tensor", *zeros, phase="backward", node="DivBackward0", forward=10, bad_out=NAN)
 
-    assert cause_of(examined("backward", forward, backward)).name == "where-gradient-trap"
+    assert cause_of(replay("backward", forward, backward)).name == "where-gradient-trap"
 
 
 @pytest.mark.parametrize("bad_out", [0, NEG_INF], ids=["finite", "masked"])
@@ -94,7 +92,7 @@ def test_a_forward_value_that_is_finite_or_a_mask_is_no_trap(bad_out):
         75, "aten.rsqrt.default", tensor(), phase="backward", node="AcosBackward0", forward=10, bad_out=POS_INF
     )
 
-    assert cause_of(examined("backward", forward, backward)).name == "domain-edge-gradient"
+    assert cause_of(replay("backward", forward, backward)).name == "domain-edge-gradient"
 
 
 @pytest.mark.parametrize(
@@ -112,14 +110,14 @@ def test_a_power_of_a_half_is_a_square_root_although_only_its_derivative_is_know
         settings={"exponent": exponent},
     )
 
-    assert cause_of(examined("backward", backward)).name == name
+    assert cause_of(replay("backward", backward)).name == name
 
 
 def test_the_target_of_a_loss_function_is_data():
     seen = loss_that_reads("target")
 
     assert cause_of(seen).name == "nonfinite-input-batch"
-    assert _phase(SimpleNamespace(module_classes={}), seen, blame(seen)) is Phase.DATA
+    assert culprit_phase(SimpleNamespace(module_classes={}), seen, culprit_op(seen)) is Phase.DATA
 
 
 def test_a_nameless_tensor_in_loss_code_is_no_weight():
@@ -128,20 +126,20 @@ def test_a_nameless_tensor_in_loss_code_is_no_weight():
 
     assert cause.name is None
     assert "made without a gradient" in cause.why
-    assert _phase(SimpleNamespace(module_classes={}), seen, blame(seen)) is Phase.LOSS
+    assert culprit_phase(SimpleNamespace(module_classes={}), seen, culprit_op(seen)) is Phase.LOSS
 
 
 def reads_named(kind, argument="other"):
     maker = (kind, "" if kind == "constant" else "y")
     reads = op(1, "aten.sub.Tensor", tensor("self"), tensor(argument, nan=1), bad_out=NAN, makers=((0,), maker))
-    return examined("forward", reads, root="", externals=((*maker, 1),))
+    return replay("forward", reads, root="", externals=((*maker, 1),))
 
 
 def test_data_that_only_loss_code_reads_is_data():
     seen = reads_named("data")
 
     assert cause_of(seen).name == "nonfinite-input-batch"
-    assert _phase(SimpleNamespace(module_classes={}), seen, blame(seen)) is Phase.DATA
+    assert culprit_phase(SimpleNamespace(module_classes={}), seen, culprit_op(seen)) is Phase.DATA
 
 
 def test_a_variable_that_a_module_made_has_no_cause_of_its_own():
@@ -163,7 +161,7 @@ def test_a_variable_that_a_module_made_has_no_cause_of_its_own():
 )
 def test_what_was_read_is_called_by_its_name_or_its_role(kind, argument, words):
     seen = reads_named(kind, argument)
-    blamed = blame(seen)
+    blamed = culprit_op(seen)
 
     assert external_words(Culprit(seen, blamed, Phase.LOSS, op_cause(seen, blamed, None))) == words
 
@@ -172,38 +170,38 @@ def test_a_sum_over_nothing_is_the_end_of_a_mask():
     fill = op(1, "aten.masked_fill.Scalar", tensor(), bad_out=NEG_INF)
     total = op(2, "aten.logsumexp.default", tensor(), bad_out=NEG_INF, makers=((1,),))
     square = op(3, "aten.pow.Tensor_Scalar", tensor(), bad_out=POS_INF, makers=((2,),))
-    seen = replace(examined("forward", fill, total, square), origins=(1,), path=(1, 2, 3))
+    seen = replace(replay("forward", fill, total, square), origins=(1,), path=(1, 2, 3))
 
-    assert blame(seen).op is total
+    assert culprit_op(seen).op is total
     assert cause_of(seen).name == "softmax-fully-masked"
-    assert blame(replace(seen, path=(1, 2))) is None
+    assert culprit_op(replace(seen, path=(1, 2))) is None
 
 
 @pytest.mark.parametrize(
     ("bad_out", "name"), [(NAN, "inf-minus-inf"), (POS_INF, "reduction-overflow")], ids=["nan", "inf"]
 )
 def test_a_difference_whose_operands_are_not_known(bad_out, name):
-    assert cause_of(examined("forward", op(1, "aten.sub.default", bad_out=bad_out), root="")).name == name
+    assert cause_of(replay("forward", op(1, "aten.sub.default", bad_out=bad_out), root="")).name == name
 
 
 @pytest.mark.parametrize("scalar", ["Infinity", "NaN"])
 def test_a_number_of_the_script_that_is_not_finite_is_named(scalar):
-    cause = cause_of(examined("forward", op(1, "aten.mul.Tensor", bad_out=NAN, settings={"other": scalar}), root=""))
-    assert cause.name == "other" and f"the scalar `other` that mul was given is {scalar}" in cause.why
+    cause = cause_of(replay("forward", op(1, "aten.mul.Tensor", bad_out=NAN, settings={"other": scalar}), root=""))
+    assert cause.name == "other" and f"the scalar `other` passed to mul is {scalar}" in cause.why
 
 
 def test_a_weight_with_a_name_is_still_told_as_one():
     reads = op(1, "aten.mul.Tensor", tensor("self", nan=1), bad_out=NAN, makers=(("weight", "scale.g"),))
-    seen = examined("forward", reads, externals=(("weight", "scale.g", 1),))
+    seen = replay("forward", reads, externals=(("weight", "scale.g", 1),))
 
-    assert blame(seen) == Blame(reads, external=("weight", "scale.g"))
+    assert culprit_op(seen) == CulpritOp(reads, external=("weight", "scale.g"))
     assert cause_of(seen).name == "nonfinite-weights"
 
 
 def test_a_rate_that_is_no_number_is_named_with_its_groups():
     step = op(0, "aten.add_.Tensor", tensor(), tensor("other"), bad_out=NAN, settings={"alpha": "NaN"})
     rates = tuple(BadSetting(group, "lr", float("nan")) for group in (1, 2))
-    found = cause_of(replace(examined("optimizer", step), bad_settings=rates))
+    found = cause_of(replace(replay("optimizer", step), bad_settings=rates))
 
     assert found.name == "other"
     assert found.why.startswith("the learning rate of parameter group 1 (and of group 2) is NaN")
@@ -211,16 +209,16 @@ def test_a_rate_that_is_no_number_is_named_with_its_groups():
 
 def test_a_scalar_that_an_optimizer_of_ones_own_made_nan():
     step = op(0, "aten.mul.Tensor", tensor(), bad_out=NAN, settings={"other": "NaN"})
-    found = cause_of(examined("optimizer", step))
+    found = cause_of(replay("optimizer", step))
 
-    assert (found.name, found.why) == ("other", "the scalar `other` that mul was given is NaN")
+    assert (found.name, found.why) == ("other", "the scalar `other` passed to mul is NaN")
 
 
 def test_a_bad_gradient_goes_before_a_bad_rate():
     step = op(0, "optim.SGD.step", tensor("grad", nan=1), bad_out=NAN)
     rate = BadSetting(0, "lr", float("nan"))
 
-    assert "gradient" in cause_of(replace(examined("optimizer", step), bad_settings=(rate,))).why
+    assert "gradient" in cause_of(replace(replay("optimizer", step), bad_settings=(rate,))).why
 
 
 def number(argument, low, high=None, value=None):
@@ -251,12 +249,12 @@ def number(argument, low, high=None, value=None):
 def test_a_power_is_read_by_its_base_and_its_exponent(name, operands, settings, bad, cause):
     forward = op(3, f"aten.pow.{name}", *operands, bad_out=bad, settings=settings)
 
-    assert cause_of(examined("forward", forward)).name == cause
+    assert cause_of(replay("forward", forward)).name == cause
 
 
 def derivative(name, *operands, node="PowBackward1", **how):
     made = op(10, "aten.pow.Tensor_Tensor", number("self", 0.0, 9.0), number("exponent", 0.33))
-    return examined("backward", made, op(75, name, *operands, phase="backward", node=node, forward=10, **how))
+    return replay("backward", made, op(75, name, *operands, phase="backward", node=node, forward=10, **how))
 
 
 def test_the_derivative_of_a_power_below_one_at_zero():
@@ -281,7 +279,7 @@ def test_hypot_has_no_derivative_at_zero():
     zeros = number("self", 0.0, 0.0, 0.0), number("other", 0.0, 9.0, 0.0)
     backward = op(75, "aten.div.Tensor", *zeros, phase="backward", node="HypotBackward0", bad_out=NAN)
 
-    assert cause_of(examined("backward", backward)).name == "norm-gradient-at-zero"
+    assert cause_of(replay("backward", backward)).name == "norm-gradient-at-zero"
 
 
 LITERAL = ("literal", "far")
@@ -296,9 +294,9 @@ def test_infinities_of_the_code_are_blamed_on_what_makes_nan_of_them():
     reads = op(4, "aten.minimum.default", infinite("self"), bad_out=POS_INF, makers=(LITERAL,))
     reads = replace(reads, bad_in=(POS_INF,))
     spoils = op(6, "aten.sub.Tensor", infinite("self"), infinite("other"), bad_out=NAN, makers=((4,), (4,)))
-    seen = replace(examined("forward", reads, spoils, root="", externals=((*LITERAL, 4),)), path=(4, 6))
+    seen = replace(replay("forward", reads, spoils, root="", externals=((*LITERAL, 4),)), path=(4, 6))
 
-    assert blame(seen).op.index == 6
+    assert culprit_op(seen).op.index == 6
     assert cause_of(seen).name == "inf-minus-inf"
 
 
@@ -306,9 +304,9 @@ def test_infinities_of_the_code_are_blamed_on_what_makes_nan_of_them():
 def test_a_fill_of_infinity_is_blamed_only_where_nothing_makes_nan_of_it(bad_out, blamed):
     fills = op(3, "aten.masked_fill.Scalar", tensor(), bad_out=POS_INF)
     spoils = op(6, "aten.sub.Tensor", infinite("self"), infinite("other"), bad_out=bad_out, makers=((3,), (3,)))
-    seen = replace(examined("forward", fills, spoils, root=""), origins=(3,), path=(3, 6))
+    seen = replace(replay("forward", fills, spoils, root=""), origins=(3,), path=(3, 6))
 
-    assert blame(seen).op.index == blamed
+    assert culprit_op(seen).op.index == blamed
 
 
 @pytest.mark.parametrize(("amax", "cause"), [((3e20, 500.0), "square-overflow"), ((1e19, 500.0), "reduction-overflow")])
@@ -317,7 +315,7 @@ def test_a_squared_error_overflows_in_a_square_or_in_their_sum(amax, cause):
         replace(tensor(n), min=-a, max=a, amax=a) for n, a in zip(("self", "target"), amax, strict=True)
     )
     made = replace(op(1, "aten.mse_loss.default", prediction, target, bad_out=POS_INF), reference=tensor("out"))
-    assert cause_of(examined("forward", made)).name == cause
+    assert cause_of(replay("forward", made)).name == cause
 
 
 @pytest.mark.parametrize(
@@ -332,14 +330,14 @@ def test_a_squared_error_overflows_in_a_square_or_in_their_sum(amax, cause):
 def test_gradients_used_again_bear_the_scale_they_were_made_with(steps, scale):
     facts = {s: SimpleNamespace(step=s, loss_scale=x, micro_steps=m) for s, (x, m) in steps.items()}
     view = SimpleNamespace(step_facts=lambda _process, step: facts.get(step))
-    assert scale_of_gradients(view, None, 5) == scale
+    assert gradient_scale(view, None, 5) == scale
 
 
 def test_a_cause_without_a_name_of_its_own_is_told_by_its_words():
     told = Cause("exp-overflow", 0.9, "its operand reaches 89")
     assert (told.in_brackets, told.sentence) == (" (exp-overflow)", " Cause: exp-overflow: its operand reaches 89.")
-    other = Cause("other", 0.9, "the scalar `other` that mul was given is NaN")
-    assert (other.in_brackets, other.sentence) == ("", " Cause: the scalar `other` that mul was given is NaN.")
+    other = Cause("other", 0.9, "the scalar `other` passed to mul is NaN")
+    assert (other.in_brackets, other.sentence) == ("", " Cause: the scalar `other` passed to mul is NaN.")
     assert (Cause(None, 0.0, "").in_brackets, Cause(None, 0.0, "").sentence) == ("", "")
 
 
@@ -349,10 +347,10 @@ def test_a_power_that_only_fp64_holds_is_no_trap_although_the_loss_stayed_finite
     cube = op(1, "aten.pow.Tensor_Scalar", x, bad_out=POS_INF, settings={"exponent": 3.0})
     settings = {"exponent": 2.0}
     slope = op(2, "aten.pow.Tensor_Scalar", x, phase="backward", forward=1, bad_out=POS_INF, settings=settings)
-    trap = cause_of(examined("backward", cube, replace(slope, reference=tensor("out", nan=1))))
+    trap = cause_of(replay("backward", cube, replace(slope, reference=tensor("out", nan=1))))
     assert trap.name == "where-gradient-trap"
-    ended = cause_of(examined("backward", cube, replace(slope, reference=tensor("out"))))
-    assert ended.name == "square-overflow" and "the forward pass ends finite" in ended.why
+    ended = cause_of(replay("backward", cube, replace(slope, reference=tensor("out"))))
+    assert ended.name == "square-overflow" and "the forward pass still ends finite" in ended.why
 
 
 def test_a_mean_over_targets_of_which_none_counts():
@@ -363,9 +361,9 @@ def test_a_mean_over_targets_of_which_none_counts():
     )
     some = replace(ignored, results=(tensor("out", nan=1), replace(none, amax=3.0)))
 
-    assert cause_of(examined("forward", ignored)).name == "division-by-zero"
-    assert "-100" in cause_of(examined("forward", ignored)).why
-    assert cause_of(examined("forward", some)).name != "division-by-zero"
+    assert cause_of(replay("forward", ignored)).name == "division-by-zero"
+    assert "-100" in cause_of(replay("forward", ignored)).why
+    assert cause_of(replay("forward", some)).name != "division-by-zero"
 
 
 @pytest.mark.parametrize(("number", "name"), [(-1e9, "cast-overflow"), (-1e4, "other")])
@@ -375,48 +373,48 @@ def test_a_constant_that_does_not_fit_into_half_precision(number, name):
         results=(tensor("out", dtype="float16"),),
     )
 
-    assert cause_of(examined("forward", mask)).name == name
+    assert cause_of(replay("forward", mask)).name == name
 
 
 def test_nothing_is_said_of_operands_that_are_not_known():
-    seen = cause_of(examined("forward", op(1, "aten.grid_sampler_2d.default", bad_out=NAN)))
+    seen = cause_of(replay("forward", op(1, "aten.grid_sampler_2d.default", bad_out=NAN)))
     assert seen.name == "other" and "finite operands" not in seen.why
-    known = cause_of(examined("forward", op(1, "aten.grid_sampler_2d.default", tensor(), bad_out=NAN)))
+    known = cause_of(replay("forward", op(1, "aten.grid_sampler_2d.default", tensor(), bad_out=NAN)))
     assert "finite operands" in known.why
 
 
 @pytest.mark.parametrize(
     ("name", "title", "line"),
     [
-        ("aten.rsqrt.default", "what goes into rsqrt: ", "torch.rsqrt(x + 1e-06)"),
+        ("aten.rsqrt.default", "the operand of rsqrt: ", "torch.rsqrt(x + 1e-06)"),
         ("aten.reciprocal.default", "the divisor: ", "x / (norm + 1e-06)"),
     ],
 )
 def test_an_eps_goes_where_the_code_can_take_it(name, title, line):
     zeros = replace(tensor(zero=16), min=-0.0, max=0.0, amax=0.0, value=-0.0)
-    seen = examined("forward", op(1, name, zeros, bad_out=POS_INF))
-    blamed = blame(seen)
+    seen = replay("forward", op(1, name, zeros, bad_out=POS_INF))
+    blamed = culprit_op(seen)
     culprit = Culprit(seen, blamed, Phase.FORWARD, op_cause(seen, blamed, None))
     assert culprit.cause.name == "division-by-zero"
     prescription = prescribe(None, None, culprit)
     assert title in prescription.title and line in prescription.snippet
-    assert _operand_words(culprit.op) == "Operand `self` (float32, 16) is 0 throughout."
+    assert operand_words(culprit.op) == "Operand `self` (float32, 16) is 0 throughout."
 
 
 @pytest.mark.parametrize(("name", "bad", "blamed"), [("exp", NAN, False), ("exp", POS_INF, True), ("log", NAN, True)])
 def test_what_cannot_have_made_a_value_is_not_blamed(name, bad, blamed):
-    seen = examined("forward", op(3, f"aten.{name}.default", bad_out=bad))
+    seen = replay("forward", op(3, f"aten.{name}.default", bad_out=bad))
 
-    assert (blame(seen) is not None) is blamed
+    assert (culprit_op(seen) is not None) is blamed
 
 
 def test_nothing_is_blamed_behind_a_value_that_nobody_knows():
     first = op(3, "aten.exp.default", tensor(), bad_out=NAN, makers=(("unknown", ""),))
     later = op(5, "aten.log.default", tensor(), bad_out=NAN)
-    seen = replace(examined("forward", first, later), externals=(("unknown", "", 3),))
+    seen = replace(replay("forward", first, later), externals=(("unknown", "", 3),))
 
-    assert blame(seen) is None
-    assert blame(replace(seen, externals=(("unknown", "", 7),))).op is later
+    assert culprit_op(seen) is None
+    assert culprit_op(replace(seen, externals=(("unknown", "", 7),))).op is later
 
 
 def gradient(value, shape=(16,)):
@@ -447,7 +445,7 @@ def test_a_zero_that_was_there_before_where_is_no_trap(settings, value, cause):
         makers=((4,), (3,)),
     )
 
-    assert cause_of(examined("backward", root, chosen, divided)).name == cause
+    assert cause_of(replay("backward", root, chosen, divided)).name == cause
 
 
 def test_an_overflow_that_where_throws_away_is_its_trap():
@@ -457,7 +455,7 @@ def test_an_overflow_that_where_throws_away_is_its_trap():
     chosen = op(4, "aten.where.self", gradient(0.0, ()), gradient(0.25), phase="backward", node="WhereBackward0")
     chosen = replace(chosen, results=(gradient(0.0),), settings={"condition": True})
     times = op(5, "aten.mul.Tensor", phase="backward", node="ExpBackward0", bad_out=NAN, makers=((4,), (3,)))
-    seen = replace(examined("backward", large, chosen, times), origins=(3,), path=(3, 5))
+    seen = replace(replay("backward", large, chosen, times), origins=(3,), path=(3, 5))
 
     assert cause_of(seen).name == "where-gradient-trap"
     assert cause_of(replace(seen, ops={3: large, 5: times})).name == "exp-overflow"
@@ -478,8 +476,8 @@ def test_what_a_mask_is_filled_with_is_no_matter_of_range(filling, title):
         results=(tensor("out", dtype="float16"),),
         reference=replace(tensor("out"), amax=-filling),
     )
-    seen = examined("forward", cast)
-    blamed = blame(seen)
+    seen = replay("forward", cast)
+    blamed = culprit_op(seen)
     culprit = Culprit(seen, blamed, Phase.FORWARD, op_cause(seen, blamed, None))
     assert culprit.cause.name == "cast-overflow"
     assert prescribe(SimpleNamespace(device="cpu"), None, culprit).title.startswith(title)
@@ -492,8 +490,8 @@ def test_bf16_is_not_proposed_for_what_it_would_round_to_infinity():
     incident, view = SimpleNamespace(process=0, step=3, last_finite=None), SimpleNamespace(device="cpu", timeline={})
 
     def title(reach):
-        seen = examined("forward", replace(product, reference=replace(tensor("out"), amax=reach)))
-        culprit = Culprit(seen, blame(seen), Phase.FORWARD, op_cause(seen, blame(seen), None))
+        seen = replay("forward", replace(product, reference=replace(tensor("out"), amax=reach)))
+        culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
         return prescribe(view, incident, culprit).title
 
     assert "BF16" in title(3.39e38)
@@ -514,8 +512,8 @@ def test_no_eps_is_added_to_a_mean_over_an_empty_selection(name, line):
     nothing = replace(tensor(), shape=(0,), numel=0, negative=0, min=None, max=None, amax=None, amin_nonzero=None)
     operands = (nothing, replace(nothing, argument="target"))[: 1 + name.endswith("loss.default")]
     made = replace(op(0, name, *operands, bad_out=NAN), reference=replace(tensor("out", nan=1), amax=None))
-    seen = examined("forward", made)
-    culprit = Culprit(seen, blame(seen), Phase.FORWARD, op_cause(seen, blame(seen), None))
+    seen = replay("forward", made)
+    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
     assert culprit.cause.name == "division-by-zero"
     prescription = prescribe(None, None, culprit)
     assert line in prescription.snippet and "eps" not in prescription.title
@@ -526,10 +524,10 @@ def test_what_the_loss_leaves_out_is_told_by_its_operation():
     zero = replace(tensor(zero=16, dtype="float16"), min=0.0, max=0.0, amax=0.0, value=0.0)
     add = replace(op(0, "aten.add.Tensor", zero), results=(zero,), reference=replace(tensor("out"), amin_nonzero=1e-8))
     rsqrt = replace(op(1, "aten.rsqrt.default", zero, bad_out=POS_INF, makers=((0,),)), reference=tensor("out", nan=1))
-    seen = examined("backward", add, rsqrt)
+    seen = replay("backward", add, rsqrt)
     cause = cause_of(seen)
     assert cause.name == "division-by-zero" and "the loss leaves that out" in cause.why
-    assert "wider format keeps them from 0" in _reference_words(rsqrt, cause)
+    assert "wider format keeps them from 0" in reference_words(rsqrt, cause)
     masked = op(2, "aten.mul.Tensor", tensor(nan=1), phase="backward", bad_out=NAN, makers=((1,),))
     inside = replace(seen, path=(1, 2), ops={**seen.ops, 2: masked})
     assert cause_of(inside).name == "where-gradient-trap"

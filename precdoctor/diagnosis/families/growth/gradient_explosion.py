@@ -79,7 +79,9 @@ def check(view: RunView, options: Options) -> Checked:
         return checked
     exploded = next(iter(checked.findings), None)
     reason = f"gradients of {plural(kept.steps, 'step')} in a row were not zeroed"
-    return Checked([missing_zero_grad.finding(view, kept, options["kept_steps"], exploded)], reason, Status.FAILED)
+    return Checked(
+        [missing_zero_grad.finding(RULE, view, kept, options["kept_steps"], exploded)], reason, Status.FAILED
+    )
 
 
 def _explosions(view: RunView, options: Options) -> Checked:

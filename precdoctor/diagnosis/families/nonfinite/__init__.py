@@ -1,14 +1,26 @@
 """PD1xx: where NaN and Inf come from.
 
-An *incident* is a step whose loss, gradients, weights or buffers hold non-finite values that no loss scaler took care
-of (:mod:`.bad_steps`). Its *origin* is the first tensor that went bad, by the recorded rows (:mod:`.incident`); its
-*culprit* the op that made it so, where the failing step was replayed (:mod:`.culprit`, from ``survey.op_facts``). A
-*cause* says why (:mod:`.causes` from rows; :mod:`.op_causes`, :mod:`.power_causes` and :mod:`.optimizer_causes` from
-ops). Incidents that repeat or follow from an earlier one are merged (:mod:`.repeated_incidents`,
-:mod:`.later_incidents`, :mod:`.poisoned_state`).
+Words of the family:
 
-Rules differ in the place they answer for: forward, backward, loss, batch, weights, buffers, results that a mask
-hides, results that a replay does not repeat. :mod:`.incident_report` and :mod:`.op_report` give their words.
+- An *incident* is a step with a non-finite loss, gradient, weight or buffer that no loss scaler handled.
+- Its *origin* is the first tensor that became non-finite, from the recorded rows (``survey.origin``).
+- A *replay* is the step run again, op by op (``survey.op_facts``). Its *culprit* is the op that made the first
+  non-finite value, or the first op that read one from before the step.
+- A *cause* says why: ``matmul-overflow``, ``log-of-nonpositive``, ``other`` ...
+- A *prescription* is the change that mends it, with its predicted effect.
+
+From a log to a finding:
+
+1. :mod:`.bad_steps` finds the steps; :mod:`.incident_search` leads each to its :class:`.incident.Incident`.
+2. Causes come from the recorded tensors (:mod:`.tensor_causes`), or from the replayed ops: :mod:`.culprit` finds the op
+   and asks :mod:`.arithmetic_causes` and :mod:`.gradient_causes`.
+3. :mod:`.merged_incidents` merges ranks, repetitions and consequences.
+4. :mod:`.incident_report` makes the findings. Each rule describes its incidents from the tensors; :mod:`.op_report`
+   describes replayed ones, with :mod:`.op_prescriptions` and :mod:`.domain_prescriptions`. If training had diverged
+   before the incident, the finding leads with that (``diagnosis.divergence``).
+
+The rules differ in the place that they report: forward pass, backward pass, loss, batch, weights. PD106, PD107 and
+PD108 check buffers, deep scans and replays by themselves.
 """
 
 from precdoctor.diagnosis.claims.rule import Rule

@@ -1,6 +1,6 @@
-"""The second run of a recorded command, traced at the failing step: which steps to trace, and whether it is the same.
+"""The second run of a recorded command: which steps to trace, and whether it repeats the first.
 
-``precdoctor autopsy RUN`` leaves it in ``RUN/autopsy``, a run directory of its own.
+``precdoctor autopsy RUN`` writes it to ``RUN/autopsy``, a run directory of its own.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.families.nonfinite.incident import incidents
+from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Steps traced where only an interval is known; each costs four or five times what it does untraced.
+#: Most steps to trace if only an interval is known; a traced step takes four to five times as long.
 MAX_TRACED = 64
 
 
@@ -26,11 +26,11 @@ class Plan:
 
 
 def plan(view: RunView, *, died: bool = True) -> Plan | None:
-    """What to trace; None when nothing of the run went wrong.
+    """The steps to trace; None if no step of the run became non-finite.
 
     Args:
         view: the first run.
-        died: a step it was in the middle of as it ended counts: loops that check their loss end before ``backward``.
+        died: an incomplete last step counts: loops that check their loss end before ``backward``.
     """
     found = incidents(view)
     if not found:
@@ -38,7 +38,7 @@ def plan(view: RunView, *, died: bool = True) -> Plan | None:
         return Plan(ends[0].step, ends[0].step + 1) if ends and died else None
     incident = found[0]
     culprit = incident.culprit
-    known = culprit is not None and culprit.blamed.external is None
+    known = culprit is not None and culprit.external is None
     if incident.code != "PD105" and (known or culprit is None):
         return Plan(incident.step, incident.step + 1)
     first = incident.last_finite + 1 if incident.last_finite is not None else 0
@@ -47,21 +47,21 @@ def plan(view: RunView, *, died: bool = True) -> Plan | None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two runs are one and the same: their losses bit for bit, and the fingerprints both recorded."""
+    """How far two runs are equal bit for bit: the number of losses and of fingerprints that both recorded."""
 
     steps: int
     tensors: int
-    #: The first step at which they differ; null when they do not.
+    #: The first step at which they differ; None if they are equal.
     differs_at: int | None
 
     @property
     def same(self) -> bool:
-        """Whether there was something to compare, and all of it was equal."""
+        """Whether both recorded something, and all of it is equal."""
         return self.differs_at is None and self.steps + self.tensors > 0
 
 
 def agreement(first: RunView, again: RunView, until: int) -> Agreement:
-    """Compare two runs up to the step ``until``, which is included as far as the second got."""
+    """Compare two runs up to and including step ``until``."""
     keys = ["rank", "step", "optimizer"]
     frames = [v.run.steps(columns=[*keys, "loss"], filters=[("step", "<=", until)]) for v in (first, again)]
     losses = frames[0].merge(frames[1], on=keys, suffixes=("_a", "_b"))

@@ -11,31 +11,28 @@ from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
     check_incidents,
+    checked_words,
     confidence_options,
-    consequences,
-    looked_at,
-    resume_advice,
-    where_words,
 )
 from precdoctor.diagnosis.survey.arrow_rows import records
-from precdoctor.diagnosis.survey.bad_data import BadTensor, chosen, drop_samples
-from precdoctor.diagnosis.survey.op_facts import examined_at
+from precdoctor.diagnosis.survey.bad_data import BadTensor, delivered_tensor, drop_samples
+from precdoctor.diagnosis.survey.op_facts import replay_at
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, number, range_evidence
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 
 PAGE = RulePage(
     finds="""
-A batch that holds NaN or Inf and with which the step went wrong, or whose largest magnitude lies many binades above
-every batch before it. A `-inf` mask passed as an argument is not bad data, and neither are NaN that batches of healthy
-steps hold too. A non-finite batch that did no harm is reported as information.
+A batch that holds NaN or Inf on a step that became non-finite, or a batch with a largest magnitude many binades above
+that of every batch before it. A `-inf` mask passed as an argument is not bad data, and neither are NaN that batches of
+healthy steps also hold. A non-finite batch that did no harm is reported as information.
 """,
     matters="""
-Data comes first in every triage: whatever the model does with a NaN is not the model's fault, and no change of
-precision, learning rate or loss scale mends it. One extreme sample is enough to throw the weights so far that the run
-overflows one or two steps later.
+Data comes first in every triage: the model is not at fault for a NaN in its input, and no change of precision, learning
+rate or loss scale mends it. One extreme sample can move the weights so far that the run overflows one or two steps
+later.
 """,
     example="""
     features = (x - mean) / std        # a constant column: std is 0, the column becomes NaN
@@ -43,12 +40,13 @@ overflows one or two steps later.
 Or a sensor that writes 1e30 for "missing", a label file with an empty cell, a corrupt shard.
 """,
     remedy="""
-Drop or impute the sample the finding names, and find the source: a missing value, a failed parse, a standard deviation
-of 0. With a `DataLoader` that uses torch's own collation the sample is an index of the data set (of the whole one,
-behind `random_split`); otherwise it is a position in the batch. Resume from a checkpoint at or before the named step.
+Drop or impute the sample that the finding names, and find the source: a missing value, a failed parse, a standard
+deviation of 0. With a `DataLoader` that uses torch's own collation the sample is an index of the data set (of the whole
+one, behind `random_split`); otherwise it is a position in the batch. Resume from a checkpoint at or before the step
+that the finding names.
 """,
     confidence="""
-0.97 for a non-finite batch at a step that went wrong. 0.6 for an extreme batch alone; 0.9 when the run became
+0.97 for a non-finite batch on a step that became non-finite. 0.6 for an extreme batch alone; 0.9 if the run became
 non-finite within `follow_steps` steps of it.
 """,
     references=("PyTorch documentation: torch.utils.data, torch.isfinite", "docs: concepts, 'Triage order'"),
@@ -56,7 +54,7 @@ non-finite within `follow_steps` steps of it.
 
 
 @dataclass
-class _Seen:
+class _Range:
     """The range of one batch tensor over the steps so far."""
 
     largest: float = 0.0
@@ -66,7 +64,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Extreme:
-    """A batch far outside the range before it."""
+    """A batch far above all before it."""
 
     process: Process
     step: int
@@ -81,10 +79,10 @@ class _Extreme:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """Findings for non-finite batches that did harm, harmless ones, and extreme ones."""
-    seen = looked_at(view, ("batch",), "input tensor")
+    """Findings for non-finite batches, harmful and harmless, and for extreme ones."""
+    seen = checked_words(view, ("batch",), "input tensor")
     tensors, _ = view.tensor_count(("batch",))
-    harmful = check_incidents(view, RULE, options, _tell, seen)
+    harmful = check_incidents(view, RULE, options, _report, seen)
     if harmful.findings:
         return Checked([*harmful.findings, *_extreme_findings(view, options)], harmful.reason, Status.FAILED)
     if tensors == 0:
@@ -98,20 +96,17 @@ def check(view: RunView, options: Options) -> Checked:
 # -- non-finite -------------------------------------------------------------------------------------------------------
 
 
-def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
+def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD104"
-    row = origin.row
-    examined = examined_at(view, incident.process, incident.step)
-    read = _as_recorded(row)
-    data = chosen(examined.bad_data, read) if examined is not None else None
+    row, recorded = origin.row, _as_recorded(origin.row)
+    replay = replay_at(view, incident.process, incident.step)
+    data = delivered_tensor(replay.bad_data, recorded) if replay is not None else None
     title = data.title if data is not None else f"the batch given to `{row.root}` holds {row.count_words()}"
-    message = f"{where_words(view, incident).capitalize()}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) "
+    message = f"{incident.at_step(view).capitalize()}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) "
     message += f"holds {row.count_words()}; limit 0." + (data.more if data is not None else "")
-    effects = consequences(incident)
-    if effects:
-        message += f" In the same step it reached {', '.join(effects)}."
-    return title, f"{message} {resume_advice(incident)}", drop_samples(data or read, incident.step)
+    message += incident.consequence_words
+    return Report(title, f"{message} {incident.resume_advice}", drop_samples(data or recorded, incident.step))
 
 
 def _as_recorded(row: TensorRow) -> BadTensor:
@@ -119,7 +114,7 @@ def _as_recorded(row: TensorRow) -> BadTensor:
 
 
 def _harmless(view: RunView, options: Options) -> list[Finding]:
-    """Non-finite batches of steps that went well, when they are the exception among the batches."""
+    """Findings for non-finite batches of healthy steps, if such batches are the exception."""
     bad: dict[Key, set[int]] = {}
     example: dict[Key, tuple[Process, int]] = {}
     columns = ["root", "module", "kind", "name", "call", *BAD_COUNTS]
@@ -144,12 +139,10 @@ def _harmless(view: RunView, options: Options) -> list[Finding]:
 
 
 def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -> Finding:
-    return Finding(
-        code="PD104",
-        name="bad-input-batch",
+    return RULE.finding(
         severity=Severity.INFO,
         confidence=0.9,
-        title=f"{plural(steps, 'batch')} given to `{row.root}` held non-finite values, without harm so far",
+        title=f"{plural(steps, 'batch')} given to `{row.root}` held non-finite values, so far without harm",
         message=f"At step {step}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) holds {row.count_words()}; "
         "limit 0. Loss, gradients and weights stayed finite.",
         location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.DATA, process.rank, step),
@@ -176,12 +169,12 @@ def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
 
 
 def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
-    """Walk all batches in order of step, keeping one range per tensor and process.
+    """All batches in order of step, each compared with the range of its tensor so far, per process.
 
-    Later calls in a step are judged by the earlier ones, too: samples a chain draws from the model are no data, and
-    grow from call to call.
+    That range includes earlier calls of the same step: samples that a chain draws from the model are not data, and grow
+    from call to call.
     """
-    seen: dict[tuple[Process, tuple[str, ...]], _Seen] = {}
+    ranges: dict[tuple[Process, tuple[str, ...]], _Range] = {}
     needed, factor = options["history_steps"], 2.0 ** options["extreme_binades"]
     columns = ["root", "module", "kind", "name", "call", "amax", "numel", "order"]
     for frame in view.scan(columns, ("batch",)):
@@ -191,10 +184,10 @@ def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
                 continue
             process = Process(int(r["rank"]), int(r["attempt"]))
             key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            past = seen.setdefault((process, key[:4]), _Seen())
+            past = ranges.setdefault((process, key[:4]), _Range())
             if past.steps >= needed and amax > factor * past.largest:
                 yield _Extreme(process, int(r["step"]), key, amax, past.largest, past.steps)
-            else:  # an extreme batch must not become the yardstick for the next one
+            else:  # an extreme batch must not raise the limit for the next one
                 past.largest = max(past.largest, amax)
             past.steps += int(r["step"]) != past.last_step
             past.last_step = int(r["step"])
@@ -209,11 +202,11 @@ def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) 
     last = max((s for s in (f.step for f in view.timeline.get(e.process, ())) if s < e.step), default=None)
     skipped = bool(harmed) and all((f := view.step_facts(e.process, s)) is not None and f.skipped for s in harmed)
     if skipped:
-        follow = "The loss scaler skipped the step: the weights were not touched."
+        follow = "The loss scaler skipped the step, so the weights are intact."
     elif harmed:
         follow = f"The run became non-finite at step {harmed[0]}. Resume from a checkpoint at or before step {last}."
     else:
-        follow = "Nothing became non-finite so far."
+        follow = "So far nothing has become non-finite."
     evidence = {
         "amax": e.amax,
         "largest_before": e.before,
@@ -227,21 +220,19 @@ def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) 
     }
     if row is not None:
         evidence["range"] = range_evidence(row)
-    return Finding(
-        code="PD104",
-        name="bad-input-batch",
+    return RULE.finding(
         severity=Severity.ERROR if harmed and not skipped else Severity.WARNING,
         confidence=0.9 if harmed else 0.6,
         title=f"the batch of step {e.step} is {e.binades:.1f} binades larger than any before it",
-        message=f"At step {e.step}, argument `{e.key[3] or '0'}` of {e.key[0]} reaches {e.amax:.4g}; the "
-        f"{e.steps_before} batches before it reached {e.before:.4g} at most ({e.binades:.1f} binades less, limit "
+        message=f"At step {e.step}, argument `{e.key[3] or '0'}` of {e.key[0]} reaches {e.amax:.4g}. The "
+        f"{e.steps_before} batches before it reached at most {e.before:.4g} ({e.binades:.1f} binades less, limit "
         f"{options['extreme_binades']:g}). {follow}",
         location=Location(e.key[0], e.key[1], None, "batch", Phase.DATA, e.process.rank, e.step),
         cause="extreme-input-batch",
         evidence=evidence,
         prescriptions=(
             Prescription(
-                title=f"clamp the input to the range seen so far (+-{clamp:g}) or drop the sample",
+                title=f"clamp the input to the range of earlier batches (+-{clamp:g}) or drop the sample",
                 change={"clamp": clamp},
                 predicted={"amax": {"from": e.amax, "to": clamp}},
                 snippet=f"batch = batch.clamp(-{clamp!r}, {clamp!r})\n",
@@ -259,46 +250,24 @@ RULE = Rule(
     options=(
         *confidence_options(0.97),
         RuleOption(
-            "extreme_binades",
-            10.0,
-            "binades",
-            "How far above every earlier batch a batch counts as extreme.",
-            "Precdoctor's own: a factor of 1024; normalised data varies by 2 to 3 binades between batches.",
-            1.0,
-            300.0,
+            "extreme_binades", 10.0, "binades", "How far above every earlier batch a batch counts as extreme.",
+            "Chosen empirically: a factor of 1024; normalised data varies by 2 to 3 binades between batches.",
+            minimum=1.0, maximum=300.0,
+        ),
+        RuleOption("history_steps", 8.0, "steps", "Batches before one can be extreme.", minimum=1.0),
+        RuleOption(
+            "min_elements", 64.0, "elements", "Smaller arguments are never extreme.",
+            "Chosen empirically: noise levels, time steps and lengths are single numbers of any size.", minimum=1.0,
         ),
         RuleOption(
-            "history_steps",
-            8.0,
-            "steps",
-            "Batches that must have been seen before one can be extreme.",
-            "Precdoctor's own.",
-            1.0,
+            "follow_steps", 2.0, "steps", "Number of steps within which an incident is attributed to an extreme batch.",
+            "One step for the weights to move, one for the overflow.",
         ),
         RuleOption(
-            "min_elements",
-            64.0,
-            "elements",
-            "Smaller arguments are not judged by their range.",
-            "Precdoctor's own: noise levels, time steps and lengths are single numbers of any size.",
-            1.0,
-        ),
-        RuleOption(
-            "follow_steps",
-            2.0,
-            "steps",
-            "Within how many steps an incident is put down to an extreme batch.",
-            "One step to throw the weights, one to overflow with them.",
-        ),
-        RuleOption(
-            "usual_share",
-            0.1,
-            "fraction",
-            "Non-finite values in more batches than this belong to the data set.",
-            "Precdoctor's own.",
+            "usual_share", 0.1, "fraction", "Non-finite values in more batches than this belong to the data set.",
             maximum=1.0,
         ),
     ),
     explains=when(while_it_lasts, "PD101", "PD102", "PD103", "PD105", "PD106", "PD301", "PD302", "PD603", "PD605"),
     check=check,
-)
+)  # fmt: skip

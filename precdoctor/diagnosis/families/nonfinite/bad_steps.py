@@ -1,4 +1,4 @@
-"""Which steps of a run went non-finite."""
+"""Finds the steps of a run that became non-finite."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.survey.healthy_steps import is_mask, is_well, reference_of
 from precdoctor.diagnosis.survey.op_facts import poisoned_steps, traced_steps
-from precdoctor.diagnosis.survey.origin import Reference, suspicious
-from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TRIGGER_KINDS, TensorRow, number
+from precdoctor.diagnosis.survey.origin import suspicious
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TRIGGER_KINDS, number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 
-#: Steps of an inference run looked into for a bad answer; the first ones explain the others.
+#: Most steps of an inference run to check for a non-finite output; the first ones explain the others.
 _MAX_ANSWERS = 64
-#: Kinds whose overflow a loss scaler takes care of.
+#: Kinds of tensors whose overflow a loss scaler handles.
 GRADIENTS = frozenset({"weight_grad", "weight_grad_step"})
 
 
 def incident_steps(view: RunView) -> Mapping[Process, Mapping[int, frozenset[str]]]:
-    """Per process the steps with a non-finite loss, gradient or weight no loss scaler took care of, and the kinds."""
+    """Per process the steps with a non-finite loss, gradient or weight that no loss scaler handled, and its kinds."""
     return view.remember("incident-steps", lambda: _incident_steps(view))
 
 
@@ -37,7 +37,7 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
             mine.setdefault(step, frozenset({"buffer"}))
         for step, kind in traced_steps(view, process).items():
             mine.setdefault(step, frozenset({kind}))
-        for step in _bad_answers(view, process, [f.step for f in steps if f.inference and f.sampled]):
+        for step in _nonfinite_answers(view, process, [f.step for f in steps if f.inference and f.sampled]):
             mine.setdefault(step, frozenset({"output"}))
         if steps and not steps[-1].complete and steps[-1].step not in mine and _died_of_it(view, process, steps[-1]):
             mine[steps[-1].step] = frozenset({"output"})
@@ -45,7 +45,7 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
 
 
 def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
-    """From the tensors table; a weight that holds nothing but ``-inf`` is a mask kept as a parameter."""
+    """The kinds of non-finite tensors by step; a weight that holds only ``-inf`` is a mask stored as a parameter."""
     kinds: dict[Process, dict[int, frozenset[str]]] = {}
     for frame in view.scan(["kind", *BAD_COUNTS], TRIGGER_KINDS, bad=True):
         chosen = frame.loc[~is_mask(frame), ["rank", "attempt", "step", "kind"]].drop_duplicates()
@@ -56,7 +56,7 @@ def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
 
 
 def _announced_kinds(view: RunView, process: Process, facts: StepFacts) -> frozenset[str]:
-    """Of a step without full statistics: from its ``nonfinite`` event, else from the step's own columns."""
+    """The kinds for a step without full statistics: from its ``nonfinite`` event, else from the step's columns."""
     for event in view.remember("nonfinite-events", lambda: view.events_of("nonfinite")):
         if number(event.get("step")) == facts.step and number(event.get("rank")) == process.rank:
             listed = event["data"].get("kinds")
@@ -66,10 +66,10 @@ def _announced_kinds(view: RunView, process: Process, facts: StepFacts) -> froze
 
 
 def _handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
-    """A gradient overflow for which the scaler skipped the step is the scaler doing its work.
+    """Whether the loss scaler handled the overflow: it skipped the step, or the optimizer never got the gradient.
 
-    So is one that the optimizer of this step was not given: the scaler has looked at all that it was. In a GAN the
-    discriminator's gradients of a skipped step lie about, and the generator's backward pass adds to them.
+    In a GAN the discriminator's gradients of a skipped step remain, and the generator's backward pass adds to them; the
+    scaler has checked all gradients that the step's optimizer received.
     """
     if facts is None:
         return False
@@ -77,24 +77,25 @@ def _handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
 
 
 def _scaler_cannot_help(view: RunView, process: Process, step: int) -> bool:
-    """Whether a closer look at a skipped step found something no smaller scale would mend."""
+    """Whether the replay of a skipped step shows a cause that no smaller scale would mend."""
     culprit = culprit_at(view, process, step)
     return culprit is not None and culprit.cause.name not in (None, "loss-scale-overflow", "other")
 
 
 def _died_of_it(view: RunView, process: Process, facts: StepFacts) -> bool:
-    """Whether the step in which the run ended made something non-finite that is not a mask.
+    """Whether the incomplete last step made a non-finite tensor that is not a mask.
 
-    Training loops that check ``isfinite(loss)`` and raise never hand the bad loss to ``backward``.
+    Training loops that check ``isfinite(loss)`` and raise never call ``backward``.
     """
     rows = [r for r in view.rows(process, facts.step) if r.kind in FORWARD_KINDS and r.phase != "recompute"]
-    return any(r.bad and not r.mask_like and r.kind != "batch" for r in rows) and _suspect(
-        rows, reference_of(view, process, facts.step, frozenset({facts.step})), loss_is_finite=False
-    )
+    if not any(r.bad and not r.mask_like and r.kind != "batch" for r in rows):
+        return False
+    reference = reference_of(view, process, facts.step, frozenset({facts.step}))
+    return suspicious(rows, reference, loss_is_finite=False)[0] is not None
 
 
-def _bad_answers(view: RunView, process: Process, steps: Sequence[int]) -> list[int]:
-    """Steps of an inference run on which what a model made last is non-finite and no mask: its answer, most likely."""
+def _nonfinite_answers(view: RunView, process: Process, steps: Sequence[int]) -> list[int]:
+    """Steps of an inference run on which a model's last output, most likely its answer, is non-finite and no mask."""
     if not steps:
         return []
     made: set[int] = set()
@@ -107,7 +108,3 @@ def _bad_answers(view: RunView, process: Process, steps: Sequence[int]) -> list[
         if any(r.bad and not r.mask_like for r in last.values()):
             found.append(step)
     return found
-
-
-def _suspect(rows: Sequence[TensorRow], reference: Reference, *, loss_is_finite: bool) -> bool:
-    return suspicious(rows, reference, loss_is_finite=loss_is_finite)[0] is not None

@@ -1,89 +1,277 @@
-"""From op facts to an incident: where it began, at which op and line, and why."""
+"""Finds the culprit of a replayed incident: the op, the phase it belongs to, and the cause."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 
-from precdoctor.diagnosis.claims.finding import Phase, Source
-from precdoctor.diagnosis.families.nonfinite.causes import Cause
-from precdoctor.diagnosis.families.nonfinite.culprit_op import Blame, blame
-from precdoctor.diagnosis.families.nonfinite.op_causes import op_cause
-from precdoctor.diagnosis.survey.op_facts import Examined, Op, examined_at
+from precdoctor.diagnosis.claims.finding import Phase
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
+    SOFTMAXES,
+    arithmetic_cause,
+    op_names,
+    scalar_cause,
+)
+from precdoctor.diagnosis.families.nonfinite.gradient_causes import discarded_value_cause, gradient_cause
+from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
+from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Operand, Replay, replay_at
+from precdoctor.diagnosis.survey.origin import class_of, is_loss_module
+from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.nonfinite import can_make
 
-
-@dataclass(frozen=True)
-class Culprit:
-    """The op an examined incident is put down to, and everything known of it."""
-
-    examined: Examined
-    blamed: Blame
-    phase: Phase
-    cause: Cause
-
-    @property
-    def op(self) -> Op:
-        """The op itself; for a tensor that was bad before the step, the first op that read it."""
-        return self.blamed.op
-
-    @property
-    def module(self) -> str | None:
-        """FQN of the module whose code runs the op."""
-        return self.op.module
-
-    @property
-    def source(self) -> Source | None:
-        """The user's line; for a backward op the forward line that made its node."""
-        return self.op.source
-
-    @property
-    def between_roots(self) -> bool:
-        """Whether the bad value came into the examined code from other code, which made it of a module's output."""
-        return self.blamed.external is not None and self.blamed.external[0] == "argument"
-
-    @property
-    def certainty(self) -> float:
-        """Confidence: what is certain at the op, less where the replay was not the run bit for bit."""
-        confidence = self.cause.confidence
-        if self.examined.phase == "optimizer":
-            return confidence
-        return round(confidence if self.examined.reproduced == "bit-for-bit" else confidence - 0.1, 2)
+#: Name of a tensor that only an op outside the replay could explain.
+_UNKNOWN = "unknown"
+#: Ops that write a constant: a person chose what they write.
+_FILLS = op_names(
+    "masked_fill full full_like new_full fill scalar_tensor where masked_scatter lift_fresh_copy triu tril"
+)
+#: Products and normalisations of features: nobody feeds a mask into them.
+_ARITHMETIC = op_names(
+    "mm addmm bmm mv addmv dot linear mkldnn_linear convolution _convolution mkldnn_convolution cudnn_convolution "
+    "native_layer_norm native_batch_norm native_group_norm _native_batch_norm_legit mul div exp log sqrt square pow"
+)
+#: Optimizer state whose root the update divides by.
+_SECOND_MOMENTS = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "v")
+_OVERFLOWS = frozenset(
+    ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
+)
 
 
 def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
-    """What the microscope found at a step; None when it did not look, or came to no op."""
-    examined = examined_at(view, process, step)
-    blamed = blame(examined) if examined is not None and examined.outcome == "origin" else None
-    if examined is None or blamed is None:
+    """The culprit of a step; None if the step was not replayed, or the replay found no op."""
+    replay = replay_at(view, process, step)
+    at = culprit_op(replay) if replay is not None and replay.outcome == "origin" else None
+    if replay is None or at is None:
         return None
-    cause = op_cause(examined, blamed, scale_of_gradients(view, process, step))
-    return Culprit(examined, blamed, _phase(view, examined, blamed), cause)
+    return Culprit(
+        replay, at, culprit_phase(view, replay, at), op_cause(replay, at, gradient_scale(view, process, step))
+    )
 
 
-def scale_of_gradients(view: RunView, process: Process, step: int) -> float | None:
-    """The loss scale in a step's gradients; they are those of the step before when there was no backward pass."""
+def gradient_scale(view: RunView, process: Process, step: int) -> float | None:
+    """The loss scale in a step's gradients; without a backward pass they are those of the step before."""
     facts = view.step_facts(process, step)
     while facts is not None and facts.loss_scale is None and not facts.micro_steps:
         facts = view.step_facts(process, facts.step - 1)
     return facts.loss_scale if facts is not None else None
 
 
-def _phase(view: RunView, examined: Examined, blamed: Blame) -> Phase:
-    from precdoctor.diagnosis.survey.origin import class_of, is_loss_module
+# -- the op -----------------------------------------------------------------------------------------------------------
 
-    if examined.phase == "optimizer":
+
+def culprit_op(replay: Replay) -> CulpritOp | None:
+    """The first op in order of execution that made a non-finite value of finite operands, masks aside.
+
+    None if the log does not decide it: a value of unknown origin came in before that op.
+    """
+    found = [c for i in replay.origins if (c := _from_op(replay, replay.ops[i])) is not None]
+    for kind, name, index in replay.externals:
+        if kind != _UNKNOWN and (op := replay.ops.get(index)) is not None:
+            c = _from_external(replay, op, (kind, name))
+            found += [c] if c is not None else []
+    first = min(found, key=lambda c: c.op.index, default=None)
+    dark = [index for kind, _, index in replay.externals if kind == _UNKNOWN]
+    dark += [i for i in replay.origins if _only_passes_on(replay.ops[i])]
+    if first is None or min(dark, default=math.inf) <= first.op.index:
+        return None
+    return None if first.external is None and _only_passes_on(first.op) else first
+
+
+def _only_passes_on(op: Op) -> bool:
+    """Whether no finite operand gives such a result, so that the op cannot be an origin (``exp`` is never NaN)."""
+    real = not any(r.dtype.startswith("complex") for r in (*op.operands, *op.results))
+    return op.phase == "forward" and real and not can_make(op.short, op.bad_out)
+
+
+def _from_op(replay: Replay, op: Op) -> CulpritOp | None:
+    if op.bad_out == NEG_INF and op.short in _FILLS:
+        turned = _turning_point(replay, op.index)
+        return CulpritOp(turned, mask=op) if turned is not None else None
+    if op.bad_out and not op.bad_out & NAN and op.short in _FILLS and not op.finite_in_fp64:
+        turned = _first_nan(replay, op.index)  # +Inf for "no path yet", "outside": intended
+        return CulpritOp(turned, mask=op) if turned is not None else CulpritOp(op)
+    return CulpritOp(op)
+
+
+def _from_external(replay: Replay, op: Op, external: tuple[str, str]) -> CulpritOp | None:
+    kinds = [b for b, maker in zip(op.bad_in, op.makers, strict=False) if maker == external]
+    masked = bool(kinds) and all(k == NEG_INF for k in kinds)
+    if external[0] == "literal":
+        turned = op if op.bad_out & NAN else _first_nan(replay, op.index)
+        return CulpritOp(turned, mask=external) if turned is not None else None
+    if external[0] == "argument" and masked:
+        behind = (replay.ops[i] for i in replay.path if i >= op.index)
+        turned = next((o for o in behind if o.bad_out & NAN), None)  # +Inf would be -(-Inf): the model's own doing
+        return CulpritOp(turned, mask=external) if turned is not None else CulpritOp(op, external=external)
+    if external[0] != "argument" and masked and not _computes_with(op):
+        turned = op if _is_worse(op) else _turning_point(replay, op.index)
+        return CulpritOp(turned, mask=external) if turned is not None else None
+    return CulpritOp(op, external=external)
+
+
+def _computes_with(op: Op) -> bool:
+    """Whether an op reads numbers, not a mask: masks are added, compared and normalised."""
+    return _is_worse(op) and op.short in _ARITHMETIC
+
+
+def _turning_point(replay: Replay, after: int) -> Op | None:
+    """The first op behind a mask whose result is worse than a mask, or sums up a row that holds nothing else."""
+    later = [replay.ops[i] for i in replay.path if i > after]
+    if not any(map(_is_worse, later)):
+        return None
+    return next(op for op in later if _is_worse(op) or (op.short == "logsumexp" and op.bad_out))
+
+
+def _first_nan(replay: Replay, after: int) -> Op | None:
+    """The first op behind infinities that makes NaN of them."""
+    return next((replay.ops[i] for i in replay.path if i > after and replay.ops[i].bad_out & NAN), None)
+
+
+def _is_worse(op: Op) -> bool:
+    """Whether a result holds more than ``-inf``."""
+    return bool(op.bad_out & (NAN | POS_INF))
+
+
+def culprit_phase(view: RunView, replay: Replay, at: CulpritOp) -> Phase:
+    """The phase that has to be mended: that of the op, or the one that a tensor from before the step comes from."""
+    if replay.phase == "optimizer":
         return Phase.OPTIMIZER
-    if blamed.of_target:
+    if at.of_target:
         return Phase.DATA
-    if blamed.external is not None:
-        loss = not examined.root or is_loss_module(examined.root, "", "")
-        return {"batch": Phase.DATA, "data": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}.get(
-            blamed.external[0], Phase.LOSS if loss else Phase.FORWARD
-        )
-    if examined.phase == "backward" and blamed.mask is None:
-        return Phase.BACKWARD  # a mask's victim is a forward op, whose result the loss did not use
-    if not examined.root:
-        return Phase.LOSS
-    module_class = class_of(view.module_classes, examined.root, blamed.op.module or "")
-    loss = is_loss_module(examined.root, "", "") or is_loss_module(examined.root, blamed.op.module or "", module_class)
-    return Phase.LOSS if loss else Phase.FORWARD
+    of_loss = not replay.root or is_loss_module(replay.root, "", "")
+    if at.external is not None:
+        origins = {"batch": Phase.DATA, "data": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}
+        return origins.get(at.external[0], Phase.LOSS if of_loss else Phase.FORWARD)
+    if replay.phase == "backward" and at.mask is None:
+        return Phase.BACKWARD  # behind a mask it is a forward op, whose result the loss did not use
+    module = at.op.module or ""
+    of_loss = of_loss or is_loss_module(replay.root, module, class_of(view.module_classes, replay.root, module))
+    return Phase.LOSS if of_loss else Phase.FORWARD
+
+
+# -- the cause --------------------------------------------------------------------------------------------------------
+
+
+def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
+    """The cause in the vocabulary of findings; ``other`` if none fits."""
+    op = at.op
+    if replay.phase == "optimizer":
+        return _settings_cause(op, replay.bad_settings) or _optimizer_cause(replay, op)
+    if at.external is not None:
+        return _external_cause(op, at.external, of_target=at.of_target)
+    if at.mask is not None:
+        return _mask_cause(op)
+    if replay.phase == "backward" and op.phase != "backward" and not replay.by_hand:
+        return discarded_value_cause(replay, op)
+    found = gradient_cause(replay, op, loss_scale) if op.phase == "backward" else None
+    found = found or arithmetic_cause(replay, op)
+    if found is not None:
+        return found
+    if op.operands:
+        return Cause("other", 0.5, f"{op.name} made it of finite operands")
+    return Cause("other", 0.4, f"{op.name} returned it; the log lacks its operands, which may have been non-finite")
+
+
+def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool) -> Cause:
+    kind, name = external
+    if of_target:
+        return Cause("nonfinite-input-batch", 0.9, f"the target of {op.short} held non-finite values")
+    if kind == "data":
+        return Cause("nonfinite-input-batch", 0.85, f"`{name}`, an input of the loss code, held non-finite values")
+    if kind == "batch":
+        why = f"argument `{name}` held non-finite values when the model was called"
+        return Cause("nonfinite-input-batch", 0.97, why)
+    if kind == "argument":
+        return Cause(None, 0.9, f"code between two top-level modules made argument `{name}`")
+    if not name or kind == "variable":  # made by code that leaves no graph, before the op that reads it
+        what = f"`{name}`" if name else f"a tensor that {op.short} reads"
+        return Cause(None, 0.9, f"{what} was made without a gradient, and non-finite")
+    what = kind if kind in ("weight", "buffer") else "tensor"
+    return Cause("nonfinite-weights", 0.95, f"the {what} `{name}` was non-finite before the step's forward pass")
+
+
+def _mask_cause(op: Op) -> Cause:
+    if op.short in SOFTMAXES or "attention" in op.short:
+        return Cause("softmax-fully-masked", 0.95, "a row of its input holds nothing but -inf")
+    if op.short in {"mul", "mm", "bmm", "addmm", "baddbmm"}:
+        return Cause("zero-times-inf", 0.9, "a zero met an intended infinity")
+    if op.short in {"add", "sub", "sum", "mean"}:
+        return Cause("inf-minus-inf", 0.9, "intended infinities cancelled")
+    return Cause("other", 0.5, f"{op.name} turned an intended -inf into something else")
+
+
+# -- the cause in an optimizer step -----------------------------------------------------------------------------------
+
+
+def _settings_cause(op: Op, settings: Sequence[BadSetting]) -> Cause | None:
+    """A hyper-parameter that is NaN or infinite: ``other``, because causes have no name for it."""
+    if (gradient := op.operand("grad")) is not None and gradient.bad:
+        return None
+    if settings:
+        same = [s for s in settings if s.name == settings[0].name]
+        return Cause("other", 0.97, f"{settings_words(same)}, and so is every weight that it is multiplied with")
+    return None if op.name.startswith("optim.") else scalar_cause(op)
+
+
+def settings_words(settings: Sequence[BadSetting]) -> str:
+    """``the learning rate of parameter group 0 is NaN``."""
+    first = settings[0]
+    more = f" (and of group{'s' if len(settings) > 2 else ''} {', '.join(str(s.group) for s in settings[1:])})"
+    return f"{first.words}{more if len(settings) > 1 else ''} is {first.is_words}"
+
+
+def _optimizer_cause(replay: Replay, op: Op) -> Cause:
+    """That of a whole ``step`` from the facts of a parameter, or that of an op inside the step."""
+    if op.name.startswith("optim."):
+        return _step_cause(op)
+    cause = arithmetic_cause(replay, op)
+    by_zero = op.settings.get("other") == 0 or any(o.zero for o in op.operands)
+    if cause is None or cause.name in _OVERFLOWS or (cause.name == "division-by-zero" and not by_zero):
+        reach = op.reference.amax if op.reference is not None else None
+        exact = f": in FP64 the result reaches {reach:.4g}" if reach is not None else ""
+        return Cause("optimizer-overflow", 0.9, f"{op.short} left the range of its format{exact}")
+    if cause.name == "division-by-zero":
+        return Cause("optimizer-division-by-zero", cause.confidence, cause.why)
+    return cause
+
+
+def _step_cause(op: Op) -> Cause:
+    """The cause of one non-finite parameter, from its gradient, its state and the settings."""
+    bad_state = next((o for o in op.operands if o.bad and o.argument not in {"weight", "grad"}), None)
+    if (gradient := op.operand("grad")) is not None and gradient.bad:
+        words = f"after the step the gradient holds {gradient.count_words()}"
+        return Cause("other", 0.5, f"{words}: a closure recomputed it, or the step wrote to it")
+    if (weight := op.operand("weight")) is not None and weight.bad:
+        return Cause("nonfinite-weights", 0.9, "the weight was non-finite before the step")
+    if bad_state is not None and not bad_state.nan:
+        return Cause("optimizer-overflow", 0.95, _overflow_words(op, bad_state))
+    divisor = next((o for name in _SECOND_MOMENTS if (o := op.operand(name)) is not None), None)
+    if divisor is not None and (words := _zero_divisor_words(op, divisor)):
+        return Cause("optimizer-division-by-zero", 0.95, words)
+    if bad_state is not None:
+        return Cause("optimizer-overflow", 0.7, _overflow_words(op, bad_state))
+    rate = op.settings.get("lr")
+    words = f": the learning rate is {rate:g}" if isinstance(rate, (int, float)) and math.isfinite(rate) else ""
+    return Cause("optimizer-overflow", 0.8, f"the update left the range of the weight{words}")
+
+
+def _zero_divisor_words(op: Op, divisor: Operand) -> str:
+    """Why the root of the second moment plus eps is zero; empty if it is not."""
+    eps, fmt = op.settings.get("eps"), known_format(divisor.dtype)
+    known = isinstance(eps, (int, float))
+    flushed = isinstance(eps, (int, float)) and fmt is not None and 0.0 < eps <= fmt.flush_limit
+    zero_there = divisor.value == 0.0 if divisor.value is not None else divisor.zero > 0
+    if not zero_there or (known and eps != 0 and not flushed):
+        return ""
+    reason = f"eps {eps:g} is 0 in {divisor.dtype}" if flushed else "eps is 0"
+    return f"`{divisor.argument}` holds {plural(divisor.zero, 'exact zero')} ({divisor.dtype}) and {reason}"
+
+
+def _overflow_words(op: Op, state: Operand) -> str:
+    gradient = op.operand("grad")
+    reach = f" from gradients up to {gradient.amax:.4g}" if gradient is not None and gradient.amax is not None else ""
+    fmt = known_format(state.dtype)
+    limit = f", whose range ends at {fmt.max:.6g}" if fmt is not None else ""
+    return f"state `{state.argument}` ({state.dtype}{limit}) holds {state.count_words()}{reach}"

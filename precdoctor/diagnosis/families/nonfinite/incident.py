@@ -1,40 +1,145 @@
-"""Incidents: the steps at which something that matters became non-finite, each led back to one origin.
-
-The five rules of the PD1xx family are five answers to one question, so the question is asked once per run, here. Steps
-that follow an incident without a finite one between them belong to it; ranks that report at the same time (or one step
-later, when poisoned weights reach them) share it; the same origin at a later step is another occurrence of it.
-"""
+"""What an incident is, with its cause and its culprit, and the phrases that every report of it shares."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from precdoctor.diagnosis.claims.finding import Phase
+from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import Divergence
-from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, incident_steps
-from precdoctor.diagnosis.families.nonfinite.causes import UNKNOWN, Cause, backward_cause, forward_cause
-from precdoctor.diagnosis.families.nonfinite.culprit import Culprit, culprit_at
-from precdoctor.diagnosis.families.nonfinite.later_incidents import without_aftermath
-from precdoctor.diagnosis.families.nonfinite.optimizer_causes import words_of
-from precdoctor.diagnosis.families.nonfinite.poisoned_state import poison_at, traced_to_poison
-from precdoctor.diagnosis.families.nonfinite.repeated_incidents import over_ranks, over_time
-from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
-from precdoctor.diagnosis.survey.op_facts import BadSetting, Examined, examined_at
-from precdoctor.diagnosis.survey.origin import Origin, Reference, Sighting, locate_backward, locate_forward, suspicious
-from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, known_format, number, path_to
-from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.bad_data import BadTensor, as_read, delivered_tensor, field_words
+from precdoctor.diagnosis.survey.op_facts import Op, Operand, Replay
+from precdoctor.diagnosis.survey.origin import Origin, Sighting
+from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Episodes led back to their origin, per process; later ones are only counted. Bounds the work.
-MAX_EPISODES = 32
 
-#: Steps looked back for the last one that changed a weight.
-_LOOK_BACK = 4
+@dataclass(frozen=True)
+class Cause:
+    """Why a value became non-finite, and how sure that is; ``name`` is None if the log does not say."""
 
-_PHASE_ORDER = [Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER]
-_CODE_OF_PHASE = {Phase.DATA: "PD104", Phase.FORWARD: "PD101", Phase.LOSS: "PD103", Phase.BACKWARD: "PD102"}
+    name: str | None
+    confidence: float
+    why: str
+
+    @property
+    def in_brackets(self) -> str:
+        """`` (log-of-nonpositive)``, for a title; empty for ``other``, which names nothing."""
+        return f" ({self.name})" if self.name not in (None, "other") else ""
+
+    @property
+    def sentence(self) -> str:
+        """`` Cause: log-of-nonpositive: its operand holds 3 exact zeros.``; empty without a cause."""
+        if self.name is None:
+            return ""
+        return f" Cause: {self.why}." if self.name == "other" else f" Cause: {self.name}: {self.why}."
+
+
+UNKNOWN = Cause(None, 0.0, "the recorded tensors do not identify the operation")
+
+
+@dataclass(frozen=True)
+class CulpritOp:
+    """The op that made the first non-finite value, or the first op that read one from before the step."""
+
+    op: Op
+    #: Kind and name of the tensor from before the step, if the op only read it: ``weight``, ``buffer``, ``batch``,
+    #: ``argument``, ``data``, ``variable``, ``literal`` (an infinity in the source) or ``constant`` (of loss code).
+    external: tuple[str, str] | None = None
+    #: A ``-inf`` mask, or another intended infinity, that the op turned into something worse.
+    mask: Op | tuple[str, str] | None = None
+
+    @property
+    def of_target(self) -> bool:
+        """Whether the tensor is the target of a loss function: it is data, although no module sees it."""
+        constant = self.external is not None and self.external[0] == "constant"
+        return constant and any(o.argument == "target" and o.bad for o in self.op.operands)
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The op that a replayed incident is attributed to, and why it failed."""
+
+    replay: Replay
+    at: CulpritOp
+    phase: Phase
+    cause: Cause
+
+    @property
+    def op(self) -> Op:
+        """The op itself; for a tensor that was non-finite before the step, the first op that read it."""
+        return self.at.op
+
+    @property
+    def external(self) -> tuple[str, str] | None:
+        """Kind and name of the tensor that was non-finite before the step; None if the op made the value itself."""
+        return self.at.external
+
+    @property
+    def module(self) -> str | None:
+        """FQN of the module whose code runs the op."""
+        return self.op.module
+
+    @property
+    def source(self) -> Source | None:
+        """The line of user code; for a backward op the forward line that made its node."""
+        return self.op.source
+
+    @property
+    def at_line(self) -> str:
+        """`` at train.py:12``; empty if the line is unknown."""
+        return f" at {self.source.file}:{self.source.line}" if self.source is not None else ""
+
+    @property
+    def between_roots(self) -> bool:
+        """Whether code outside the replayed module made the value, from another module's output."""
+        return self.external is not None and self.external[0] == "argument"
+
+    @property
+    def certainty(self) -> float:
+        """Confidence of the cause, less 0.1 if the replay did not reproduce the run bit for bit."""
+        confidence = self.cause.confidence
+        if self.replay.phase == "optimizer":
+            return confidence
+        return round(confidence if self.replay.reproduced == "bit-for-bit" else confidence - 0.1, 2)
+
+    @property
+    def bad_elements(self) -> int:
+        """Number of non-finite elements in the op's results."""
+        return sum(r.bad for r in self.op.results)
+
+    @property
+    def forward_op(self) -> Op | None:
+        """The forward op whose derivative the op computes; None if it computes none, or the log lacks that op."""
+        return self.replay.ops.get(self.op.forward) if self.op.forward is not None else None
+
+    def operand(self, at: int = 0) -> Operand | None:
+        """One operand of the op by position; None if the log has none there."""
+        operands = self.op.operands
+        return operands[at] if -len(operands) <= at < len(operands) else None
+
+    @property
+    def external_tensor(self) -> Operand | None:
+        """The tensor from before the step as the op read it; None if the log lacks it."""
+        if self.external is None:
+            return None
+        given = next((o for o in self.replay.batch if o.argument == self.external[1]), None)
+        read = next((o for o, m in zip(self.op.operands, self.op.makers, strict=False) if m == self.external), None)
+        return given if given is not None and self.external[1] else read
+
+    @property
+    def data(self) -> BadTensor | None:
+        """The non-finite tensor of the data; None if the op read no data, or the loader delivered it finite."""
+        tensor, delivered = self.external_tensor, self.replay.bad_data
+        if self.external is None or self.phase is not Phase.DATA:
+            return None
+        if tensor is None or not tensor.bad:
+            return delivered[0] if len(delivered) == 1 else None
+        read = as_read("the target" if self.at.of_target else field_words(self.external[1], "argument"), tensor)
+        spoilt_later = self.external[0] == "batch" and self.replay.data_is_finite
+        return delivered_tensor(delivered, read) or (None if spoilt_later else read)
 
 
 @dataclass(frozen=True)
@@ -45,316 +150,115 @@ class Incident:
     process: Process
     step: int
     phase: Phase
-    #: None when the step's tensors are not in the log; then ``unrecorded`` says why.
+    #: None if the step's tensors are not in the log; ``unrecorded`` then says why.
     origin: Origin | None
     cause: Cause
     path: tuple[TensorRow, ...] = ()
     unrecorded: str | None = None
     #: How weights became non-finite (PD105): optimizer | between | start; of any code: poison.
     how: str = ""
-    #: Non-finite tensors by kind at the incident's step, the origin included.
+    #: Number of non-finite tensors by kind at the incident's step, the origin included.
     bad: Mapping[str, int] = field(default_factory=dict)
     last_finite: int | None = None
-    #: Of a step that trains nothing.
+    #: The step trains nothing.
     inference: bool = False
     last_step: int = 0
     bad_steps: int = 1
-    #: Every bad step was skipped by the loss scaler, and a healthy one followed.
+    #: The loss scaler skipped every non-finite step, and a healthy one followed.
     recovered: bool = False
     history: tuple[Sighting, ...] = ()
     ranks: tuple[int, ...] = ()
-    #: The op the microscope led it back to.
     culprit: Culprit | None = None
+    #: Steps at which the same incident began.
     occurrences: tuple[int, ...] = ()
-    #: Steps of later incidents that are most likely the same: less is known of them.
+    #: Steps of later incidents that are probably the same one; they were not fully recorded.
     likely: tuple[int, ...] = ()
-    #: A step that was neither bad nor skipped followed, or nothing did.
+    #: A step followed that was neither non-finite nor skipped, or no step followed.
     passed: bool = False
-    #: Buffers or optimizer state became non-finite, while loss and gradients were finite.
-    poison: Examined | None = None
-    #: The step at which the loss or a gradient showed the poison.
+    #: The replay of a step that made only buffers or optimizer state non-finite.
+    poison: Replay | None = None
+    #: The step at which the loss or a gradient showed the poisoned tensor.
     shown: int | None = None
-    #: How the run had left its course before, where that made the operands what they were.
+    #: How training diverged before, if that made the operands as large as they were.
     divergence: Divergence | None = None
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Incidents with equal identity are occurrences of the same fault."""
+        """What occurrences of the same fault have in common."""
         where: tuple[object, ...] | None = None
         if self.culprit is not None:
-            where = (self.culprit.examined.root, self.culprit.module, self.culprit.op.name, self.culprit.source)
+            where = (self.culprit.replay.root, self.culprit.module, self.culprit.op.name, self.culprit.source)
         elif self.origin is not None:
             where = (self.origin.root, self.origin.module, self.origin.row.key)
         return (self.code, where, self.cause.name, self.how, self.unrecorded is not None)
 
+    @property
+    def preceding(self) -> TensorRow | None:
+        """The last healthy tensor before the origin."""
+        return self.origin.after if self.origin is not None else None
 
-def incidents(view: RunView) -> tuple[Incident, ...]:
-    """All incidents of the run, first things first; computed once per view."""
-    return view.remember("incidents", lambda: tuple(_all_incidents(view)))
+    @property
+    def resume_advice(self) -> str:
+        """The checkpoint to go on from, in one or two sentences."""
+        poisoned = self.culprit is not None and self.culprit.replay.poisoned
+        if self.recovered and not poisoned:
+            return "The loss scaler skipped these steps, so the weights are intact: nothing to resume."
+        if self.inference:
+            return "Nothing was trained, so there is no checkpoint to go back to."
+        if self.divergence is not None and self.divergence.root == 0:
+            return "Training diverged from its first step on: no checkpoint is sound, start again."
+        if self.divergence is not None:
+            return f"Resume from a checkpoint before step {self.divergence.root}, where training diverged."
+        if self.last_finite is None:
+            return "No earlier step was finite: start again, or resume from an older checkpoint."
+        return (
+            f"Weights, optimizer state and buffers were last all finite at step {self.last_finite}; resume from a "
+            "checkpoint at or before that step."
+        )
 
+    @property
+    def headroom_words(self) -> str:
+        """How close the origin's tensor was to the limit on the last healthy step, as a sentence; may be empty."""
+        until = self.step if self.divergence is None else self.divergence.root
+        seen = [s for s in self.history if s.step < until and s.headroom is not None and s.amax is not None]
+        if not seen:
+            return ""
+        headroom = seen[-1].headroom or 0.0
+        room = f"2^{headroom:.1f} times" if headroom >= 0.05 else "just"
+        return f" At healthy step {seen[-1].step} it reached {seen[-1].amax:.4g}, {room} below the limit."
 
-def _all_incidents(view: RunView) -> list[Incident]:
-    found = [i for process in view.processes for i in _of_process(view, process)]
-    found.sort(key=lambda i: (i.step, _PHASE_ORDER.index(i.phase), i.origin is None, i.process))
-    return over_time(over_ranks(found))
+    @property
+    def consequence_words(self) -> str:
+        """What else was non-finite at the same step, as a sentence; may be empty."""
+        own = self.origin.row.kind if self.origin is not None else None
+        counts = {noun: self.bad.get(kind, 0) - (kind == own) for kind, noun in _NOUNS.items()}
+        effects = ["the loss" if noun == "loss" else plural(n, noun) for noun, n in counts.items() if n > 0]
+        return f" Also non-finite at this step: {', '.join(effects)}." if effects else ""
 
-
-# -- one process ------------------------------------------------------------------------------------------------------
-
-
-def _of_process(view: RunView, process: Process) -> list[Incident]:
-    bad_steps = incident_steps(view).get(process, {})
-    order = [f.step for f in view.timeline.get(process, ())] or sorted(bad_steps)
-    episodes: list[list[int]] = []
-    for previous, step in zip([None, *order], order, strict=False):
-        if step in bad_steps:
-            if previous in bad_steps and episodes:
-                episodes[-1].append(step)
-            else:
-                episodes.append([step])
-    found = []
-    for episode in episodes[:MAX_EPISODES]:
-        incident = _lead_back(view, process, episode[0], bad_steps)
-        if incident is not None:
-            found.append(_with_course(view, incident, episode, bad_steps, order))
-    return without_aftermath(view, traced_to_poison(found))
-
-
-def _with_course(
-    view: RunView,
-    incident: Incident,
-    episode: Sequence[int],
-    bad_steps: Mapping[int, frozenset[str]],
-    order: Sequence[int],
-) -> Incident:
-    """Add what came before and after."""
-    facts = [view.step_facts(incident.process, s) for s in episode]
-    skipped = all(f is not None and f.skipped for f in facts)
-    inference = all(f is not None and f.inference for f in facts)
-    followed = any(s > episode[-1] and s not in bad_steps and not _was_skipped(view, incident, s) for s in order)
-    clean = [
-        s
-        for s in order
-        if s < incident.step
-        and s not in bad_steps
-        and (not (f := view.step_facts(incident.process, s)) or is_well(view, incident.process, f))
-    ]
-    return replace(
-        incident,
-        last_finite=None if inference else _last_finite(view, incident, clean, order),
-        inference=inference,
-        last_step=episode[-1],
-        bad_steps=len(episode),
-        recovered=skipped and followed,
-        passed=followed or len(episode) == 1,
-        ranks=(incident.process.rank,),
-        occurrences=(incident.step,),
-    )
+    def at_step(self, view: RunView) -> str:
+        """``at step 37``, with the rank if there are several, and the micro-step if gradients accumulate."""
+        words = f"at step {self.step}"
+        if self.origin is not None and self.origin.row.first_bad_micro_step and self.phase is not Phase.OPTIMIZER:
+            words += f" (micro-step {self.origin.row.first_bad_micro_step})"
+        return f"{words} on rank {self.process.rank}" if len({p.rank for p in view.processes}) > 1 else words
 
 
-def _was_skipped(view: RunView, incident: Incident, step: int) -> bool:
-    facts = view.step_facts(incident.process, step)
-    return facts is not None and facts.skipped
+class Report(NamedTuple):
+    """What a finding says of an incident."""
+
+    title: str
+    message: str
+    prescription: Prescription
 
 
-def _last_finite(view: RunView, incident: Incident, clean: Sequence[int], order: Sequence[int]) -> int | None:
-    """The last step after which weights, optimizer state and buffers were all finite, as far as the log knows."""
-    examined = examined_at(view, incident.process, incident.step)
-    if examined is not None and examined.finite_before:
-        return max((s for s in order if s < incident.step), default=None)
-    if clean and (incident.unrecorded is not None or incident.how == "between"):
-        clean = clean[:-1]  # its update, and so a checkpoint written after it, may be what went wrong
-    last = clean[-1] if clean else None
-    seen = [p.last_finite for p in incident.poison.poisoned if p.last_finite is not None] if incident.poison else []
-    return min([last, *seen]) if last is not None else None
-
-
-# -- one step ---------------------------------------------------------------------------------------------------------
-
-
-def _lead_back(view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]) -> Incident | None:
-    """The incident that begins at ``step``; None when a closer look finds nothing wrong (a mask)."""
-    if bad_steps[step] == {"buffer"}:
-        return poison_at(view, process, step)
-    seen = _from_tensors(view, process, step, bad_steps)
-    culprit = culprit_at(view, process, step)
-    if culprit is None:
-        return seen
-    if seen is not None and seen.how == "start":
-        if culprit.op.phase != "forward" or culprit.blamed.external is not None:
-            return seen
-        seen = replace(seen, how="")  # the step's own forward pass wrote it there
-    if seen is not None and seen.how == "between" and culprit.examined.phase != "optimizer":
-        return seen
-    if culprit.between_roots and seen is not None and seen.origin is not None:
-        return seen  # made by code that no replay reaches: the tensors on both sides of it say more
-    code = _CODE_OF_PHASE.get(culprit.phase, "PD105")
-    if seen is None:
-        how = ("optimizer" if culprit.examined.phase == "optimizer" else "between") if code == "PD105" else ""
-        return Incident(code, process, step, culprit.phase, None, culprit.cause, culprit=culprit, how=how)
-    how = "optimizer" if code == "PD105" and culprit.examined.phase == "optimizer" else seen.how
-    return replace(seen, how=how, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
-
-
-def _from_tensors(
-    view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]
-) -> Incident | None:
-    """The same from the tensors of the step alone, at module level."""
-    rows = [r for r in view.rows(process, step) if r.phase != "recompute"]
-    facts = view.step_facts(process, step)
-    if not rows:
-        return _unrecorded(process, step, bad_steps[step], facts)
-    bad = dict(Counter(r.kind for r in rows if r.bad))
-    weight = next((r for r in rows if r.kind == "weight" and r.bad and not r.mask_like), None)
-    if weight is not None:
-        return replace(_bad_weights(view, process, step, weight), bad=bad)
-    reference = reference_of(view, process, step, frozenset(bad_steps))
-    skipped = facts is not None and facts.skipped
-    forward = _forward(view, process, step, rows, reference, facts)
-    if forward is not None:
-        return None if skipped and _scaled_loss_overflow(forward) else replace(forward, bad=bad)
-    if skipped:
-        return None
-    backward = _backward(view, process, step, rows, reference, facts) or _after_backward(view, process, step, rows)
-    if backward is not None:
-        return replace(backward, bad=bad)
-    return None if not bad else _unrecorded(process, step, bad_steps[step], facts)
-
-
-def _forward(
-    view: RunView, process: Process, step: int, rows: Sequence[TensorRow], reference: Reference, facts: StepFacts | None
-) -> Incident | None:
-    losses = [r for r in rows if r.kind == "loss"]
-    loss_is_finite = not any(r.bad for r in losses) and not (facts is not None and facts.loss_is_bad)
-    judged = facts is not None and facts.complete and not facts.inference
-    loss_is_finite = loss_is_finite and (bool(losses) or judged)
-    candidates = [r for r in rows if r.kind in (*FORWARD_KINDS, "loss")]
-    row, masks = suspicious(candidates, reference, loss_is_finite=loss_is_finite)
-    if row is None:
-        return None
-    origin = locate_forward(row, rows, masks, view.module_classes)
-    code = _CODE_OF_PHASE[origin.phase]
-    return Incident(
-        code,
-        process,
-        step,
-        origin.phase,
-        origin,
-        forward_cause(origin, rows, _earlier_weights(view, process, step, origin)),
-        path=tuple(path_to(_way(view, process, rows, origin), row)),
-        history=tuple(reference.get(row.key, ())),
-    )
-
-
-def _way(view: RunView, process: Process, rows: Sequence[TensorRow], origin: Origin) -> list[TensorRow]:
-    """The step's forward tensors; before a bad batch only those of models: transforms of samples lead to nothing."""
-    way = [r for r in rows if r.kind in (*FORWARD_KINDS, "loss")]
-    if origin.phase is not Phase.DATA:
-        return way
-    models = {root.get("name") for root in view.facts(process).get("roots") or () if root.get("parameters")}
-    return [r for r in way if r.root == origin.root or r.root in models]
-
-
-def _earlier_weights(view: RunView, process: Process, step: int, origin: Origin) -> list[TensorRow]:
-    """The origin module's weights on the last step before ``step`` that recorded them, and what that step added."""
-    earlier = [f.step for f in view.timeline.get(process, ()) if f.step < step and f.sampled]
-    for before in reversed(earlier[-_LOOK_BACK:]):
-        rows = [r for r in view.rows(process, before) if (r.root, r.module) == (origin.root, origin.module)]
-        if any(r.kind == "weight" for r in rows):
-            return [r for r in rows if r.kind in ("weight", "update")]
-    return []
-
-
-def _scaled_loss_overflow(incident: Incident) -> bool:
-    """An FP16 loss that only overflowed when multiplied by the scale: a backoff mends it."""
-    row = incident.origin.row if incident.origin else None
-    return (
-        row is not None and row.kind == "loss" and row.dtype == "float16" and (row.scale or 1.0) > 1.0 and not row.nan
-    )
-
-
-def _backward(
-    view: RunView, process: Process, step: int, rows: Sequence[TensorRow], reference: Reference, facts: StepFacts | None
-) -> Incident | None:
-    gradients = [r for r in rows if r.kind in BACKWARD_KINDS]
-    row, _ = suspicious(gradients, reference, loss_is_finite=False)
-    if row is None:
-        return None
-    origin = locate_backward(row, rows, view.module_classes)
-    scale = facts.loss_scale if facts is not None else None
-    path = path_to([r for r in rows if r.kind in (*FORWARD_KINDS, "loss", *BACKWARD_KINDS)], row)
-    return Incident(
-        "PD102",
-        process,
-        step,
-        Phase.BACKWARD,
-        origin,
-        backward_cause(origin, rows, scale),
-        path=tuple(path),
-        history=tuple(reference.get(row.key, ())),
-    )
-
-
-def _after_backward(view: RunView, process: Process, step: int, rows: Sequence[TensorRow]) -> Incident | None:
-    """Local gradients are finite; what the optimizer got, or made of it, is not."""
-    given = next((r for r in rows if r.kind == "weight_grad_step" and r.bad), None)
-    if given is not None:
-        origin = locate_backward(given, rows, view.module_classes)
-        return Incident("PD102", process, step, Phase.BACKWARD, origin, UNKNOWN, path=_story(rows, given))
-    update = next((r for r in rows if r.kind == "update" and r.bad), None)
-    if update is None:
-        return None
-    return _by_optimizer(view, process, step, update, rows)
-
-
-def _story(rows: Sequence[TensorRow], about: TensorRow) -> tuple[TensorRow, ...]:
-    """One parameter's way through a step: weight, local gradient, gradient given to the optimizer, update."""
-    order = ["weight", "weight_grad", "weight_grad_step", "update"]
-    mine = [r for r in rows if r.kind in order and (r.root, r.module, r.name) == (about.root, about.module, about.name)]
-    return tuple(sorted(mine, key=lambda r: (r.position, order.index(r.kind)))) or (about,)
-
-
-def _by_optimizer(view: RunView, process: Process, step: int, row: TensorRow, rows: Sequence[TensorRow]) -> Incident:
-    origin = Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
-    cause = UNKNOWN
-    facts = view.step_facts(process, step)
-    rates = [BadSetting(group, "lr", rate) for group, rate in (facts.bad_rates if facts is not None else ())]
-    eps = [number(g.get("eps")) for o in view.optimizers for g in o.get("groups") or ()]
-    fmt = known_format(row.dtype)
-    if rates:  # which group the weight is in is not on record
-        cause = Cause("other", 0.9, words_of(rates))
-    elif fmt is not None and any(e is not None and 0.0 < e <= fmt.flush_limit for e in eps):
-        cause = Cause("optimizer-division-by-zero", 0.85, f"eps {min(e for e in eps if e):g} is zero in {row.dtype}")
-    elif row.nan == 0 and row.inf:
-        cause = Cause("optimizer-overflow", 0.8, "finite gradients became infinite weights")
-    return Incident("PD105", process, step, Phase.OPTIMIZER, origin, cause, path=_story(rows, row), how="optimizer")
-
-
-def _bad_weights(view: RunView, process: Process, step: int, row: TensorRow) -> Incident:
-    """A step that starts with non-finite weights although the step before it ended well, as far as the log knows."""
-    earlier = [f for f in view.timeline.get(process, ()) if f.step < step]
-    origin = Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
-    cause = Cause("nonfinite-weights", 0.9, "the weights are non-finite before the step's forward pass")
-    if not earlier:
-        return Incident("PD105", process, step, Phase.FORWARD, origin, cause, path=(row,), how="start")
-    for facts in reversed(earlier[-_LOOK_BACK:]):  # with several optimizers the last step need not be this weight's
-        before = view.rows(process, facts.step)
-        same = [r for r in before if r.module == row.module and r.name == row.name and r.root == row.root]
-        if any(r.kind == "weight" for r in same):
-            break
-    healthy = any(r.kind == "weight" for r in same) and not any(r.bad for r in same)
-    if healthy and not any(r.kind == "update" for r in same):
-        previous = next(r for r in same if r.kind == "weight")
-        incident = _by_optimizer(view, process, facts.step, row, before)
-        return replace(incident, path=(previous, *[r for r in same if r.kind.startswith("weight_grad")], row))
-    return Incident("PD105", process, step, Phase.OPTIMIZER, origin, cause, path=(row,), how="between")
-
-
-def _unrecorded(process: Process, step: int, kinds: frozenset[str], facts: StepFacts | None) -> Incident:
-    """Something is known to be non-finite, but the step's tensors are not in the log."""
-    why = "the step was not sampled" if facts is None or not facts.sampled else "the step's tensors are not in the log"
-    if "loss" in kinds:
-        return Incident("PD103", process, step, Phase.LOSS, None, UNKNOWN, unrecorded=why)
-    if kinds & GRADIENTS:
-        return Incident("PD102", process, step, Phase.BACKWARD, None, UNKNOWN, unrecorded=why)
-    return Incident("PD105", process, step, Phase.OPTIMIZER, None, UNKNOWN, unrecorded=why, how="between")
+_NOUNS = {
+    "batch": "input tensor",
+    "input": "input",
+    "output": "output",
+    "loss": "loss",
+    "grad_output": "output gradient",
+    "weight_grad": "weight gradient",
+    "weight_grad_step": "optimizer input",
+    "weight": "weight",
+    "update": "weight update",
+}

@@ -1,4 +1,4 @@
-"""How incidents are told: the evidence, location and status lines that the PD1xx rules share."""
+"""Turns incidents into findings: evidence, location, confidence, and the step at which training diverged before."""
 
 from __future__ import annotations
 
@@ -6,107 +6,47 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.divergence.onset import divergence_before
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, incidents
-from precdoctor.diagnosis.survey.rows import TensorRow, known_format, path_evidence, range_evidence
+from precdoctor.diagnosis.divergence.learning_rates import JUMP
+from precdoctor.diagnosis.divergence.onset import EXPLODED, REPLACED, Divergence, divergence_before
+from precdoctor.diagnosis.divergence.report import chain_words, root_cure, root_evidence, root_words
+from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
+from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
+from precdoctor.diagnosis.families.nonfinite.op_report import (
+    culprit_evidence,
+    culprit_location,
+    report_culprit,
+    report_poisoning,
+)
+from precdoctor.diagnosis.survey.rows import known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Rules whose findings lead to a non-finite value, or show the same fault from another side: reported with it, whatever
-#: their steps.
+Describe = Callable[[RunView, Incident], Report]
+
+#: Rules whose findings lead to a non-finite value, or show the same fault from another side, whatever their steps.
 LEAD_TO_NONFINITE = (
     *("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD606", "PD709"),
 )
-#: Occurrences listed by number before "and N more".
+#: Occurrences listed in the evidence; a screen holds no more.
 _LISTED = 16
-#: Backward passes behind the last optimizer step, in those of a usual step, that are no accumulation any more.
+#: Backward passes after the last optimizer step, in multiples of a usual step's: no accumulation reaches this.
 _LATER_PASSES = 4
-#: Confidence of a finding that leads with what threw the run off, steps before.
-_ROOTED = 0.85
-#: Binades beyond a format's end up to which the format is the fault, not the size of the numbers. Chosen empirically.
+#: Highest confidence of a finding that leads with a divergence: the divergence is inferred, not seen at an op.
+_DIVERGED_CONFIDENCE = 0.85
+#: Binades beyond a format's end up to which the format is at fault, not the size of the numbers. Chosen empirically.
 _BEYOND = 2.0
-#: Origins inferred from the tensors on both sides of code that no hook sees.
+#: Origins inferred from the tensors on both sides of code without hooks.
 _INFERRED = ("functional", "between-roots", "loss-backward", "between")
-
-
-def confidence_options(certain: float) -> tuple[RuleOption, ...]:
-    """The options all PD1xx rules share, with this rule's own base confidence."""
-    return (
-        RuleOption(
-            "confidence",
-            certain,
-            "fraction",
-            "Confidence of a finding whose step is fully recorded.",
-            "Precdoctor's own: what remains is a producer outside any recorded tensor.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "unrecorded_confidence",
-            0.5,
-            "fraction",
-            "Confidence when the step's tensors are not in the log.",
-            "Precdoctor's own: the non-finite value is certain, its origin is not.",
-            maximum=1.0,
-        ),
+#: Causes that huge operands explain; an operation that is undefined for small ones is a fault of its own.
+_CAUSES_OF_MAGNITUDE = frozenset(
+    (
+        *(None, "other", "matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow"),
+        *("exp-overflow", "optimizer-overflow", "inf-minus-inf"),
     )
-
-
-def resume_advice(incident: Incident) -> str:
-    """From which checkpoint to go on."""
-    poisoned = incident.culprit is not None and incident.culprit.examined.poisoned
-    if incident.recovered and not poisoned:
-        return "The weights were never touched (the steps were skipped): nothing to resume."
-    if incident.inference:
-        return "Nothing was trained, so there is no checkpoint to go back to."
-    if incident.divergence is not None and incident.divergence.root == 0:
-        return "The run was off its course from its first step on: no checkpoint is sound, start again."
-    if incident.divergence is not None:
-        return f"The run left its course at step {incident.divergence.root}: resume from a checkpoint before that step."
-    if incident.last_finite is None:
-        return "No step before it was finite: start again from the beginning or from an older checkpoint."
-    return (
-        f"Last step at which weights, optimizer state and buffers were all finite: {incident.last_finite}; resume from "
-        "a checkpoint at or before it."
-    )
-
-
-def headroom_story(incident: Incident) -> str:
-    """How the tensor at the origin approached the limit on the healthy steps before."""
-    until = incident.step if incident.divergence is None else incident.divergence.root
-    seen = [s for s in incident.history if s.step < until and s.headroom is not None and s.amax is not None]
-    if not seen:
-        return ""
-    last = seen[-1]
-    headroom = last.headroom or 0.0
-    room = f"2^{headroom:.1f} times" if headroom >= 0.05 else "just"
-    return f" At healthy step {last.step} it reached {last.amax:.4g}, {room} below the limit."
-
-
-def consequences(incident: Incident) -> list[str]:
-    """What else was non-finite at the same step, in words."""
-    own = incident.origin.row.kind if incident.origin is not None else None
-    nouns = {
-        "batch": "input tensor",
-        "input": "input",
-        "output": "output",
-        "loss": "loss",
-        "grad_output": "output gradient",
-        "weight_grad": "weight gradient",
-        "weight_grad_step": "optimizer input",
-        "weight": "weight",
-        "update": "weight update",
-    }
-    result = []
-    for kind, noun in nouns.items():
-        count = incident.bad.get(kind, 0) - (kind == own)
-        if count > 0:
-            result.append("the loss" if kind == "loss" else plural(count, noun))
-    return result
-
-
-#: Which rule speaks of a kind when it is not a consequence; named so in the evidence.
+)
+#: The rule that reports a kind of tensor unless it is a consequence; the evidence names it.
 _RULE_OF_KIND = {
     "loss": ("PD103", "nonfinite-loss"),
     "grad_output": ("PD102", "nonfinite-origin-backward"),
@@ -115,6 +55,106 @@ _RULE_OF_KIND = {
     "weight": ("PD105", "nonfinite-weights"),
     "update": ("PD105", "nonfinite-weights"),
 }
+
+
+def confidence_options(certain: float) -> tuple[RuleOption, ...]:
+    """The options that all rules on incidents share, with this rule's own base confidence."""
+    recorded = "Confidence of a finding whose step is fully recorded."
+    rest = "Chosen empirically: what remains is a producer outside any recorded tensor."
+    unknown = "Chosen empirically: the non-finite value is certain, its origin is not."
+    return (
+        RuleOption("confidence", certain, "fraction", recorded, rest, maximum=1.0),
+        RuleOption(
+            "unrecorded_confidence", 0.5, "fraction", "Confidence if the step's tensors are not in the log.", unknown,
+            maximum=1.0,
+        ),
+    )  # fmt: skip
+
+
+def check_incidents(view: RunView, rule: Rule, options: Options, describe: Describe, seen: str) -> Checked:
+    """The findings for the incidents that belong to ``rule``.
+
+    Args:
+        describe: reports an incident from its tensors; used if it was not replayed.
+        seen: what the rule has checked, for its reason.
+    """
+    mine = [with_divergence(view, i) for i in incidents(view) if i.code == rule.code]
+    if mine:
+        findings = [_finding(view, rule, options, incident, describe) for incident in mine]
+        return Checked(findings, f"{plural(len(findings), 'origin')} in {seen}", Status.FAILED)
+    if others := sorted({f"{i.code} at step {i.step}" for i in incidents(view)}):
+        return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({', '.join(others)})")
+    return Checked((), f"{seen}, all finite, masks aside")
+
+
+def checked_words(view: RunView, kinds: Sequence[str], noun: str) -> str:
+    """``412 gradients on 50 steps``."""
+    tensors, steps = view.tensor_count(kinds)
+    return f"{plural(tensors, noun)} on {plural(steps, 'step')}"
+
+
+def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, describe: Describe) -> Finding:
+    location, evidence = location_of(incident), evidence_of(view, incident)
+    if incident.culprit is not None:
+        report = report_culprit(view, incident, incident.culprit)
+        evidence |= culprit_evidence(incident.culprit)
+        location = culprit_location(view, incident, incident.culprit, location)
+    elif incident.poison is not None:
+        report = report_poisoning(view, incident, incident.poison)
+    else:
+        report = describe(view, incident)
+    confidence = confidence_of(view, incident, options)
+    if incident.divergence is not None:
+        report = _report_divergence(view, incident, incident.divergence)
+        evidence |= root_evidence(incident.divergence)
+        confidence = min(confidence, _DIVERGED_CONFIDENCE)
+    return rule.finding(
+        severity=Severity.WARNING if incident.recovered else None,
+        confidence=confidence,
+        title=report.title,
+        message=report.message + _repetition_words(incident) + _never_stepped_again(view, incident),
+        location=location,
+        cause=incident.cause.name,
+        evidence=evidence,
+        prescriptions=(report.prescription,),
+    )
+
+
+def _repetition_words(incident: Incident) -> str:
+    more, likely = len(incident.occurrences) - 1, len(incident.likely)
+    words = f" The same happened at {plural(more, 'later step')}." if more > 0 else ""
+    if likely:
+        words += f" It probably recurred at {likely:,} more {'step' if likely == 1 else 'steps'} that "
+        words += f"{'was' if likely == 1 else 'were'} not fully recorded."
+    return words
+
+
+def _never_stepped_again(view: RunView, incident: Incident) -> str:
+    """A sentence on a run that went on without an optimizer step: such scripts also leave out ``zero_grad()``."""
+    facts = view.step_facts(incident.process, incident.step)
+    usual = [s.micro_steps for s in view.timeline.get(incident.process, ()) if s.complete]
+    if facts is None or facts.complete or not usual:
+        return ""
+    more = facts.micro_steps - max(usual)
+    if more < _LATER_PASSES * max(usual):
+        return ""
+    return (
+        f" The run went on with {plural(more, 'backward pass')} but took no further optimizer step. If the script "
+        "leaves out `zero_grad()` after a non-finite step, new gradients are added to NaN for ever. Call it after "
+        "every discarded backward pass."
+    )
+
+
+def unrecorded_message(view: RunView, incident: Incident, what: str) -> str:
+    """The message for a step whose tensors are not in the log."""
+    first = max(0, incident.step - 8)
+    return (
+        f"{what} {incident.at_step(view)}, but {incident.unrecorded}, so its origin is unknown. "
+        f"Record again with --every 1 --steps {first}:{incident.step + 1}. {incident.resume_advice}"
+    )
+
+
+# -- evidence, place, confidence --------------------------------------------------------------------------------------
 
 
 def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
@@ -146,7 +186,7 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
         return evidence
     row, origin = incident.origin.row, incident.origin
     evidence |= {
-        "range": range_evidence(incident.origin.after or row) if row.amax is None else range_evidence(row),
+        "range": range_evidence(origin.after or row) if row.amax is None else range_evidence(row),
         "path": path_evidence(incident.path or (row,)),
         "nan": row.nan,
         "pos_inf": row.pos_inf,
@@ -163,7 +203,7 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
 
 
 def location_of(incident: Incident) -> Location:
-    """Where an incident happened."""
+    """Where an incident happened, by its tensors."""
     origin = incident.origin
     return Location(
         root=origin.root if origin is not None else None,
@@ -176,122 +216,46 @@ def location_of(incident: Incident) -> Location:
     )
 
 
-def preceding(incident: Incident) -> TensorRow | None:
-    """The last healthy tensor before the origin."""
-    return incident.origin.after if incident.origin is not None else None
-
-
 def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
-    """The rule's base confidence, lowered for what the log does not show; documented on every page."""
+    """The rule's base confidence, lowered for what the log does not show; every page documents it."""
     if incident.unrecorded is not None:
         return options["unrecorded_confidence"]
     if incident.poison is not None and incident.culprit is None:
         return round(options["confidence"] - 0.2, 2)
     if incident.culprit is not None:
         return incident.culprit.certainty
-    confidence = options["confidence"]
-    if incident.origin is not None and incident.origin.how in _INFERRED:
+    confidence, origin = options["confidence"], incident.origin
+    if origin is not None and origin.how in _INFERRED:
         confidence -= 0.05
     if view.partial_modules:
         confidence -= 0.2
-    if incident.origin is not None and incident.origin.row.order is None:
+    if origin is not None and origin.row.order is None:
         confidence -= 0.2
-    if incident.origin is not None and incident.origin.masks and incident.cause.name is None:
+    if origin is not None and origin.masks and incident.cause.name is None:
         confidence -= 0.15
     return round(max(confidence, 0.1), 2)
 
 
-def _confidence(view: RunView, incident: Incident, options: Options) -> float:
-    """That of the incident; a root is inferred from what was recorded on the way."""
-    known = confidence_of(view, incident, options)
-    return known if incident.divergence is None else min(known, _ROOTED)
-
-
-def where_words(view: RunView, incident: Incident) -> str:
-    """``at step 37`` with the rank when there is more than one, and the micro-step when accumulation was on."""
-    words = f"at step {incident.step}"
-    origin = incident.origin
-    if origin is not None and origin.row.first_bad_micro_step and incident.phase is not Phase.OPTIMIZER:
-        words += f" (micro-step {origin.row.first_bad_micro_step})"
-    if len({p.rank for p in view.processes}) > 1:
-        words += f" on rank {incident.process.rank}"
-    return words
-
-
-def unrecorded_message(view: RunView, incident: Incident, what: str) -> str:
-    """The message when the tensors of the step are not in the log."""
-    first = max(0, incident.step - 8)
-    return (
-        f"{what} {where_words(view, incident)}, but {incident.unrecorded}, so its origin is unknown. "
-        f"Record again with --every 1 --steps {first}:{incident.step + 1}. {resume_advice(incident)}"
-    )
-
-
-#: Title, message and prescription.
-Told = tuple[str, str, Prescription]
-Teller = Callable[[RunView, Incident], Told]
-
-
-def check_incidents(view: RunView, rule: Rule, options: Options, tell: Teller, seen: str) -> Checked:
-    """Turn the incidents that belong to ``rule`` into findings.
-
-    Args:
-        tell: gives title, message and prescription of one incident.
-        seen: what a pass says it examined.
-    """
-    mine = [i for i in incidents(view) if i.code == rule.code]
-    others = [i for i in incidents(view) if i.code != rule.code]
-    findings = []
-    for incident in [with_divergence(view, i) for i in mine]:
-        title, message, prescription, location, evidence = _told(view, incident, tell)
-        more = len(incident.occurrences) - 1
-        if more > 0:
-            message += f" The same happened at {plural(more, 'later step')}."
-        if incident.likely:
-            so = "it did" if more > 0 else "the same happened"
-            message += f" Most likely {so} at {plural(len(incident.likely), 'further step')}, of which less is known."
-        message += _never_stepped_again(view, incident)
-        findings.append(
-            Finding(
-                code=rule.code,
-                name=rule.name,
-                severity=Severity.WARNING if incident.recovered else rule.severity,
-                confidence=_confidence(view, incident, options),
-                title=title,
-                message=message,
-                location=location,
-                cause=incident.cause.name,
-                evidence=evidence,
-                prescriptions=(prescription,),
-            )
-        )
-    if findings:
-        return Checked(findings, f"{plural(len(findings), 'origin')} in {seen}", Status.FAILED)
-    if others:
-        origins = ", ".join(sorted({f"{i.code} at step {i.step}" for i in others}))
-        return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({origins})")
-    return Checked((), f"{seen}, all finite, masks aside")
+# -- divergence before the incident -----------------------------------------------------------------------------------
 
 
 def with_divergence(view: RunView, incident: Incident) -> Incident:
-    """The incident with what threw the run off before, where its operands can have been made huge by that."""
-    from precdoctor.diagnosis.families.nonfinite.diverged_incident import OF_MAGNITUDE
-
-    settings = incident.culprit is not None and incident.culprit.examined.bad_settings
-    given = incident.culprit is not None and incident.culprit.blamed.external is not None
-    if incident.cause.name not in OF_MAGNITUDE or incident.recovered or settings or given:
+    """The incident with the divergence before it, if that can have made its operands huge."""
+    culprit = incident.culprit
+    given = culprit is not None and (culprit.replay.bad_settings or culprit.external is not None)
+    if incident.cause.name not in _CAUSES_OF_MAGNITUDE or incident.recovered or given:
         return incident
     poisoned = incident.poison is not None and incident.cause.name != "optimizer-overflow"
     if incident.phase is Phase.DATA or incident.how == "start" or poisoned:
         return incident
     divergence = divergence_before(view, incident.process, incident.step)
     if divergence is not None and divergence.at == 0 and _just_beyond(incident):
-        return incident  # nothing before it to be out of line with: the format is too narrow, not the run too large
+        return incident  # no healthy step to compare with: the format is too narrow, not the run too large
     return replace(incident, divergence=divergence)
 
 
 def _just_beyond(incident: Incident) -> bool:
-    """Whether the op's result in FP64 lies within two binades of the end of the format that it overflowed."""
+    """Whether the op's result in FP64 is within ``_BEYOND`` binades of the end of the format that it overflowed."""
     op = incident.culprit.op if incident.culprit is not None else None
     wide = op.reference if op is not None else None
     if op is None or wide is None or wide.bad or not wide.amax or not op.results:
@@ -300,46 +264,27 @@ def _just_beyond(incident: Incident) -> bool:
     return fmt is not None and fmt.headroom(wide.amax) >= -_BEYOND
 
 
-def _never_stepped_again(view: RunView, incident: Incident) -> str:
-    """That the run went on without an optimizer step, if it did: with the step, scripts leave out ``zero_grad()``."""
-    facts = view.step_facts(incident.process, incident.step)
-    usual = [s.micro_steps for s in view.timeline.get(incident.process, ()) if s.complete]
-    if facts is None or facts.complete or not usual:
-        return ""
-    more = facts.micro_steps - max(usual)
-    if more < _LATER_PASSES * max(usual):
-        return ""
-    return (
-        f" The run went on with {plural(more, 'backward pass')} and took no optimizer step any more. If the script "
-        "leaves out `zero_grad()` together with a step that is not finite, new gradients are added to a NaN for ever: "
-        "zero them after every backward pass that is thrown away."
+def _report_divergence(view: RunView, incident: Incident, divergence: Divergence) -> Report:
+    """Leads with the step at which training diverged, and the one change that mends that; the op is where it ended."""
+    end = _end_words(incident)
+    limits = f"{REPLACED:g} for update / weight, {EXPLODED:g} times for a norm, {JUMP:g} times for a rate"
+    message = (
+        f"{chain_words(divergence, incident.step, end)} The limits are {limits}.{incident.cause.sentence} A wider "
+        f"format or a clamp at that place would only hide it. {incident.resume_advice}"
     )
+    title = f"{root_words(view, divergence)}; at step {incident.step} {end}"
+    return Report(title, message, root_cure(view, divergence))
 
 
-def _told(view: RunView, incident: Incident, tell: Teller) -> tuple[str, str, Prescription, Location, dict[str, Any]]:
-    """An incident the microscope led back to an op is told by the op, any other by its tensors; a root comes first."""
-    from precdoctor.diagnosis.families.nonfinite.diverged_incident import tell_root
-    from precdoctor.diagnosis.families.nonfinite.op_report import (
-        culprit_evidence,
-        locate_culprit,
-        tell_culprit,
-        tell_poison,
-    )
-
-    location, evidence = location_of(incident), evidence_of(view, incident)
-    if incident.culprit is not None:
-        told = tell_culprit(view, incident, incident.culprit)
-        evidence |= culprit_evidence(incident.culprit)
-        location = locate_culprit(view, incident, incident.culprit, location)
-    else:
-        told = tell(view, incident) if incident.poison is None else tell_poison(view, incident, incident.poison)
-    if incident.divergence is not None:
-        told, more = tell_root(view, incident, incident.divergence)
-        evidence |= more
-    return (*told, location, evidence)
-
-
-def looked_at(view: RunView, kinds: Sequence[str], noun: str) -> str:
-    """``412 gradients on 50 steps``."""
-    tensors, steps = view.tensor_count(kinds)
-    return f"{plural(tensors, noun)} on {plural(steps, 'step')}"
+def _end_words(incident: Incident) -> str:
+    """``exp in `blocks.0.attn` becomes non-finite``: where the divergence ended."""
+    if (culprit := incident.culprit) is not None:
+        if culprit.op.phase == "optimizer":
+            name = ".".join(filter(None, (culprit.op.module, culprit.op.parameter)))
+            return f"the optimizer step leaves `{name}` non-finite"
+        root = culprit.replay.root
+        where = f"`{culprit.module or root}`" if root else "the loss code"
+        return f"{culprit.op.short} in {where} becomes non-finite"
+    if incident.origin is not None:
+        return f"{incident.origin.row.label} becomes non-finite"
+    return "the loss is non-finite" if incident.phase is Phase.LOSS else "values become non-finite"

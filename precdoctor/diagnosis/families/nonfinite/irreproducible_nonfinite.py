@@ -1,4 +1,4 @@
-"""PD108: non-finite values that the same inputs, weights and random state do not give a second time."""
+"""PD108: non-finite values that a replay with the same inputs, weights and random state does not reproduce."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity,
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.nonfinite.incident import Incident, incidents
-from precdoctor.diagnosis.families.nonfinite.incident_report import evidence_of, location_of, resume_advice
-from precdoctor.diagnosis.survey.op_facts import Examined, examined_at
+from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident_report import evidence_of, location_of
+from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
+from precdoctor.diagnosis.survey.op_facts import Replay, replay_at
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
-A forward pass that gave a NaN or an infinity, and did not when it was run again at once with the same arguments,
-weights, buffers and random state; while on the recorded step before every activation stayed `headroom` binades or more
-below the end of its format, so that no number was anywhere near to running over. Arguments that the script had changed
-in place by then, and modules whose attributes the second pass changed, are a reason for another result and do not
-count. On several ranks it is said whether the others were finite.
+A forward pass that gave a NaN or an infinity, while its immediate replay with the same arguments, weights, buffers and
+random state was finite. On the recorded step before, every activation must have stayed `headroom` binades or more below
+the end of its format, so that no number was near an overflow. Replays do not count if the script had changed an
+argument in place by then, or if the replay changed attributes of a module: both explain another result. With several
+ranks the finding says whether the others were finite.
 """,
     matters="""
-Precision is deterministic: the same operands overflow again. What comes and goes is memory that was read before it was
-written, two streams without an event between them, a kernel with a race, an unfinished collective, a device that is
-about to fail. No loss scale and no wider format cures it, and looking for one costs days.
+Precision is deterministic: the same operands overflow again. A value that comes and goes points to memory read before
+it was written, two streams without an event between them, a kernel with a race, an unfinished collective, or a failing
+device. No loss scale and no wider format cures that, and a search for one costs days.
 """,
     example="""
     side = torch.cuda.Stream()
@@ -39,8 +40,8 @@ Run the step again from a checkpoint: if it is finite, run with `CUDA_LAUNCH_BLO
 change the device.
 """,
     confidence="""
-0.7; 0.8 when other ranks were finite at the same step. Python state outside the modules, such as a counter, can make a
-second pass differ, too, and cannot be seen.
+0.7; 0.8 if other ranks were finite at the same step. Python state outside the modules, such as a counter, can also make
+a replay differ; the recorder does not see it.
 """,
     references=(
         "PyTorch documentation: CUDA semantics, streams; Reproducibility",
@@ -51,27 +52,27 @@ second pass differ, too, and cannot be seen.
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the first such incident."""
-    seen = [(i, e) for i in incidents(view) if (e := examined_at(view, i.process, i.step)) is not None]
     if not incidents(view):
-        return Checked((), "no step went wrong")
-    if not seen:
-        return Checked.not_applicable("no step that went wrong was run again")
-    words = f"{plural(len(seen), 'step')} run again because of a non-finite value"
-    for incident, examined in seen:
+        return Checked((), "no step became non-finite")
+    replayed = [(i, r) for i in incidents(view) if (r := replay_at(view, i.process, i.step)) is not None]
+    if not replayed:
+        return Checked.not_applicable("no non-finite step was replayed")
+    words = plural(len(replayed), "replayed step")
+    for incident, replay in replayed:
         room = _least_headroom(view, incident.process, incident.step)
-        if _came_and_went(examined) and room is not None and room >= options["headroom"]:
-            finding = _finding(view, incident, examined, room, options)
-            return Checked([finding], f"not reproduced: one of {words}", Status.FAILED)
-    return Checked((), f"{words}, with the same result or for a reason that is known")
+        if _not_reproduced(replay) and room is not None and room >= options["headroom"]:
+            finding = _finding(view, incident, replay, room, options)
+            return Checked([finding], f"one of {words} was finite", Status.FAILED)
+    return Checked((), f"{words}, non-finite again or finite for a known reason")
 
 
-def _came_and_went(examined: Examined) -> bool:
-    changed = examined.changed_arguments or examined.changed_attributes
-    return examined.outcome == "not-reproduced" and not examined.live and not changed
+def _not_reproduced(replay: Replay) -> bool:
+    changed = replay.changed_arguments or replay.changed_attributes
+    return replay.outcome == "not-reproduced" and not replay.live and not changed
 
 
 def _least_headroom(view: RunView, process: Process, step: int) -> float | None:
-    """Binades between the largest activation of the last recorded step before and its format's end."""
+    """Smallest headroom of an activation on the last recorded step before ``step``, in binades; None if unknown."""
     before = [s.step for s in view.timeline.get(process, ()) if s.sampled and s.step < step]
     rows = view.rows(process, before[-1]) if before else ()
     rooms = [r.headroom for r in rows if r.kind in FORWARD_KINDS and not r.bad]
@@ -79,7 +80,7 @@ def _least_headroom(view: RunView, process: Process, step: int) -> float | None:
 
 
 def _others_finite(view: RunView, incident: Incident) -> int:
-    """How many other ranks had a finite loss at that step."""
+    """Number of other ranks with a finite loss at that step."""
     count = 0
     for process in view.processes:
         facts = view.step_facts(process, incident.step)
@@ -88,33 +89,30 @@ def _others_finite(view: RunView, incident: Incident) -> int:
     return count
 
 
-def _finding(view: RunView, incident: Incident, examined: Examined, room: float, options: Options) -> Finding:
+def _finding(view: RunView, incident: Incident, replay: Replay, room: float, options: Options) -> Finding:
     place = location_of(incident)
     others = _others_finite(view, incident)
     where = f"`{place.module or place.root}`" if place.root else "the model"
     message = (
-        f"Step {incident.step} went wrong in {where}: {examined.why}. Run again with the same arguments, weights and "
-        f"random state it was finite. One recorded step earlier no activation was nearer than {room:.1f} binades to "
-        f"the end of its format (limit {options['headroom']:g}), so this is not a matter of range. "
+        f"Step {incident.step} became non-finite in {where}: {replay.why}. Its replay with the same arguments, weights "
+        f"and random state was finite. On the recorded step before, every activation was at least {room:.1f} binades "
+        f"below the end of its format (limit {options['headroom']:g}), so this is not a matter of range. "
     )
     if others:
         message += (
             f"{plural(others, 'other rank')} had a finite loss at that step: suspect rank {place.rank}'s device. "
         )
-    return Finding(
-        code="PD108",
-        name="irreproducible-nonfinite",
-        severity=Severity.ERROR,
+    return RULE.finding(
         confidence=0.8 if others else 0.7,
-        title=f"step {incident.step} is non-finite once and finite when run again: not a matter of precision",
-        message=message + resume_advice(incident),
+        title=f"step {incident.step} is non-finite, its replay is finite: not a matter of precision",
+        message=message + incident.resume_advice,
         location=place,
         evidence={
             **evidence_of(view, incident),
             "headroom_binades_before": room,
             "limit": options["headroom"],
             "finite_ranks": others,
-            "confidence_reason": "the step was run again from the same state and was finite",
+            "confidence_reason": "the replay of the step from the same state was finite",
         },
         prescriptions=(
             Prescription(
@@ -141,14 +139,11 @@ RULE = Rule(
     page=PAGE,
     options=(
         RuleOption(
-            "headroom",
-            4.0,
-            "binades",
-            "Least distance of every activation from the end of its format on the recorded step before.",
-            "Precdoctor's own: amax varies by a factor of two between batches, and 16 is beyond that.",
+            "headroom", 4.0, "binades", "Least headroom of every activation on the recorded step before.",
+            "Chosen empirically: amax varies by a factor of two between batches, and 16 is beyond that.",
         ),
     ),
     sampled_steps=False,
     explains=when(while_it_lasts, "PD101", "PD102", "PD103", "PD105", "PD106", "PD605"),
     check=check,
-)
+)  # fmt: skip

@@ -8,16 +8,13 @@ from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural, there_are
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
     LEAD_TO_NONFINITE,
     check_incidents,
+    checked_words,
     confidence_options,
-    looked_at,
-    preceding,
-    resume_advice,
     unrecorded_message,
-    where_words,
 )
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
@@ -25,12 +22,12 @@ from precdoctor.numerics.formats import FP32
 PAGE = RulePage(
     finds="""
 A step on which every output of the model is finite and the loss is not: functional loss code, a loss module such as
-`CrossEntropyLoss`, or code between the model and it. It also reports a non-finite loss whose step was not recorded with
-full statistics, and then says that the origin is unknown.
+`CrossEntropyLoss`, or code between the model and that module. The rule also reports a non-finite loss on a step that
+was not recorded with full statistics; the finding then says that the origin is unknown.
 """,
     matters="""
-The loss code is outside every module hook, often written by hand, and the usual place of `log(0)`, of `exp` of a raw
-logit and of a mean over no elements.
+The loss code runs outside every module hook and is often written by hand. It is the usual place of `log(0)`, of `exp`
+of a raw logit, and of a mean over no elements.
 """,
     example="""
     loss = -(target * probabilities.log()).sum()          # log(0) when a probability underflows
@@ -41,14 +38,14 @@ target is `ignore_index`.
 """,
     remedy="""
 Prefer the fused forms (`cross_entropy`, `binary_cross_entropy_with_logits`, `log_softmax`, `logsumexp`), compute the
-loss in FP32, clamp what goes into `log`, guard means against empty selections. Resume from a checkpoint at or before
-the step the finding names.
+loss in FP32, clamp the operand of `log`, and guard means against empty selections. Resume from a checkpoint at or
+before the step that the finding names.
 """,
     confidence="""
-0.95 when the step is fully recorded: the last module output is finite and the loss is not. 0.5 when the step's tensors
-are not in the log: the loss is non-finite for certain, where it began is not known. Less as PD101 says when modules
-were left out. Causes need their trace in the numbers: exact zeros among probabilities for `log-of-nonpositive`, values
-above `ln(max)` of the loss dtype for `exp-overflow`.
+0.95 if the step is fully recorded: the last module output is finite and the loss is not. 0.5 if the step's tensors are
+not in the log: the loss is certainly non-finite, but its origin is unknown. For modules left out it is lower, as in
+PD101. A cause needs its trace in the numbers: exact zeros among probabilities for `log-of-nonpositive`, values above
+`ln(max)` of the loss dtype for `exp-overflow`.
 """,
     references=(
         "PyTorch documentation: torch.nn.functional.cross_entropy, binary_cross_entropy_with_logits",
@@ -59,35 +56,31 @@ above `ln(max)` of the loss dtype for `exp-overflow`.
 
 def check(view: RunView, options: Options) -> Checked:
     """Findings for every incident that begins in the loss."""
-    seen = looked_at(view, ("loss",), "loss")
-    return check_incidents(view, RULE, options, _tell, seen)
+    return check_incidents(view, RULE, options, _report, checked_words(view, ("loss",), "loss"))
 
 
-def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
+def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     if origin is None:
         message = unrecorded_message(view, incident, "The loss is non-finite")
-        return f"the loss became non-finite {where_words(view, incident)}", message, _guard(view, incident)
-    row, after = origin.row, preceding(incident)
-    cause = incident.cause.in_brackets
+        return Report(f"the loss became non-finite {incident.at_step(view)}", message, _guard(view, incident))
+    row, after = origin.row, incident.preceding
     maker = "the loss code" if origin.how == "loss" else origin.maker
-    title = f"the loss became non-finite in {maker}{cause}, the model's outputs are finite"
-    message = (
-        f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
-    )
+    title = f"the loss became non-finite in {maker}{incident.cause.in_brackets}, the model's outputs are finite"
+    message = f"{incident.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
     if after is not None and after.amax is not None:
         zeros = f" and holds {plural(after.zero, 'exact zero')}" if after.zero else ""
-        message += f" The last tensor before it, {after.label}, is finite, reaches {after.amax:.4g}{zeros}."
+        message += f" The last tensor before it, {after.label}, is finite: it reaches {after.amax:.4g}{zeros}."
     message += incident.cause.sentence
-    return title, f"{message} {resume_advice(incident)}", _prescribe(view, incident)
+    return Report(title, f"{message} {incident.resume_advice}", _prescribe(view, incident))
 
 
 def _prescribe(view: RunView, incident: Incident) -> Prescription:
-    after = preceding(incident)
+    after = incident.preceding
     if incident.cause.name == "log-of-nonpositive" and after is not None:
         smallest = FP32.min_normal  # below it 1/p, the gradient, leaves FP32's range
         return Prescription(
-            title=f"clamp what goes into log at {smallest:.3g}: {there_are(after.zero, 'element')} exactly 0",
+            title=f"clamp the operand of log at {smallest:.3g}: {there_are(after.zero, 'element')} exactly 0",
             change={"clamp_min": {"from": 0.0, "to": smallest}},
             predicted={"zeros_into_log": {"from": after.zero, "to": 0}, "smallest_log": round(math.log(smallest), 1)},
             snippet=(
@@ -106,7 +99,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
 
 
 def _guard(view: RunView, incident: Incident) -> Prescription:
-    after = preceding(incident)
+    after = incident.preceding
     reach = f" (logits reach {after.amax:.4g})" if after is not None and after.amax is not None else ""
     return Prescription(
         title=f"compute the loss in FP32 and stop at step {incident.step} on a non-finite value{reach}",

@@ -9,28 +9,24 @@ from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, beyond_any_scale, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
     LEAD_TO_NONFINITE,
     check_incidents,
+    checked_words,
     confidence_options,
-    consequences,
-    headroom_story,
-    looked_at,
-    resume_advice,
     unrecorded_message,
-    where_words,
 )
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, known_format
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
-The first non-finite gradient of a step whose forward pass and loss were finite, and whose backward pass made it. The
-gradient of a module's output is made by the backward pass of whatever *consumed* that output, so the consumer is named:
-the next module, the functional code between the two, or the loss code. A gradient that is finite where it was
-accumulated and non-finite where the optimizer receives it is put down to reduction, unscaling or clipping.
-Steps skipped by a `GradScaler` are not incidents.
+The first non-finite gradient that the backward pass of a step made, while forward pass and loss were finite. The
+gradient of a module's output comes from the backward pass of whatever *consumed* that output. The finding therefore
+names the consumer: the next module, the functional code between the two, or the loss code. If a gradient is finite
+where it was accumulated and non-finite where the optimizer receives it, reduction, unscaling or clipping made it. Steps
+that a `GradScaler` skipped are not incidents.
 """,
     matters="""
 Without a scaler that skips the step, one non-finite gradient element makes weights non-finite at once. Clipping does
@@ -46,12 +42,12 @@ Or a constant loss scale: `(loss * 65536).backward()` in FP16, with no check for
 """,
     remedy="""
 `loss-scale-overflow`: lower the constant scale to the number in the finding, or let `GradScaler` choose it and skip
-overflows. `sqrt-gradient-at-zero`: put a small constant inside the root. With no cause named, run the step under
+overflows. `sqrt-gradient-at-zero`: put a small constant inside the root. If no cause is named, run the step under
 `torch.autograd.set_detect_anomaly(True)`: it names the forward line whose backward made the NaN.
 """,
     confidence="""
-0.9 when the step is fully recorded, 0.05 less when the producer is functional code or the loss code (no hook sees it),
-0.5 when the step's tensors are not in the log, and less as PD101 says for modules left out. Cause `loss-scale-overflow`
+0.9 if the step is fully recorded, 0.05 less if the producer is functional code or the loss code (no hook sees it), 0.5
+if the step's tensors are not in the log. For modules left out it is lower, as in PD101. Cause `loss-scale-overflow`
 needs FP16, an Inf and a scale above 1; `sqrt-gradient-at-zero` needs exactly as many non-finite gradient elements as
 the tensor has zeros.
 """,
@@ -64,38 +60,32 @@ the tensor has zeros.
 
 def check(view: RunView, options: Options) -> Checked:
     """Findings for every incident that begins in the backward pass."""
-    seen = looked_at(view, (*BACKWARD_KINDS, "weight_grad_step"), "gradient")
-    return check_incidents(view, RULE, options, _tell, seen)
+    seen = checked_words(view, (*BACKWARD_KINDS, "weight_grad_step"), "gradient")
+    return check_incidents(view, RULE, options, _report, seen)
 
 
-def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
+def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     if origin is None:
         message = unrecorded_message(view, incident, "A gradient is non-finite")
-        title = f"a gradient became non-finite {where_words(view, incident)}"
-        return title, message, _look_closer(incident)
+        return Report(f"a gradient became non-finite {incident.at_step(view)}", message, _detect_anomaly(incident))
     row = origin.row
-    cause = incident.cause.in_brackets
     maker = "reduction, unscaling or clipping" if origin.how == "reduction" else origin.maker
-    title = f"first non-finite gradient comes from {maker}{cause}"
+    title = f"first non-finite gradient comes from {maker}{incident.cause.in_brackets}"
     message = (
-        f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0. "
+        f"{incident.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0. "
         "Forward pass and loss are finite."
     )
     after = incident.path[-2] if len(incident.path) > 1 else None
     if after is not None and after.amax is not None and not after.bad:
         message += f" The last finite tensor before it, {after.label}, reaches {after.amax:.4g}."
-    message += incident.cause.sentence
-    message += headroom_story(incident)
-    effects = consequences(incident)
-    if effects:
-        message += f" In the same step it reached {', '.join(effects)}."
-    return title, f"{message} {resume_advice(incident)}", _prescribe(view, incident)
+    message += incident.cause.sentence + incident.headroom_words + incident.consequence_words
+    return Report(title, f"{message} {incident.resume_advice}", _prescribe(view, incident))
 
 
-def _look_closer(incident: Incident) -> Prescription:
+def _detect_anomaly(incident: Incident) -> Prescription:
     return Prescription(
-        title=f"run step {incident.step} under anomaly detection: it names the line whose backward made the value",
+        title=f"run step {incident.step} under anomaly detection: it names the line whose backward pass made the value",
         change={"detect_anomaly": True, "from_step": incident.last_finite},
         predicted={"raises_at_step": incident.step},
         snippet=snippets.detect_anomaly(),
@@ -104,7 +94,7 @@ def _look_closer(incident: Incident) -> Prescription:
 
 def _prescribe(view: RunView, incident: Incident) -> Prescription:
     origin = incident.origin
-    assert origin is not None, "told apart by the caller"
+    assert origin is not None, "the caller has checked it"
     row = origin.row
     fmt = known_format(row.dtype)
     if incident.cause.name == "loss-scale-overflow" and fmt is not None:
@@ -117,7 +107,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
             predicted={"nonfinite_elements": {"from": count, "to": 0}, "largest_derivative": 0.5 / math.sqrt(1e-6)},
             snippet="import torch\n\ny = torch.sqrt(x + 1e-6)  # the derivative at 0 is 500, not infinite\n",
         )
-    return _look_closer(incident)
+    return _detect_anomaly(incident)
 
 
 def _lower_scale(view: RunView, incident: Incident, largest: float) -> Prescription:
@@ -125,7 +115,7 @@ def _lower_scale(view: RunView, incident: Incident, largest: float) -> Prescript
     row = incident.origin.row if incident.origin is not None else None
     scale = (row.scale if row is not None else None) or (facts.loss_scale if facts is not None else None) or 1.0
     spare = [s.headroom for s in incident.history if s.headroom is not None and s.step < incident.step]
-    # Healthy steps of this very tensor say what it needs; overflow itself proves one binade too few.
+    # Healthy steps of this tensor show how far to go down; the overflow alone proves one binade.
     down = max(1, math.ceil(1.0 - min(spare))) if spare else 1
     target = 2.0 ** math.floor(math.log2(scale) - down)
     return Prescription(

@@ -8,17 +8,12 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, same_module, when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
     LEAD_TO_NONFINITE,
     check_incidents,
+    checked_words,
     confidence_options,
-    consequences,
-    headroom_story,
-    looked_at,
-    preceding,
-    resume_advice,
-    where_words,
 )
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import lower_rate
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
@@ -28,25 +23,25 @@ from precdoctor.numerics.formats import BF16, FP32
 PAGE = RulePage(
     finds="""
 The module whose forward pass made the first NaN or infinity of a step that ended with a non-finite loss, gradient or
-weight. Within the step the recorded tensors are walked in execution order; the origin is the first non-finite one whose
-predecessors are all finite. Tensors that are non-finite in the same way on healthy steps, and tensors that hold nothing
-but `-inf` where that is a mask, are passed over; the module that turns a mask into NaN is the origin and the mask is
-evidence; unless there are more `-inf` than ever before and the finite values have reached the format's limit, for then
-some of them overflowed. When a module's *input* is bad although every recorded tensor before it is good, functional
-code in the module around them made it, and the finding names that module.
+weight. The origin is the first non-finite tensor in execution order that is not excused. Two things excuse a tensor: it
+is non-finite in the same way on healthy steps, or it holds nothing but `-inf` and is a mask. A module that turns a mask
+into NaN is the origin; the mask is evidence. A mask is no excuse if it holds more `-inf` than ever before and its
+finite values have reached the format's limit: then some of them overflowed. If a module's *input* is non-finite
+although every recorded tensor before it is finite, functional code made it. The finding then names the module around
+that code.
 
-If the operands were huge because the run had left its course before, the finding leads with what threw it off, and the
-op stays its place. The chain goes back over steps: loss, gradient norm, updates against their weights, learning rate of
-each parameter group, batch, and weights that something other than an update made four times larger. A root is named
-only if a weight was replaced since (an update of 0.3 of its RMS or more), or if the loss falls without end. Undefined
-operations (the log of 0, a division by 0) are never put down to a divergence.
+If the operands were huge because training had diverged before, the finding leads with that divergence; the op stays the
+location. The search goes back over steps: loss, gradient norm, updates against their weights, learning rate of each
+parameter group, batch, and weights that something other than an update made four times larger. A root is named only if
+a weight was replaced since (an update of 0.3 of its RMS or more), or if the loss falls without bound. Undefined
+operations (the log of 0, a division by 0) are never attributed to a divergence.
 
-Also a forward pass that makes a *buffer* non-finite (a running variance that overflows) while its outputs, the loss and
-all gradients stay finite: named at the step it happens, long before evaluation or a later step shows it.
+The rule also reports a forward pass that makes a *buffer* non-finite (a running variance that overflows) while its
+outputs, the loss and all gradients stay finite. It names the step, long before an evaluation or a later step shows it.
 """,
     matters="""
 Everything downstream of the first NaN is NaN: the loss, every gradient, and, unless the step is skipped, every weight.
-Only the origin is worth looking at, and only before the optimizer step can the run be saved.
+Only the origin needs a fix, and only before the optimizer step can the run be saved.
 """,
     example="""
 Attention logits computed in FP16 without the factor `1/sqrt(d)`: `q @ k.transpose(-2, -1)` exceeds 65504, becomes Inf,
@@ -56,17 +51,17 @@ and softmax turns a row of Inf into NaN.
     scores = (q / d**0.5) @ k.transpose(-2, -1) # does not
 """,
     remedy="""
-If the format's range was left (cause `matmul-overflow`, `cast-overflow`, `exp-overflow`, `square-overflow`): run that
-module in BF16 or FP32, or scale its operands down before the product. If a row of attention was masked entirely: keep
-one position open. If no cause is named: stop at the module with the snippet and look at its inputs. Then resume from a
-checkpoint at or before the step the finding names.
+If a value left the format's range (cause `matmul-overflow`, `cast-overflow`, `exp-overflow`, `square-overflow`), run
+the module in BF16 or FP32, or scale its operands down before the product. If a row of attention was fully masked, keep
+one position open. If no cause is named, stop at the module with the snippet and inspect its inputs. Then resume from a
+checkpoint at or before the step that the finding names.
 """,
     confidence="""
-0.95 when a module's own output is the first bad tensor, 0.9 when functional code between two tensors is. 0.2 less when
-`--include`/`--exclude` left modules out, 0.2 less without execution order, 0.15 less when a mask is involved and no
-cause could be named. A step without recorded tensors is reported by PD102, PD103 or PD105, never guessed here. The
-cause is named only where arithmetic leaves one choice, and carries its own reason. At most 0.85 where the finding leads
-with what threw the run off.
+0.95 if a module's own output is the first non-finite tensor, 0.9 if functional code between two tensors made it. 0.2
+less if `--include`/`--exclude` left modules out, 0.2 less without execution order, 0.15 less if a mask is involved and
+no cause could be named. PD102, PD103 or PD105 reports a step without recorded tensors; this rule never guesses. A cause
+is named only if arithmetic leaves one choice, and carries its own reason. At most 0.85 if the finding leads with a
+divergence.
 """,
     references=(
         "IEEE 754-2019, section 7 (overflow, invalid operation)",
@@ -78,34 +73,23 @@ with what threw the run off.
 
 def check(view: RunView, options: Options) -> Checked:
     """Findings for every incident that begins in the forward pass."""
-    seen = looked_at(view, FORWARD_KINDS, "forward tensor")
-    return check_incidents(view, RULE, options, _tell, seen)
+    return check_incidents(view, RULE, options, _report, checked_words(view, FORWARD_KINDS, "forward tensor"))
 
 
-def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
+def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD101"
-    row = origin.row
-    cause = incident.cause.in_brackets
-    title = f"first non-finite value of the forward pass comes from {origin.maker}{cause}"
-    message = (
-        f"{where_words(view, incident).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
-    )
-    message += _input_words(preceding(incident), row)
+    row, before = origin.row, incident.preceding
+    title = f"first non-finite value of the forward pass comes from {origin.maker}{incident.cause.in_brackets}"
+    message = f"{incident.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    message += _input_words(before, row)
     usual = max((s.neg_inf_share for s in incident.history), default=0.0) * row.numel
     if row.mask_like and usual:
-        message += (
-            f" Of the -Inf, {usual:,.0f} are a mask, as on healthy steps; the other {row.neg_inf - usual:,.0f} are new."
-        )
-    mask = preceding(incident)
-    if mask is not None and mask.mask_like:
-        message += f" A mask with {mask.neg_inf:,} -inf went in; it is legal and not the origin."
-    message += incident.cause.sentence
-    message += headroom_story(incident)
-    effects = consequences(incident)
-    if effects:
-        message += f" In the same step it reached {', '.join(effects)}."
-    return title, f"{message} {resume_advice(incident)}", _prescribe(view, incident, row)
+        message += f" As on healthy steps, {usual:,.0f} -Inf are a mask; the other {row.neg_inf - usual:,.0f} are new."
+    if before is not None and before.mask_like:
+        message += f" Its input holds a mask with {before.neg_inf:,} -inf, which is legal and not the origin."
+    message += incident.cause.sentence + incident.headroom_words + incident.consequence_words
+    return Report(title, f"{message} {incident.resume_advice}", _prescribe(view, incident, row))
 
 
 def _input_words(after: TensorRow | None, row: TensorRow) -> str:
@@ -119,9 +103,9 @@ def _input_words(after: TensorRow | None, row: TensorRow) -> str:
 def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescription:
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD101"
-    after = preceding(incident)
+    after = incident.preceding
     if incident.cause.name == "softmax-fully-masked":
-        assert after is not None, "the cause is named from the tensor before"
+        assert after is not None, "the cause comes from the tensor before"
         return Prescription(
             title=f"use -1e4 in place of -inf in the mask ({after.neg_inf:,} elements), so that no row is empty",
             change={"mask_value": {"from": "-inf", "to": -1e4}, "module": origin.module},
@@ -147,14 +131,14 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
     if incident.cause.name == "exp-overflow" and narrow is not None and after is not None and after.amax:
         largest = math.floor(math.log(narrow.max))
         return Prescription(
-            title=f"clamp what goes into exp at {largest}: it reached {after.amax:.4g}",
+            title=f"clamp the operand of exp at {largest}: it reached {after.amax:.4g}",
             change={"module": origin.module, "clamp_max": largest},
             predicted={"largest_exponent": {"from": after.amax, "to": largest}, "inf": {"from": row.inf, "to": 0}},
             snippet=f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {narrow.name}\n",
         )
-    reach = f" (its input reached {after.amax:.4g})" if after is not None and after.amax is not None else ""
+    reach = f" (they reached {after.amax:.4g})" if after is not None and after.amax is not None else ""
     return Prescription(
-        title=f"stop at `{origin.module or origin.root}` on the first bad value and look at what goes in{reach}",
+        title=f"stop at `{origin.module or origin.root}` on the first bad value and inspect its inputs{reach}",
         change={"module": origin.module, "hook": "forward"},
         predicted={"stops_at_step": incident.step, "nonfinite_elements": row.nan + row.inf},
         snippet=snippets.halt_on_nonfinite(origin.module),

@@ -8,37 +8,33 @@ from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
     LEAD_TO_NONFINITE,
     check_incidents,
+    checked_words,
     confidence_options,
-    consequences,
-    looked_at,
-    resume_advice,
     unrecorded_message,
-    where_words,
 )
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_setting
 from precdoctor.diagnosis.survey.op_facts import BadSetting
-from precdoctor.diagnosis.survey.rows import TensorRow, known_format
+from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
-#: From the smallest to the largest magnitude of a weight that holds whatever memory held. Of a million normally
-#: distributed numbers the smallest is 22 binades below the largest.
-_BINADES_OF_NO_INITIALISER = 64
+#: Binades of spread of uninitialised memory; a million normally distributed numbers spread over 22.
+_UNINITIALISED_SPREAD = 64
 
 PAGE = RulePage(
     finds="""
-Weights that were finite before an optimizer step and are not after it, although the gradients the optimizer received
-were finite; optimizer state that became non-finite while the weights stayed finite (an infinite second moment stops a
-weight for good, and no loss shows it); weights that changed to a non-finite value between two steps; and weights that
-were non-finite from the first recorded step on (loaded, or badly initialised).
+Weights that were finite before an optimizer step and are not after it, although the optimizer received finite
+gradients. Optimizer state that became non-finite while the weights stayed finite: an infinite second moment stops a
+weight for good, and no loss shows it. Weights that became non-finite between two steps. Weights that were non-finite
+from the first recorded step on (loaded, or badly initialised).
 """,
     matters="""
-Nothing recovers from a non-finite weight: every later forward pass is NaN, and skipping steps keeps the bad weight.
-The optimizer itself is at fault here, so looking for an overflow in the model is wasted time.
+Training does not recover from a non-finite weight: every later forward pass is NaN, and skipping steps keeps the
+weight as it is. The optimizer itself is at fault here, so a search for an overflow in the model is wasted time.
 """,
     example="""
 Adam on FP16 weights with the default `eps=1e-8`: FP16 rounds it to 0, the second moment of a small gradient underflows
@@ -49,17 +45,17 @@ to 0 as well, and the update is 0/0 or x/0.
 """,
     remedy="""
 Keep weights and optimizer state in FP32 and use autocast for the computation; if that is impossible, choose an `eps`
-the state's format can hold. If the weights were bad from the start, load an older checkpoint and check it with
-`torch.isfinite`, or initialise what never was: after `to_empty` a parameter holds whatever the memory held, unless some
-`reset_parameters` fills it. If they changed between steps, look at code that writes to parameters (EMA, loading, manual
-updates).
+that the state's format can hold. If the weights were non-finite from the start, load an older checkpoint and check it
+with `torch.isfinite`, or initialise every parameter: after `to_empty` a parameter holds uninitialised memory unless
+some `reset_parameters` fills it. If they changed between steps, check code that writes to parameters (EMA, loading,
+manual updates).
 """,
     confidence="""
-0.9 when weight, gradient and update of the step are all recorded; 0.05 less when the change happened between two
-recorded steps; 0.5 when the step's tensors are not in the log. Cause `optimizer-division-by-zero` needs an `eps` that
+0.9 if weight, gradient and update of the step are all recorded; 0.05 less if the change happened between two recorded
+steps; 0.5 if the step's tensors are not in the log. Cause `optimizer-division-by-zero` needs an `eps` that
 the weight's format rounds to zero; `optimizer-overflow` needs infinities without NaN.
-A learning rate, or another hyper-parameter of the weight's group, that is NaN or infinite at that step is named with
-its parameter group; its cause is `other`.
+If a learning rate, or another hyper-parameter of the weight's group, is NaN or infinite at that step, the finding names
+it with its parameter group; the cause is then `other`.
 """,
     references=(
         "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1 (where eps stands)",
@@ -70,17 +66,15 @@ its parameter group; its cause is `other`.
 
 def check(view: RunView, options: Options) -> Checked:
     """Findings for every incident that begins in the weights."""
-    seen = looked_at(view, ("weight", "update"), "weight tensor")
-    return check_incidents(view, RULE, options, _tell, seen)
+    return check_incidents(view, RULE, options, _report, checked_words(view, ("weight", "update"), "weight tensor"))
 
 
-def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
+def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     if origin is None:
-        title = f"weights became non-finite {where_words(view, incident)}"
-        return title, unrecorded_message(view, incident, "Weights are non-finite"), _prescribe(view, incident)
+        message = unrecorded_message(view, incident, "Weights are non-finite")
+        return Report(f"weights became non-finite {incident.at_step(view)}", message, _prescribe(view, incident))
     row = origin.row
-    where = where_words(view, incident)
     state = row.kind == "opt_state"
     name = row.label if state else f"`{'.'.join(p for p in (row.module, row.name) if p)}`"
     cause = incident.cause.in_brackets if incident.how == "optimizer" else ""
@@ -89,25 +83,20 @@ def _tell(view: RunView, incident: Incident) -> tuple[str, str, Prescription]:
         "between": f"{name} became non-finite between two optimizer steps",
         "start": f"{name} is non-finite from the first recorded step on",
     }
-    message = f"{where.capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    message = f"{incident.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
     if incident.how == "optimizer":
         given = next((r for r in incident.path if r.kind == "weight_grad_step"), None)
         if given is not None and given.amax is not None:
-            message += f" The gradient the optimizer was given is finite and reaches {given.amax:.4g}."
+            message += f" The gradient that the optimizer received is finite and reaches {given.amax:.4g}."
         message += incident.cause.sentence
-    if incident.how == "start" and _looks_uninitialised(row):
+    binades = len(row.histogram.counts)
+    if incident.how == "start" and binades >= _UNINITIALISED_SPREAD:
         message += (
-            f" Its finite values spread over {len(row.histogram.counts)} binades, as uninitialised memory does "
-            "(`torch.empty`, or `to_empty` where a module's `reset_parameters` is not called)."
+            f" Its finite values spread over {binades} binades, as uninitialised memory does "
+            "(`torch.empty`, or `to_empty` without the module's `reset_parameters`)."
         )
-    effects = consequences(incident)
-    if effects:
-        message += f" In the same step also non-finite: {', '.join(effects)}."
-    return titles[incident.how], f"{message} {resume_advice(incident)}", _prescribe(view, incident)
-
-
-def _looks_uninitialised(row: TensorRow) -> bool:
-    return len(row.histogram.counts) >= _BINADES_OF_NO_INITIALISER
+    message += incident.consequence_words
+    return Report(titles[incident.how], f"{message} {incident.resume_advice}", _prescribe(view, incident))
 
 
 def _prescribe(view: RunView, incident: Incident) -> Prescription:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.rows import TensorRow, location, path_evidence, path_to
+from precdoctor.diagnosis.survey.rows import location, path_evidence, path_to
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
 Floating-point buffers (running statistics of a batch norm, moving averages, normalisers of observations) that were
-finite and hold a NaN or an infinity ever since some step, to the end of the recording. Buffers that are non-finite from
-the start (observers that begin at infinity) and masks, which hold nothing worse than -Inf, do not count. Where the
-failing step was replayed, PD101 names the op, and this finding is told inside it.
+finite and hold a NaN or an infinity from some step to the end of the recording. Buffers that are non-finite from the
+start (observers that begin at infinity) do not count, nor do masks, which hold nothing worse than -Inf. If the failing
+step was replayed, PD101 names the op and includes this finding.
 """,
     matters="""
-A loss scaler that skips the step, or `if not loss.isfinite(): continue`, saves the weights; the buffer was written in
-the forward pass before. Running statistics are an average of the past: one NaN stays. Training goes on with the
+A loss scaler that skips the step, or `if not loss.isfinite(): continue`, saves the weights, but the forward pass has
+already written the buffer. Running statistics are an average of the past: one NaN stays. Training goes on with the
 statistics of the batch and looks healthy, while every evaluation and every checkpoint from that step on is worthless.
 """,
     example="""
@@ -30,12 +30,12 @@ statistics of the batch and looks healthy, while every evaluation and every chec
         continue                             # too late for running_var
 """,
     remedy="""
-Resume from a checkpoint before the step in the finding, or reset the statistics and let some good batches pass through
-in training mode before anything is evaluated. To keep it from happening again, look at the batch before the forward
-pass, or at what makes it non-finite inside the model.
+Resume from a checkpoint before the step that the finding names, or reset the statistics and run some good batches in
+training mode before any evaluation. To prevent it, check the batch before the forward pass, or mend the op that makes
+it non-finite inside the model.
 """,
     confidence="""
-0.97: elements are counted, and the buffer was seen finite before. 0.8 when fewer than two steps were recorded since.
+0.97: every element was counted, and the buffer was finite before. 0.8 if fewer than two steps were recorded since.
 """,
     references=(
         "PyTorch documentation: torch.nn.BatchNorm2d, running statistics and momentum",
@@ -48,13 +48,13 @@ _Place = tuple[str, str, str]
 
 @dataclass
 class _Buffer:
-    #: Last recorded step on which it was finite, and those since on which it was not.
+    #: Last recorded step on which it was finite, and the recorded steps since.
     finite: int | None = None
     bad: list[int] = field(default_factory=list)
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the first buffer that was poisoned, with all others."""
+    """One finding: the first poisoned buffer, with all others in its evidence."""
     buffers = _histories(view)
     if not buffers:
         return Checked.not_applicable("the model has no floating-point buffer")
@@ -66,7 +66,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _histories(view: RunView) -> Mapping[tuple[Process, _Place], _Buffer]:
-    """Of every buffer, rows by step; it is written again whenever it changes."""
+    """The history of every buffer; the log has a row whenever a buffer changes."""
     rows = view.scan_records(_COLUMNS, ("buffer",))
     found: dict[tuple[Process, _Place], _Buffer] = {}
     for r in sorted(rows, key=lambda r: int(r["step"])):
@@ -81,30 +81,27 @@ def _histories(view: RunView) -> Mapping[tuple[Process, _Place], _Buffer]:
 
 def _finding(view: RunView, poisoned: Mapping[tuple[Process, _Place], _Buffer], options: Options) -> Finding:
     step = min(b.bad[0] for b in poisoned.values())
-    (process, place), buffer, row, rows = _first(view, poisoned, step)
+    (process, place), buffer = next((k, b) for k, b in poisoned.items() if b.bad[0] == step)  # first in the model
+    rows = view.rows(process, step)
+    row = next(r for r in rows if (r.root, r.module, r.name) == place and r.kind == "buffer")
     finite = min(b.finite for b in poisoned.values() if b.finite is not None)
     name = ".".join(p for p in place[1:] if p)
     losses = [s.loss for s in view.timeline.get(process, ()) if s.step > step and s.loss is not None]
-    since = f"The loss was finite on {plural(len(losses), 'step')} since: training hides it. " if losses else ""
+    since = f"Since then the loss was finite on {plural(len(losses), 'step')}: training hides it. " if losses else ""
     message = (
         f"`{name}` ({row.module_class or 'buffer'}) was finite at step {finite} and holds {row.count_words()} at step "
-        f"{step} and on all {plural(len(buffer.bad), 'recorded step')} from there on (limit {options['min_steps']:g}). "
-        f"{since}{plural(len(poisoned), 'buffer')} affected. Every checkpoint from step {step} on carries them; the "
-        f"last one without is at or before step {finite}."
+        f"{step} and on all {plural(len(buffer.bad), 'recorded step')} from then on (limit {options['min_steps']:g}). "
+        f"{since}Every checkpoint from step {step} on holds {plural(len(poisoned), 'non-finite buffer')}; the last "
+        f"clean one is at or before step {finite}."
     )
     forward = [r for r in rows if r.kind in ("batch", "input", "output")]
     ahead = next((r for r in forward if r.bad and not r.mask_like), None)
     if ahead is not None:
         message += f" First non-finite value of that step: {ahead.label}, {ahead.count_words()}."
     few = len(buffer.bad) < 2
-    return Finding(
-        code="PD106",
-        name="poisoned-buffers",
-        severity=Severity.ERROR,
+    return RULE.finding(
         confidence=0.8 if few else 0.97,
-        title=f"`{name}` is non-finite since step {step}, although the loss is finite"
-        if losses
-        else f"`{name}` is non-finite since step {step}",
+        title=f"`{name}` is non-finite since step {step}" + (", although the loss is finite" if losses else ""),
         message=message,
         location=location(row, Phase.FORWARD, process.rank, step),
         evidence={
@@ -121,23 +118,9 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, _Place], _Buffer], 
     )
 
 
-def _first(
-    view: RunView, poisoned: Mapping[tuple[Process, _Place], _Buffer], step: int
-) -> tuple[tuple[Process, _Place], _Buffer, TensorRow, Sequence[TensorRow]]:
-    """Of those that were poisoned at ``step`` the first in the order of the model."""
-    key = next(k for k, b in poisoned.items() if b.bad[0] == step)
-    rows = view.rows(key[0], step)
-    return (
-        key,
-        poisoned[key],
-        next(r for r in rows if (r.root, r.module, r.name) == key[1] and r.kind == "buffer"),
-        rows,
-    )
-
-
 def _reset(place: _Place, count: int) -> Prescription:
     return Prescription(
-        title=f"reset running statistics and let good batches pass before evaluating: poisoned buffers {count} -> 0",
+        title=f"reset running statistics and run good batches before evaluating: poisoned buffers {count} -> 0",
         change={"module": place[1], "reset_running_stats": True},
         predicted={"poisoned_buffers": {"from": count, "to": 0}},
         snippet=(
@@ -161,13 +144,9 @@ RULE = Rule(
     page=PAGE,
     options=(
         RuleOption(
-            "min_steps",
-            1.0,
-            "steps",
-            "Recorded steps, the last one included, on which it must be non-finite.",
-            "One: an average does not lose a NaN again.",
-            1.0,
+            "min_steps", 1.0, "steps", "Recorded steps up to the last one on which it must be non-finite.",
+            "One: an average never loses a NaN.", minimum=1.0,
         ),
     ),
     check=check,
-)
+)  # fmt: skip

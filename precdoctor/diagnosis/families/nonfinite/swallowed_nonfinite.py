@@ -1,4 +1,4 @@
-"""PD107: an overflow inside a module that a later op hides, with a wrong result left behind."""
+"""PD107: an overflow inside a module that a later op hides, so that the module's result is finite and wrong."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
-An op, on a step that was looked at op by op (`record --deep-scan`), that makes an infinity or a NaN of finite operands
-where FP64 would not, inside a module whose outputs are finite: a later op (`rsqrt`, a division, `nan_to_num`, a clamp)
-has made an ordinary number of it. The right values are carried along in FP64 from the overflow on, and the finding is
-about the finite elements that come out off by more than half. What comes out right is no finding, whatever was infinite
-on the way: masks of -Inf, `where` around a branch that is not taken, `tanh` and `sigmoid` of an overflow, a clamp below
-the format's largest number, `1 / (1 + exp(-x))`. Nor are wrong numbers that are added to much larger ones: less than
-`effect` of the sum.
+An op that makes an infinity or a NaN of finite operands where FP64 would not, inside a module with finite outputs. A
+later op (`rsqrt`, a division, `nan_to_num`, a clamp) has turned that value into an ordinary number. A deep scan
+(`record --deep-scan`) measures it: from the overflow on it computes the right values in FP64, and counts the finite
+elements that differ from them by more than half. Results that are right are no finding, whatever was infinite on the
+way: masks of -Inf, `where` around a branch that is not taken, `tanh` and `sigmoid` of an overflow, a clamp below the
+format's largest number, `1 / (1 + exp(-x))`. Wrong numbers do not count if they make up less than `effect` of a sum.
 """,
     matters="""
-Nothing in the loss, the gradients or the module outputs is non-finite, so nothing stops and nothing is reported. A
-normaliser that is infinite multiplies its rows by zero: the layer is switched off for exactly the inputs that are
-largest.
+Loss, gradients and module outputs are all finite, so training goes on without an error. An infinite normaliser
+multiplies its rows by zero: it switches the layer off for exactly the largest inputs.
 """,
     example="""
     scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)  # FP16: 300 * 300 is Inf, and rsqrt(Inf) is 0
@@ -45,32 +43,32 @@ largest.
 """,
     remedy="""
 Do this arithmetic in FP32 (`x.float()` before the square), or divide by the largest magnitude before squaring and
-multiply by it afterwards. In FP32 already: rescale, or use the fused function (`F.rms_norm`, `F.normalize`,
-`torch.linalg.vector_norm`, `logsumexp`), which does.
+multiply by it afterwards. If it already runs in FP32, rescale, or use the fused function that does (`F.rms_norm`,
+`F.normalize`, `torch.linalg.vector_norm`, `logsumexp`).
 """,
     confidence="""
-0.95: the op was seen, its operands and its result were counted, and the right values were computed in FP64 beside it.
-0.7 when one scanned step alone shows it, or when it could not be followed to the result it feeds.
+0.95: the scan counted the op's operands and result, and computed the right values in FP64. 0.7 if only one scanned step
+shows it, or if the scan could not follow it to the result that it feeds.
 """,
     references=(
         "IEEE 754-2019, section 7.4 (overflow) and section 6.1 (arithmetic with infinities)",
         "Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467 (the statistics in FP32)",
     ),
 )
-_REASON = "the op was seen and the right values were computed in FP64 beside it"
+_REASON = "the scan computed the right values of the op in FP64"
 
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
-    def guilty(fact: Fact) -> float:
+    def wrong(fact: Fact) -> float:
         share = wrong_share(fact)
         return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
 
-    def tell(group: Group) -> Finding:
+    def finding(group: Group) -> Finding:
         return _finding(view, group, options)
 
-    return check_facts(view, ("overflow",), guilty, tell, seen="no overflow that leaves a wrong number behind")
+    return check_facts(view, ("overflow",), wrong, finding, seen="no overflow changed a result")
 
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
@@ -78,24 +76,21 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     wrong, of, affected = fact.count("wrong"), fact.count("of"), fact.count("affected")
     shown, _ = fact.where("shown_by")
     hidden, source = fact.where("hidden_by")
-    swallower = short_name(hidden or shown)
+    hiding = short_name(hidden or shown)
     there = f" at {source.file}:{source.line}" if source is not None else ""
     seen, exact, share = fact.number("seen"), fact.number("exact"), percent(wrong_share(fact))
     message = (
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} made {affected:,} non-finite elements "
-        f"({fact.dtype}) where FP64 gives up to {fact.number('exact_amax'):.4g}. {swallower}{there} turned them into "
-        f"finite numbers; after {short_name(shown)}, {wrong:,} of {of:,} elements ({share}, limit "
-        f"{percent(options['wrong_share'])}) are off by more than half, for instance {seen:.4g} where FP64 gives "
-        f"{exact:.4g}. Neither the module's outputs nor the loss show it."
+        f"({fact.dtype}) where FP64 gives up to {fact.number('exact_amax'):.4g}. {hiding}{there} turned them into "
+        f"finite numbers. After {short_name(shown)}, {wrong:,} of {of:,} elements ({share}, limit "
+        f"{percent(options['wrong_share'])}) are wrong by more than half, for instance {seen:.4g} where FP64 "
+        f"gives {exact:.4g}. Neither the module's outputs nor the loss show it."
         f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
     confidence, reason = certainty(group, 0.95, _REASON)
-    return Finding(
-        code="PD107",
-        name="swallowed-nonfinite",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=confidence,
-        title=f"{fact.short} overflows {place_words(fact)} and {swallower} hides it: {share} of "
+        title=f"{fact.short} overflows {place_words(fact)} and {hiding} hides it: {share} of "
         f"the result is wrong{fact.line}",
         message=message,
         location=locate(view, group),
@@ -135,15 +130,11 @@ RULE = Rule(
     page=PAGE,
     options=(
         RuleOption(
-            "wrong_share",
-            0.001,
-            "fraction",
-            "Share of a result's elements that may be finite and off by more than half.",
-            "Precdoctor's own: one row in a thousand; a single element may be an edge nobody reads.",
-            maximum=1.0,
+            "wrong_share", 0.001, "fraction", "Share of a result's elements that may be wrong by more than half.",
+            "Chosen empirically: one row in a thousand; a single element may be an unused edge.", maximum=1.0,
         ),
         EFFECT,
     ),
     sampled_steps=False,
     check=check,
-)
+)  # fmt: skip

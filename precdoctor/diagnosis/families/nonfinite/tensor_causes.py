@@ -1,7 +1,7 @@
-"""What the log supports, at module level, about *why* a value became non-finite.
+"""Why a value became non-finite, from the recorded tensors alone.
 
 Only arithmetic that must hold is used: a matrix product of finite operands can only become infinite by leaving the
-format's range; ``exp`` overflows above ``ln(max)``; and so on. Where several causes fit, none is named.
+format's range; ``exp`` overflows above ``ln(max)``; and so on. If several causes fit, none is named.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause
 from precdoctor.diagnosis.survey.origin import Origin
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
 
@@ -22,37 +22,12 @@ _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _RMS_NORM = re.compile(r"RMS_?Norm", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A cause of DESIGN section 6 with how far to trust it; ``name`` is None when the log does not tell."""
-
-    name: str | None
-    confidence: float
-    why: str
-
-    @property
-    def in_brackets(self) -> str:
-        """`` (log-of-nonpositive)``, for a title; nothing for ``other``, which says nothing."""
-        return f" ({self.name})" if self.name not in (None, "other") else ""
-
-    @property
-    def sentence(self) -> str:
-        """`` Cause: log-of-nonpositive: its operand holds 3 exact zeros.``; empty without a cause."""
-        if self.name is None:
-            return ""
-        return f" Cause: {self.why}." if self.name == "other" else f" Cause: {self.name}: {self.why}."
-
-
-UNKNOWN = Cause(None, 0.0, "the log at module level does not tell the operation")
-
-
 def forward_cause(origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow] = ()) -> Cause:
-    """The cause of a forward or loss origin, if the surrounding rows leave just one.
+    """The cause of a forward or loss origin, if the surrounding rows leave only one.
 
     Args:
         rows: of the same step.
-        earlier_weights: the module's weights on the last step that recorded them, where this one died before it could,
-            and the updates of that step.
+        earlier_weights: the module's weights and updates on the last step that recorded them, if this step did not.
     """
     row, after = origin.row, origin.after
     fmt = known_format(row.dtype)
@@ -81,7 +56,7 @@ def _product_cause(
 ) -> Cause:
     """A product of finite operands is at most (terms) x (largest input) x (largest weight).
 
-    Which recorded tensor is the input is not known; it is none larger than the largest so far.
+    The log does not say which recorded tensor is the input; none is larger than the largest so far.
     """
     before = [r for r in rows if r.kind in FORWARD_KINDS and r.position < origin.row.position and r.amax is not None]
     widest = max((r.amax or 0.0 for r in before), default=0.0)
@@ -98,7 +73,7 @@ def _product_cause(
         return Cause("matmul-overflow", 0.9, f"{why}{bound:.3g} > {largest:g}")
     if own:
         return UNKNOWN
-    why = f"with the weights last recorded the product cannot exceed {bound:.3g}, so they must have changed since"
+    why = f"with the last recorded weights the product cannot exceed {bound:.3g}, so they must have changed since"
     return Cause("nonfinite-weights", 0.7, why)
 
 
@@ -135,7 +110,7 @@ def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) 
 
 
 def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause:
-    """Functional code between two tensors: only their shapes and the extremes of what went in are known."""
+    """The cause in functional code between two tensors, from their shapes and the extremes of the first."""
     amax = after.amax or 0.0
     terms = _summed(after.shape, row.shape)
     looks_like_probabilities = after.zero > 0 and amax <= 1.0
@@ -146,7 +121,7 @@ def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause
     if row.inf and terms > 1 and amax < math.log(largest) and amax * terms >= largest:
         why = f"sums of {terms:,} values up to {amax:.4g} can reach {amax * terms:.3g} > {largest:g}"
         return Cause("reduction-overflow", 0.6, why)
-    # Where a sum could have done it as well, none of the two is named.
+    # If a sum could also have overflowed, neither is named.
     if row.pos_inf and math.log(largest) < amax < math.sqrt(largest) and amax * terms < largest:
         why = (
             f"values up to {amax:.4g} went in: exp overflows {row.dtype} above {math.log(largest):.2f}, squares do not"
@@ -156,7 +131,7 @@ def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause
 
 
 def _summed(before: Sequence[int], after: Sequence[int]) -> int:
-    """How many elements a reduction over one dimension puts together, if the shapes look like one; else 1."""
+    """The number of elements per sum, if the shapes look like a reduction over one dimension; else 1."""
     if len(before) == len(after):
         changed = [(b, a) for b, a in zip(before, after, strict=True) if b != a]
         return changed[0][0] if len(changed) == 1 and changed[0][1] == 1 else 1

@@ -1,0 +1,322 @@
+"""Why an op made a non-finite value of finite operands: from its name, its operands' ranges, and its result in FP64.
+
+Finite in FP64 means that a number left the range of the format (a range cause). Non-finite in FP64 means that the
+operation is not defined there (a domain cause). IEEE 754-2019, section 7, says which operations do what.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.nonfinite.incident import Cause
+from precdoctor.diagnosis.survey.op_facts import NAN, POS_INF, Op, Operand, Replay, real
+from precdoctor.diagnosis.survey.rows import known_format
+
+#: In the words of a cause: FP64 would not have flushed these zeros.
+UNDERFLOWED = "underflowed in"
+
+
+def op_names(spaced: str) -> frozenset[str]:
+    """A set of names, written as one string."""
+    return frozenset(spaced.split())
+
+
+#: Logarithms, and the largest operand at which they are not finite.
+_LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
+_EXPS = op_names("exp exp2 expm1 sinh cosh special_expm1 special_exp2")
+#: Exponentials that overflow at either end.
+TWO_SIDED = op_names("sinh cosh")
+_PRODUCTS = op_names(
+    "mm addmm bmm baddbmm addbmm addmv mv dot vdot matmul linear convolution _convolution mkldnn_linear einsum "
+    "_scaled_mm cudnn_convolution mkldnn_convolution convolution_backward mkldnn_rnn_layer _cudnn_rnn addcmul "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention _trilinear "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _thnn_fused_lstm_cell"
+)
+_REDUCTIONS = op_names(
+    "sum mean cumsum nansum logsumexp linalg_vector_norm norm var std var_mean std_mean native_layer_norm "
+    "native_batch_norm native_group_norm _native_batch_norm_legit cudnn_batch_norm prod cumprod trace "
+    "_cdist_forward _fused_rms_norm mse_loss smooth_l1_loss huber_loss index_add scatter_add segment_reduce avg_pool2d "
+    "_adaptive_avg_pool2d add sub logcumsumexp logaddexp"
+)
+_CASTS = op_names("_to_copy to copy type_as convert_element_type")
+_WEIGHT_NORMS = op_names("_weight_norm _weight_norm_interface")
+_DOMAINS = op_names("acos asin atanh acosh erfinv logit lgamma digamma polygamma mvlgamma _ctc_loss fmod")
+SOFTMAXES = op_names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp logcumsumexp")
+#: Means over the targets that are not ignored, by their weights.
+_COUNTED = op_names("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss")
+#: Ops in which an infinite scalar is a fault; in a mask, a bound or a fill it is intended.
+_WITH_SCALARS = op_names("add sub rsub mul div pow lerp addcmul")
+_QUOTIENTS = op_names("div reciprocal true_divide addcdiv remainder floor_divide")
+
+
+def arithmetic_cause(replay: Replay, op: Op) -> Cause | None:
+    """The cause of a non-finite result of finite operands; None for an op of another kind."""
+    first = op.operands[0] if op.operands else None
+    name = op.short
+    if name in _WITH_SCALARS and (cause := scalar_cause(op)) is not None:
+        return cause
+    if name in _LOGS and op.operands:
+        return _log_cause(op)
+    if name in {"sqrt", "rsqrt"} and first is not None:
+        return _root_cause(replay, op, first)
+    if name == "pow":
+        return _power_cause(op)
+    if name in _QUOTIENTS:
+        return _quotient_cause(replay, op)
+    if name in _EXPS:
+        return _exp_cause(op)
+    if name in _DOMAINS and first is not None:
+        return _domain_cause(op, first)
+    if name in SOFTMAXES and any(o.pos_inf for o in op.operands):
+        return Cause("inf-minus-inf", 0.7, "a softmax of +Inf subtracts Inf from Inf")
+    return _inner_quotient_cause(op) or _range_cause(op)
+
+
+def scalar_cause(op: Op) -> Cause | None:
+    """A NaN or an infinity that user code computed with Python numbers and passed to an op on tensors."""
+    if any(o.bad for o in op.operands):
+        return None
+    scalar = next((k for k, v in op.settings.items() if (x := real(v)) is not None and not math.isfinite(x)), None)
+    if scalar is None:
+        return None
+    return Cause("other", 0.95, f"the scalar `{scalar}` passed to {op.short} is {op.settings[scalar]}")
+
+
+def _inner_quotient_cause(op: Op) -> Cause | None:
+    """Divisions inside an op: by the number of targets, by the length of a filter."""
+    counts = len(op.results) < 2 or bool(op.results[1].amax)  # the second result is the sum of the targets' weights
+    if op.short in _COUNTED and op.bad_out & NAN and not counts:
+        ignored = op.settings.get("ignore_index")
+        why = f"no target counts (each is ignore_index {ignored}, or has weight 0): the mean over none of them is 0/0"
+        return Cause("division-by-zero", 0.95, why)
+    direction = op.operands[0] if op.operands else None
+    if op.short in _WEIGHT_NORMS and direction is not None and op.bad_out & NAN and direction.zero:
+        zeros = f"{direction.zero:,} of {direction.numel:,} elements of the direction `v` are 0"
+        return Cause("division-by-zero", 0.9, f"{zeros}: a filter of zeros has no length to divide by")
+    return None
+
+
+def _root_cause(replay: Replay, op: Op, operand: Operand) -> Cause:
+    if operand.negative and (operand.value is None or operand.value < 0 or op.bad_out & NAN):
+        return Cause("sqrt-of-negative", 0.95, f"its operand goes down to {short_number(operand.min)}")
+    return Cause("division-by-zero", 0.95, _zero_words(replay, op, 0, "its operand"))
+
+
+def too_large_constant(op: Op) -> float | None:
+    """A number in the code that the format of the computation cannot hold: ``-1e9`` added to FP16 scores."""
+    fmt = known_format(op.results[0].dtype) if op.results else None
+    found = (op.settings.get(key) for key in ("other", "value", "fill_value"))
+    numbers = (float(x) for x in found if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x))
+    return next((x for x in numbers if fmt is not None and abs(x) > fmt.max), None)
+
+
+def mask_filling(op: Op) -> float | None:
+    """The number that fills a mask and that a cast to a narrower format makes infinite: ``finfo.min``, or -1e9."""
+    operand = op.operands[0] if op.short in _CASTS and op.operands else None
+    value = operand.value if operand is not None else None
+    if operand is None or not value or not math.isfinite(value) or value not in (operand.min, operand.max):
+        return None
+    source, decade = known_format(operand.dtype), math.log10(abs(value))
+    written = decade > 4 and abs(decade - round(decade)) < 1e-7  # FP32 holds a power of ten to half of that
+    return value if written or (source is not None and abs(value) == source.max) else None
+
+
+def _exp_cause(op: Op) -> Cause | None:
+    operand = op.operands[0] if op.operands else None
+    if operand is None:  # only its result is known
+        why = "it returned infinities; its operand is not in the log"
+        return Cause("exp-overflow", 0.85, why) if op.bad_out & POS_INF else None
+    fmt = known_format(operand.dtype)
+    limit = f", {operand.dtype} ends at ln(max) {math.log(fmt.max):.2f}" if fmt is not None else ""
+    lower = op.short in TWO_SIDED and operand.min is not None and -operand.min > (operand.max or 0.0)
+    return Cause(
+        "exp-overflow", 0.95, f"its operand reaches {short_number(operand.min if lower else operand.max)}{limit}"
+    )
+
+
+def _domain_cause(op: Op, operand: Operand) -> Cause:
+    if op.short == "_ctc_loss":
+        return Cause("other", 0.9, "no alignment of the target fits into the input: its probability is 0")
+    why = f"its operand runs from {short_number(operand.min)} to {short_number(operand.max)}, past where it is defined"
+    return Cause("domain-error", 0.9, why)
+
+
+def _log_cause(op: Op) -> Cause:
+    operand = op.operand("other") or op.operands[0] if op.short.startswith(("xlogy", "special")) else op.operands[0]
+    assert operand is not None, "the caller has checked it"
+    if operand.min is not None and operand.min <= _LOGS[op.short]:
+        zeros = plural(operand.zero, "exact zero") if operand.zero else ""
+        below = (
+            f"{plural(operand.negative, 'negative value')} down to {short_number(operand.min)}"
+            if operand.negative
+            else ""
+        )
+        return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(filter(None, (zeros, below)))}")
+    return Cause("other", 0.5, f"{op.name} of positive values")
+
+
+def _quotient_cause(replay: Replay, op: Op) -> Cause:
+    at = 0 if op.short == "reciprocal" else len(op.operands) - 1
+    divisor = op.operands[at] if op.operands else None
+    constant = op.settings.get("other")
+    if constant == 0:
+        return Cause("division-by-zero", 0.97, "the divisor is the constant 0")
+    if divisor is not None and divisor.zero and (len(op.operands) > 1 or op.short == "reciprocal"):
+        return Cause("division-by-zero", 0.97, _zero_words(replay, op, at, "the divisor"))
+    if divisor is None:
+        return Cause("division-by-zero", 0.6, "the divisor is not in the log")
+    if constant is not None:
+        return Cause("division-by-zero", 0.6, f"divided by {constant}")
+    why = f"the quotient left the range: the divisor's smallest magnitude is {short_number(divisor.amin_nonzero)}"
+    return Cause("division-by-zero", 0.7, why)
+
+
+def _zero_words(replay: Replay, op: Op, at: int, what: str) -> str:
+    """How many zeros an operand holds, and which op flushed them if FP64 would have kept them."""
+    operand = op.operands[at]
+    words = f"{what} holds {plural(operand.zero, 'exact zero')}"
+    makers = op.makers[at] if at < len(op.makers) else ()
+    for index in makers:
+        maker = replay.ops.get(index) if isinstance(index, int) else None
+        if maker is None or maker.reference is None or not maker.results:
+            continue
+        made, exact = maker.results[0], maker.reference
+        if made.zero > exact.zero and exact.amin_nonzero is not None:
+            return f"{words}, {UNDERFLOWED} {made.dtype} at {maker.short} (FP64 keeps {exact.amin_nonzero:.3g})"
+    return words
+
+
+def _range_cause(op: Op) -> Cause | None:
+    """The cause for an op that is defined everywhere: its result left the range."""
+    dtype = op.results[0].dtype if op.results else ""
+    fmt = known_format(dtype)
+    limit = f", {dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
+    reach = op.reference.amax if op.reference is not None and op.finite_in_fp64 else None
+    exact = (
+        f"in FP64 the result reaches {short_number(reach)}{limit}" if reach is not None else f"the range ended{limit}"
+    )
+    if (constant := too_large_constant(op)) is not None:
+        return Cause("cast-overflow", 0.9, f"the constant {constant:g} does not fit into its operand's format{limit}")
+    if op.short in _CASTS:
+        widest = max((o.amax or 0.0 for o in op.operands), default=0.0)
+        return Cause("cast-overflow", 0.97, f"values up to {short_number(widest)} were cast{limit}")
+    if fmt is not None and reach is not None and reach <= fmt.max:
+        exact = f"a number on the way left the range{limit}; the result itself reaches {short_number(reach)} in FP64"
+    if op.short in _PRODUCTS:
+        return Cause("matmul-overflow", 0.95, exact)
+    if op.short == "square" or (op.short == "mul" and _is_square(op)):
+        return Cause("square-overflow", 0.95, exact)
+    if op.short == "mse_loss" and fmt is not None and _farthest(op) > math.sqrt(fmt.max):
+        return Cause("square-overflow", 0.95, f"the square of a difference alone leaves the range: {exact}")
+    if op.short in {"add", "sub"} and op.bad_out & NAN and not any(o.bad for o in op.operands):
+        return Cause("inf-minus-inf", 0.7, "no two finite numbers make NaN: infinities met that the log does not show")
+    if op.short in _REDUCTIONS:
+        if op.finite_in_fp64 is False and op.bad_out & NAN:
+            return Cause("division-by-zero", 0.8, _empty_words(op))
+        return Cause("reduction-overflow", 0.9 if op.short not in {"add", "sub"} else 0.7, exact)
+    if op.short == "mul" and op.bad_out & (POS_INF | NAN):
+        return Cause("square-overflow", 0.6, f"a product left the range: {exact}")
+    return None
+
+
+def _farthest(op: Op) -> float:
+    """A lower bound of the largest difference between elements that the op compares."""
+    amax = [o.amax or 0.0 for o in op.operands[:2]]
+    return max(amax) - min(amax) if len(amax) == 2 else 0.0
+
+
+def _is_square(op: Op) -> bool:
+    return len(op.makers) == 2 and op.makers[0] == op.makers[1] and len(op.operands) == 2
+
+
+def _empty_words(op: Op) -> str:
+    count = op.operands[0].numel if op.operands else 0
+    return (
+        "a mean over no elements is 0/0" if not count else f"{op.short} of {plural(count, 'element')} divides by zero"
+    )
+
+
+def short_number(value: float | None) -> str:
+    """Four significant digits; ``nothing finite`` for None."""
+    return "nothing finite" if value is None else f"{value:.4g}"
+
+
+# -- powers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PowerTerm:
+    """Base or exponent of a power: a constant, or an operand with its value at the first non-finite result."""
+
+    operand: Operand | None
+    value: float | None
+
+    @classmethod
+    def of(cls, op: Op, name: str) -> PowerTerm:
+        """The operand of this name, else the setting."""
+        operand = op.operand(name)
+        if operand is None:
+            return cls(None, real(op.settings.get(name)))
+        constant = operand.min if operand.min is not None and operand.min == operand.max and not operand.bad else None
+        return cls(operand, operand.value if operand.value is not None else constant)
+
+    @property
+    def zeros(self) -> bool:
+        """Whether it is 0 there, or may be."""
+        if self.value is not None or self.operand is None:
+            return self.value == 0.0
+        return self.operand.zero > 0
+
+    @property
+    def negative(self) -> bool:
+        """Whether it is below 0 there, or may be."""
+        if self.value is not None or self.operand is None:
+            return self.value is not None and self.value < 0
+        return self.operand.negative > 0
+
+    @property
+    def magnitude(self) -> float | None:
+        """Its magnitude there, or an upper bound."""
+        if self.value is not None and math.isfinite(self.value):
+            return abs(self.value)
+        return self.operand.amax if self.operand is not None else None
+
+    def words(self) -> str:
+        """Its value there, or the range of its values."""
+        if self.value is not None:
+            return f"{self.value:.4g}"
+        if self.operand is None or self.operand.min is None or self.operand.max is None:
+            return "a number that is not in the log"
+        return f"values from {self.operand.min:.4g} to {self.operand.max:.4g}"
+
+
+def _power_cause(op: Op) -> Cause:
+    """The cause of a non-finite ``x ** p``.
+
+    There are four in the forward pass (IEEE 754-2019, 9.2.1): a zero to a negative power, a negative number to a power
+    that is no integer, a large base, a large exponent.
+    """
+    base, exponent = PowerTerm.of(op, "self"), PowerTerm.of(op, "exponent")
+    whole = exponent.value is not None and math.isfinite(exponent.value) and exponent.value == int(exponent.value)
+    if base.negative and (op.bad_out & NAN) and not whole:
+        name = "sqrt-of-negative" if exponent.value is not None and abs(exponent.value) == 0.5 else "domain-error"
+        lowest = base.operand.min if base.operand is not None and base.operand.min is not None else base.value
+        return Cause(name, 0.95, f"values down to {short_number(lowest)} to the power {exponent.words()}")
+    if base.zeros and exponent.negative:
+        count = plural(base.operand.zero, "exact zero") if base.operand is not None and base.operand.zero else "0"
+        return Cause("division-by-zero", 0.95, f"{count} to the power {exponent.words()}")
+    if exponent.operand is None and exponent.value is None:
+        return Cause("other", 0.5, "the exponent is not in the log")
+    if _exponent_overflows(base, exponent):
+        return Cause("exp-overflow", 0.85, f"{base.words()} to the power {exponent.words()} left the range")
+    reach = f"values up to {short_number(base.magnitude)}"
+    return Cause("square-overflow", 0.9, f"{reach} to the power {exponent.words()} left the range")
+
+
+def _exponent_overflows(base: PowerTerm, exponent: PowerTerm) -> bool:
+    """Whether the exponent, rather than the base, makes the result leave the range: it exceeds the base in binades."""
+    if base.magnitude is None or exponent.magnitude is None or base.magnitude <= 0:
+        return False
+    return exponent.magnitude > abs(math.log2(base.magnitude))

@@ -1,0 +1,311 @@
+"""What to do at the edge of a function's domain: logs, quotients, roots, norms and powers at 0, exp above ln(max).
+
+Outside the domain, or at a pole of its derivative, no wider format helps: the operand has to be kept inside.
+"""
+
+from __future__ import annotations
+
+import math
+
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Prescription
+from precdoctor.diagnosis.claims.words import there_are
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import TWO_SIDED
+from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
+from precdoctor.diagnosis.survey.op_facts import Operand, real
+from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import FP32
+
+#: Functions defined on [-1, 1], on [0, 1], and from 1 on.
+_TO_ONE = frozenset(("acos", "asin", "atanh", "erfinv"))
+_SHARES = frozenset(("logit",))
+_FROM_ONE = frozenset(("acosh",))
+#: Replaces what rounding has made zero or negative (eigenvalues, sums of squares); far below any useful value.
+_TINY = 1e-12
+#: Distance from 1 that survives one rounding in FP32.
+_NEAR_ONE = 1e-6
+
+
+def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Stop at the module, or at the line of code outside modules, on the first bad value."""
+    inside = culprit.module or culprit.replay.root
+    if not inside and culprit.source is not None:
+        return Prescription(
+            title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
+            change={"line": f"{culprit.source.file}:{culprit.source.line}"},
+            predicted={"stops_at_step": incident.step, "nonfinite_elements": culprit.bad_elements},
+            snippet=snippets.stop_behind_line(),
+        )
+    return Prescription(
+        title=f"stop at {f'`{inside}`' if inside else 'the model'} on the first bad value and inspect its inputs",
+        change={"module": culprit.module, "hook": "forward"},
+        predicted={"stops_at_step": incident.step, "nonfinite_elements": culprit.bad_elements},
+        snippet=snippets.halt_on_nonfinite(culprit.module or ""),
+    )
+
+
+def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """Clamp the operand of a logarithm at the smallest normal FP32 number."""
+    operand, smallest = culprit.operand(), FP32.min_normal
+    at_most_zero = operand.zero + operand.negative if operand is not None else None
+    return Prescription(
+        title=f"clamp the operand of log at {smallest:.3g}{culprit.at_line}, or work with log-probabilities throughout",
+        change={"clamp_min": smallest},
+        predicted={
+            "values_at_or_below_zero": {"from": at_most_zero, "to": 0},
+            "smallest_log": round(math.log(smallest), 1),
+        },
+        snippet=(
+            "import torch\n\n"
+            "# of a softmax: use log_softmax on the logits instead\n"
+            "y = torch.log(x.float().clamp_min(torch.finfo(torch.float32).tiny))\n"
+        ),
+    )
+
+
+def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Clamp the operand of an exponential, or the exponent of a power, so that the result stays in range."""
+    if culprit.op.short == "pow":
+        return _clamp_power(view, incident, culprit)
+    operand = culprit.operand()
+    fmt = known_format(operand.dtype) if operand is not None else None
+    if operand is None or fmt is None or operand.max is None:
+        return stop_and_inspect(view, incident, culprit)
+    largest = math.floor(math.log(fmt.max))
+    if culprit.op.short in TWO_SIDED:
+        return _clamp_both(culprit, largest, operand)
+    return Prescription(
+        title=f"clamp the operand of exp at {largest}{culprit.at_line}, or subtract the maximum first (logsumexp)",
+        change={"clamp_max": largest},
+        predicted={
+            "largest_exponent": {"from": operand.max, "to": largest},
+            "inf": {"from": culprit.bad_elements, "to": 0},
+        },
+        snippet=f"y = x.clamp(max={largest}).exp()  # exp({largest}) is finite in {fmt.name}\n",
+    )
+
+
+def _clamp_both(culprit: Culprit, largest: int, operand: Operand) -> Prescription:
+    name = culprit.op.short
+    return Prescription(
+        title=f"clamp the operand of {name} to -{largest} .. {largest}{culprit.at_line}; "
+        "sinh(x) / cosh(x) is tanh(x), which never overflows",
+        change={"clamp_min": -largest, "clamp_max": largest},
+        predicted={
+            "largest_operand": {"from": operand.amax, "to": largest},
+            "inf": {"from": culprit.bad_elements, "to": 0},
+        },
+        snippet=f"y = x.clamp(-{largest}, {largest}).{name}()\n",
+    )
+
+
+def bounded_before(culprit: Culprit) -> Prescription | None:
+    """Bound the operand of an exponential, not only its clamped result; None for other functions."""
+    fmt = known_format(culprit.op.results[0].dtype) if culprit.op.results else None
+    if culprit.op.short != "exp" or fmt is None:
+        return None
+    largest = math.floor(math.log(fmt.max))
+    return Prescription(
+        title=f"bound the operand of exp{culprit.at_line}, not only its result",
+        change={"clamp_max": largest, "module": culprit.module},
+        predicted={"nonfinite_gradients": {"from": culprit.bad_elements, "to": 0}},
+        snippet=(
+            f"y = x.clamp(max={largest}).exp()  # behind exp it is too late: the gradient of inf is 0 * inf, NaN\n"
+            "# of a ratio that is clamped at c anyway: (logp - old_logp).clamp(max=math.log(c)).exp()\n"
+        ),
+    )
+
+
+def _clamp_power(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    exponent, base = culprit.op.operand("exponent"), culprit.op.operand("self")
+    reach = base.amax if base is not None else real(culprit.op.settings.get("self"))
+    fmt = known_format(culprit.op.results[0].dtype) if culprit.op.results else None
+    if exponent is None or exponent.max is None or fmt is None or reach is None or reach <= 1.0:
+        return stop_and_inspect(view, incident, culprit)
+    largest = math.floor(math.log(fmt.max) / math.log(reach) * 10) / 10
+    return Prescription(
+        title=f"clamp the exponent at {largest:g}{culprit.at_line}: its base reaches {reach:.4g}",
+        change={"clamp_max": largest},
+        predicted={
+            "largest_exponent": {"from": exponent.max, "to": largest},
+            "inf": {"from": culprit.bad_elements, "to": 0},
+        },
+        snippet=f"y = x ** p.clamp(max={largest!r})  # {reach:.4g} ** {largest:g} is finite in {fmt.name}\n",
+    )
+
+
+def _prune_magnitude(culprit: Culprit) -> Prescription:
+    """For weight normalisation, which has no eps: w = g v / ||v|| (Salimans and Kingma, arXiv:1602.07868, eq. 2)."""
+    return Prescription(
+        title="keep whole filters of `v` from being zero: zero the magnitude `g` instead, or take weight_norm off",
+        change={"module": culprit.module, "parameter": {"from": "v", "to": "g"}},
+        predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}},
+        snippet=(
+            "# prune by the magnitude; the direction keeps a length\n"
+            "layer.parametrizations.weight.original0.data[pruned] = 0.0\n"
+        ),
+    )
+
+
+def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """Add a small constant under a root, because its derivative at 0 is infinite."""
+    return Prescription(
+        title=f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}",
+        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
+        predicted={
+            "nonfinite_elements": {"from": culprit.bad_elements, "to": 0},
+            "largest_derivative": 0.5 / math.sqrt(1e-12),
+        },
+        snippet="import torch\n\ny = torch.sqrt(x + 1e-12)  # the derivative at 0 is 5e5, not infinite\n",
+    )
+
+
+def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """Write a norm, which has no derivative at 0 and no eps argument, as the root of a sum of squares plus an eps."""
+    made = culprit.forward_op
+    name = made.short if made is not None else "the norm"
+    sums = "dx.square() + dy.square()" if name == "hypot" else "x.square().sum(-1)"
+    return Prescription(
+        title=f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant",
+        change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
+        predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}, "largest_derivative": 1.0},
+        snippet=f"import torch\n\ny = torch.sqrt({sums} + 1e-12)  # at 0 the derivative is 0, not 0 / 0\n",
+    )
+
+
+def _clamp_off_edge(culprit: Culprit) -> Prescription:
+    """Keep the operand inside the domain, where the derivative is finite."""
+    made = culprit.forward_op
+    name = made.short if made is not None else (culprit.op.node or culprit.op.short).partition("Backward")[0].lower()
+    clamp = _limits(name)
+    limits, where = _limit_words(clamp)
+    return Prescription(
+        title=f"clamp the operand of {name} at {where}{culprit.at_line}: at the edge its derivative is infinite"
+        + _zeros_words(culprit),
+        change={"clamp": clamp, "module": culprit.module},
+        predicted={"nonfinite_gradients": {"from": culprit.bad_elements, "to": 0}},
+        snippet=f"x = x.clamp({limits})  # before {name}; elements that were clamped get a gradient of 0\n",
+    )
+
+
+def _limits(name: str) -> dict[str, float]:
+    """Bounds within which a function and its derivative are finite: a millionth inside its domain."""
+    if name in _TO_ONE:
+        return {"min": -1.0 + _NEAR_ONE, "max": 1.0 - _NEAR_ONE}
+    if name in _SHARES:
+        return {"min": _NEAR_ONE, "max": 1.0 - _NEAR_ONE}
+    return {"min": 1.0 + _NEAR_ONE} if name in _FROM_ONE else {"min": _NEAR_ONE}
+
+
+def _limit_words(clamp: dict[str, float]) -> tuple[str, str]:
+    """The bounds as arguments of ``clamp``, and as words."""
+    arguments = ", ".join(f"{side}={limit!r}" for side, limit in clamp.items())
+    return arguments, " and ".join(f"{limit:g}" for limit in clamp.values())
+
+
+def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Clamp the operand to where the function is defined: rounding alone can push it past the end."""
+    name, operand = culprit.op.short, culprit.operand()
+    power = culprit.op.settings.get("exponent") if name == "pow" else None
+    if operand is None or not (name in _TO_ONE | _SHARES | _FROM_ONE or isinstance(power, (int, float))):
+        return stop_and_inspect(view, incident, culprit)
+    clamp = {"min": _TINY} if name == "pow" else _limits(name)
+    limits, where = _limit_words(clamp)
+    call = f"pow({power})" if name == "pow" else f"{name}()"
+    return Prescription(
+        title=f"clamp the operand of {name} at {where}{culprit.at_line}: it is not defined beyond",
+        change={"clamp": clamp, "module": culprit.module},
+        predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}},
+        snippet=f"y = x.clamp({limits}).{call}  # rounding alone can push x past the end\n",
+    )
+
+
+def _count_at_least_one(culprit: Culprit) -> Prescription:
+    """For means over no elements and spreads of a single one: there is no divisor to add an eps to."""
+    short = culprit.op.short
+    spread = short in {"std", "var", "std_mean", "var_mean"}
+    if spread:
+        snippet = "loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, drop_last=True)\n"
+    elif any(not o.numel for o in culprit.op.operands):
+        total = f"torch.nn.functional.{short}(x, y, reduction='sum')" if short.endswith("_loss") else "x.sum()"
+        snippet = f"mean = {total} / max(x.numel(), 1)  # 0 where nothing is selected, and so is its gradient\n"
+    else:
+        snippet = (
+            "counts = (target != -100).sum().clamp_min(1)\n"
+            "loss = torch.nn.functional.cross_entropy(logits, target, reduction='sum') / counts\n"
+        )
+    what = "a batch of one sample has no standard deviation: use correction=0, or drop_last=True in the DataLoader"
+    return Prescription(
+        title=(what if spread else "skip batches without a counted target, or divide the sum by max(count, 1)")
+        + culprit.at_line,
+        change={"correction": 0} if spread else {"divisor": "max(count, 1)"},
+        predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}},
+        snippet=snippet,
+    )
+
+
+def constant_that_fits(constant: float, culprit: Culprit) -> Prescription:
+    """For a number in the code that the format of the computation cannot hold."""
+    return Prescription(
+        title=f"use {math.copysign(1e4, constant):g} in place of the constant {constant:g}{culprit.at_line}: "
+        "it fits into every format, and exp(-1e4) is 0",
+        change={"constant": {"from": constant, "to": math.copysign(1e4, constant)}},
+        predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}},
+        snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32\n",
+    )
+
+
+def _zeros_words(culprit: Culprit) -> str:
+    made = culprit.forward_op
+    zeros = made.operands[0].zero if made is not None and made.operands else None
+    return f" ({there_are(zeros, 'element')} exactly 0 there)" if zeros else ""
+
+
+def _guard_divisor(culprit: Culprit) -> Prescription:
+    operand = culprit.operand(-1)
+    fmt = known_format(operand.dtype) if operand is not None else None
+    eps = 1e-3 if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
+    zeros = operand.zero if operand is not None else None
+    root = culprit.op.short == "rsqrt"  # its divisor cannot be reached, its operand can
+    divided = "torch.rsqrt(x" if root else "x / (norm"
+    return Prescription(
+        title=f"add eps {eps:g} to {'the operand of rsqrt' if root else 'the divisor'}{culprit.at_line}"
+        + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {operand.dtype}" if fmt and operand else ""),
+        change={"eps": {"from": 0.0, "to": eps}},
+        predicted={
+            "zero_divisors": {"from": zeros, "to": 0},
+            "nonfinite_elements": {"from": culprit.bad_elements, "to": 0},
+        },
+        snippet=f"y = {divided} + {eps!r})  # {eps!r} is representable in the divisor's format\n",
+    )
+
+
+def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """Clamp the operand of a root, which rounding can make negative."""
+    operand = culprit.operand()
+    lowest = operand.min if operand is not None else None
+    return Prescription(
+        title=f"clamp the operand of {culprit.op.short} to where it is defined{culprit.at_line}",
+        change={"clamp": culprit.op.short},
+        predicted={"smallest_operand": {"from": lowest, "to": 1e-12}, "nan": {"from": culprit.bad_elements, "to": 0}},
+        snippet="y = x.clamp_min(1e-12).sqrt()  # rounding alone can push a sum of squares below 0\n",
+    )
+
+
+def guard_quotient(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """For a division by 0, or for a mean over nothing, which has no divisor to add an eps to."""
+    op = culprit.op
+    if "weight_norm" in op.short:
+        return _prune_magnitude(culprit)
+    quotient = len(op.operands) > 1 or op.short in {"reciprocal", "rsqrt", "pow", "div"}
+    mean = not quotient and op.phase != "backward" and bool(op.operands)
+    if mean or any(not o.numel for o in op.operands):
+        return _count_at_least_one(culprit)
+    return _guard_divisor(culprit)
+
+
+def away_from_pole(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
+    """For a derivative that is infinite at 0 or at the edge of a domain."""
+    quotient = (culprit.op.node or "").startswith(("Div", "Reciprocal"))
+    return _guard_divisor(culprit) if quotient else _clamp_off_edge(culprit)

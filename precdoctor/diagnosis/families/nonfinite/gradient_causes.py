@@ -1,0 +1,182 @@
+"""Why a gradient is non-finite although the loss is finite: a derivative with a pole, or a discarded value.
+
+If the forward pass discards an element (``where``, ``masked_fill``, an index), autograd gives it a gradient of zero.
+Zero times an infinite derivative is NaN: the trap of ``where``. A zero that was there before, from a mask that is
+multiplied in or a saturated ``tanh``, is not that trap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from precdoctor.diagnosis.claims.words import there_are
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
+    PowerTerm,
+    arithmetic_cause,
+    op_names,
+    short_number,
+)
+from precdoctor.diagnosis.families.nonfinite.incident import Cause
+from precdoctor.diagnosis.survey.op_facts import NEG_INF, Op, Operand, Replay
+
+#: Autograd nodes whose forward op discards elements.
+_DISCARDING = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")
+#: Autograd nodes whose gradient is zero where the incoming one is, and nowhere else.
+_PASSING = (
+    *("View", "UnsafeView", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Permute", "Transpose", "T", "Clone"),
+    *("ToCopy", "Neg", "Add", "Sub", "Rsub", "Mul", "Div"),
+)
+#: Ops to go back from a gradient in search of a discarding one; enough for a reshape, a cast and a sum in between.
+_DEPTH = 4
+#: Autograd nodes of norms, and what to call the point without a derivative.
+_NORMS = {
+    **dict.fromkeys(("LinalgVectorNorm", "Norm", "Dist", "Cdist", "CdistForward"), "a norm at 0"),
+    "Hypot": "hypot at (0, 0)",
+    "Std": "a standard deviation at 0",
+}
+#: Autograd nodes whose derivative is infinite or undefined at the edge of the function's domain.
+_EDGES = op_names(
+    "Sqrt Rsqrt Log Log2 Log10 Log1P Log1p Pow Acos Asin Atanh Acosh Reciprocal Logit Erfinv Xlogy Div "
+    "LinalgVectorNorm Norm Lgamma Digamma Atan2"
+)
+
+
+def gradient_cause(replay: Replay, op: Op, loss_scale: float | None) -> Cause | None:
+    """The cause of a non-finite gradient; None if the arithmetic of ``op`` itself has to explain it."""
+    node, made = _node(op), replay.ops.get(op.forward) if op.forward is not None else None
+    scale, half = loss_scale or 1.0, any(r.dtype == "float16" and r.bad for r in op.results)
+    if op.finite_in_fp64 and half and scale > 1.0:
+        return Cause("loss-scale-overflow", 0.9, f"a float16 gradient left its range at loss scale {scale:g}")
+    if made is not None and made.phase != "backward" and made.bad_out & ~NEG_INF:
+        if not _is_discarded(replay, made) and (overflow := _overflow_cause(replay, op)) is not None:
+            return overflow
+        why = f"{made.short} is also non-finite in the forward pass, which discards its result"
+        return Cause("where-gradient-trap", 0.9, why)
+    before = made.operands[0] if made is not None and made.operands else None
+    zeros = f": {there_are(before.zero, 'element')} exactly 0 there" if before is not None and before.zero else ""
+    incoming = op.operands[0] if op.operands else None
+    if node in _EDGES and incoming is not None and _comes_from_discarding(replay, op, incoming):
+        return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")
+    if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and _is_square_root(op, made)):
+        return Cause("sqrt-gradient-at-zero", 0.95, f"the derivative of a square root at 0 is infinite{zeros}")
+    if node in _NORMS and op.finite_in_fp64 is not True:
+        zeros = "" if node == "Hypot" else zeros  # one of its two operands
+        return Cause("norm-gradient-at-zero", 0.9, f"the derivative of {_NORMS[node]} is not defined{zeros}")
+    if node == "Pow":
+        return _power_cause(op, made)
+    if node not in _EDGES:
+        return None
+    reach = f" (operand from {short_number(before.min)} to {short_number(before.max)})" if before is not None else ""
+    why = f"the derivative of {node.lower()} is infinite at the edge{reach}{zeros}"
+    return Cause("domain-edge-gradient", 0.9, why)
+
+
+def discarded_value_cause(replay: Replay, op: Op) -> Cause:
+    """The cause of non-finite gradients that come of a non-finite forward value behind a finite loss."""
+    if not _is_discarded(replay, op) and (overflow := _overflow_cause(replay, op)) is not None:
+        return overflow
+    meets_gradient = any(o.phase == "backward" for i in replay.path if (o := replay.ops.get(i)) is not None)
+    if not meets_gradient and (cause := arithmetic_cause(replay, op)) is not None:
+        return replace(cause, why=f"{cause.why}; the loss leaves that out, its gradient does not")
+    why = f"the forward pass discards the non-finite result of {op.short}, but not its gradient"
+    return Cause("where-gradient-trap", 0.9, why)
+
+
+def _overflow_cause(replay: Replay, op: Op) -> Cause | None:
+    """The cause of a value that was not discarded but only too large: tanh of an infinity is 1, its gradient NaN."""
+    cause = arithmetic_cause(replay, op) if op.finite_in_fp64 else None
+    if cause is None:
+        return None
+    return replace(cause, why=f"{cause.why}; the forward pass still ends finite, the backward pass does not")
+
+
+# -- discarded values -------------------------------------------------------------------------------------------------
+
+
+def _comes_from_discarding(replay: Replay, op: Op, incoming: Operand) -> bool:
+    """Whether the gradient that met an infinite derivative is zero because the forward pass discarded the value.
+
+    Args:
+        op: of the backward pass, the first that is non-finite.
+        incoming: its operand that is the gradient.
+    """
+    if incoming.value not in (0.0, None) or not incoming.zero:
+        return False
+    return _meets_discarding(replay, [op], through=None)
+
+
+def _is_discarded(replay: Replay, op: Op) -> bool:
+    """Whether a non-finite result of the forward pass spoils its gradient because it is discarded."""
+    meeting = [o for i in replay.path if i > op.index and (o := replay.ops[i]).phase == "backward"]
+    return _meets_discarding(replay, meeting[:1], through=_PASSING)
+
+
+def _meets_discarding(replay: Replay, ops: Sequence[Op], through: Sequence[str] | None) -> bool:
+    """Whether a discarding op lies up to ``_DEPTH`` ops before ``ops``, behind nodes of ``through`` (None: any)."""
+    level = list(_made_by(replay, ops))
+    for _ in range(_DEPTH):
+        if any(_node(o).startswith(_DISCARDING) and _zeroes(o) for o in level):
+            return True
+        level = list(_made_by(replay, (o for o in level if through is None or _node(o) in through)))
+    return False
+
+
+def _zeroes(op: Op) -> bool:
+    """Whether this op makes the element's gradient zero; also True if the log does not show it."""
+    if not op.operands:
+        return False  # it makes the zero to be put there
+    result = op.results[0] if op.results else None
+    if result is None or result.value is None:
+        return True
+    if isinstance(masked := op.settings.get("mask"), bool):
+        return masked
+    if isinstance(condition := op.settings.get("condition"), bool) and len(op.operands) == 2:
+        return op.operands[0 if condition else 1].shape != result.shape
+    given = [o.value for o in op.operands if o.shape == result.shape]
+    return result.value == 0.0 and any(value not in (0.0, None) for value in given)
+
+
+def _made_by(replay: Replay, ops: Iterable[Op]) -> Iterable[Op]:
+    """The backward ops that made the operands of ``ops``."""
+    indices = dict.fromkeys(i for op in ops for m in op.makers for i in m if isinstance(i, int))
+    return (o for i in indices if (o := replay.ops.get(i)) is not None and o.phase == "backward")
+
+
+def _node(op: Op) -> str:
+    """``Pow`` for ``PowBackward0``."""
+    return (op.node or "").rstrip("0123456789").removesuffix("Backward")
+
+
+# -- powers -----------------------------------------------------------------------------------------------------------
+
+
+def _power_cause(op: Op, made: Op | None) -> Cause | None:
+    """The cause of a derivative ``p * x ** (p - 1)``; None if the numbers of ``op`` have to explain it.
+
+    Args:
+        op: of the backward pass.
+        made: the power whose derivative that is.
+    """
+    at = op if op.short == "pow" else made
+    if op.finite_in_fp64:
+        return None  # the range ended
+    if at is None:
+        return Cause("domain-edge-gradient", 0.8, "the derivative of a power below 1 is infinite at 0")
+    base, exponent = PowerTerm.of(at, "self"), PowerTerm.of(at, "exponent")
+    if base.zeros:
+        zeros = base.operand.zero if base.operand is not None else 0
+        there = f": {there_are(zeros, 'element')} exactly 0 there" if zeros else ""
+        shown = f", where it takes 0 to the power {exponent.words()}" if at is op else ""
+        return Cause("domain-edge-gradient", 0.9, f"the derivative of a power below 1 is infinite at 0{shown}{there}")
+    if base.negative:
+        lowest = base.operand.min if base.operand is not None else base.value
+        why = f"a derivative of powers of negative values down to {short_number(lowest)}"
+        return Cause("domain-error", 0.9, why)
+    return None
+
+
+def _is_square_root(op: Op, made: Op | None) -> bool:
+    """Whether a power is a square root: by its exponent, or by that of its derivative, which is one less."""
+    exponent = PowerTerm.of(made, "exponent").value if made is not None else None
+    return exponent == 0.5 or (exponent is None and op.short == "pow" and PowerTerm.of(op, "exponent").value == -0.5)

@@ -1,0 +1,172 @@
+"""Merges incidents that are one fault: on several ranks, at the same origin again, or as a consequence.
+
+Every function takes incidents in order of step and returns fewer of them, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from precdoctor.diagnosis.claims.finding import Phase
+from precdoctor.diagnosis.families.nonfinite.incident import Incident
+from precdoctor.diagnosis.survey.op_facts import Replay
+from precdoctor.diagnosis.survey.view import RunView
+
+#: Tensor kinds that the optimizer receives or makes.
+_OPTIMIZER_KINDS = frozenset(("weight_grad_step", "update"))
+
+
+# -- consequences in one process --------------------------------------------------------------------------------------
+
+
+def without_consequences(view: RunView, found: Sequence[Incident]) -> list[Incident]:
+    """Count incidents that follow from tensors that an earlier one left non-finite with that earlier one.
+
+    With several optimizers (a GAN, an actor and a critic) a step of another one may be finite in between.
+    """
+    result: list[Incident] = []
+    for incident in _without_poisoned(found):
+        host = next((k for k, first in enumerate(result) if _follows_from_weights(view, incident, first)), None)
+        if host is None:
+            result.append(incident)
+        else:
+            result[host] = _with_later_steps(result[host], incident)
+    return result
+
+
+def _without_poisoned(found: Sequence[Incident]) -> list[Incident]:
+    """Count incidents that come of a poisoned tensor with the step that poisoned it; no later step was fully finite."""
+    result: list[Incident] = []
+    for incident in found:
+        host = next((k for k, p in enumerate(result) if p.poison and _reads_poisoned(incident, p.poison)), None)
+        if host is not None:
+            first = _with_later_steps(result[host], incident)
+            result[host] = replace(first, shown=incident.step if first.shown is None else first.shown)
+            continue
+        earlier = [p.last_finite for p in result if p.poison is not None and p.step < incident.step]
+        if earlier and incident.last_finite is not None:
+            finite = [s for s in earlier if s is not None]
+            last = min(incident.last_finite, *finite) if len(finite) == len(earlier) else None
+            result.append(replace(incident, last_finite=last))
+        else:
+            result.append(incident)
+    return result
+
+
+def _with_later_steps(first: Incident, later: Incident) -> Incident:
+    return replace(first, last_step=later.last_step, bad_steps=first.bad_steps + later.bad_steps)
+
+
+def _reads_poisoned(incident: Incident, poison: Replay) -> bool:
+    """Whether the culprit only read one of the poisoned tensors."""
+    external = incident.culprit.external if incident.culprit is not None else None
+    if external is None or external[0] not in ("buffer", "weight"):
+        return False
+    return any(external[1] in (p.full_name, p.name) for p in poison.poisoned)
+
+
+def _follows_from_weights(view: RunView, incident: Incident, first: Incident) -> bool:
+    """Whether the optimizer received non-finite gradients of the module at ``first``, and it was not finite since."""
+    place = _suspected_weights(incident)
+    facts = view.step_facts(first.process, first.step)
+    if place is None or first.recovered or (facts is not None and facts.skipped):
+        return False
+    rows = view.rows(first.process, first.step)
+    given = [r for r in rows if r.kind in _OPTIMIZER_KINDS and (r.root, r.module) == place]
+    between = (f.step for f in view.timeline.get(first.process, ()) if first.step < f.step < incident.step)
+    return any(r.bad for r in given) and not any(
+        r.kind == "output" and (r.root, r.module) == place and not r.bad
+        for step in between
+        for r in view.rows(first.process, step)
+    )
+
+
+def _suspected_weights(incident: Incident) -> tuple[str, str] | None:
+    """Root and module whose own weights may have been non-finite; None if an op is the culprit."""
+    if incident.culprit is not None and incident.culprit.external is None:
+        return None
+    if incident.origin is None or incident.phase not in (Phase.FORWARD, Phase.OPTIMIZER):
+        return None
+    return incident.origin.root, incident.origin.module
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def merged_over_ranks(found: Sequence[Incident]) -> list[Incident]:
+    """One incident per event: a rank that reports at most one step later got the values through the weights."""
+    merged: list[Incident] = []
+    for incident in found:
+        host = next((i for i, m in enumerate(merged) if _same_event(m, incident)), None)
+        if host is None:
+            merged.append(incident)
+        else:
+            merged[host] = _with_course(merged[host], incident)
+    return merged
+
+
+def _same_event(first: Incident, other: Incident) -> bool:
+    close = first.step <= other.step <= first.step + 1
+    return close and other.process.rank not in first.ranks and other.process.attempt == first.process.attempt
+
+
+def _with_course(first: Incident, other: Incident) -> Incident:
+    """The first incident, with how the run went on after the other one."""
+    return replace(
+        first,
+        ranks=tuple(sorted({*first.ranks, *other.ranks})),
+        last_step=max(first.last_step, other.last_step),
+        recovered=first.recovered and other.recovered,
+        passed=first.passed and other.passed,
+    )
+
+
+# -- repetitions ------------------------------------------------------------------------------------------------------
+
+
+def merged_over_time(found: Sequence[Incident]) -> list[Incident]:
+    """One incident per fault: later occurrences of the same origin are listed under the first."""
+    merged: dict[tuple[object, ...], Incident] = {}
+    for incident in found:
+        first = merged.get(incident.identity)
+        if first is None:
+            merged[incident.identity] = incident
+        else:
+            again = replace(first, occurrences=(*first.occurrences, *incident.occurrences))
+            merged[incident.identity] = _with_repetition(again, incident)
+    return _with_likely(merged.values())
+
+
+def _with_repetition(first: Incident, incident: Incident) -> Incident:
+    return replace(_with_course(first, incident), bad_steps=first.bad_steps + incident.bad_steps)
+
+
+def _with_likely(found: Iterable[Incident]) -> list[Incident]:
+    """Count incidents that were not fully recorded with the one earlier incident that they may be, if there is one."""
+    result: list[Incident] = []
+    for incident in found:
+        hosts = [k for k, first in enumerate(result) if _compatible(incident, first)]
+        if len(hosts) != 1:
+            result.append(incident)
+            continue
+        first = result[hosts[0]]
+        likely = replace(first, likely=(*first.likely, *incident.occurrences))
+        result[hosts[0]] = _with_repetition(likely, incident)
+    return result
+
+
+def _compatible(incident: Incident, first: Incident) -> bool:
+    """Whether the run got over both incidents, and every known fact of the later one holds for the earlier one.
+
+    An incident that the run did not get over is always reported by itself.
+    """
+    alike = (incident.code, incident.how) == (first.code, first.how) and incident.passed and first.passed
+    if not alike or incident.culprit is not None or incident.poison is not None:
+        return False
+    if incident.origin is None:
+        return first.origin is not None or first.culprit is not None
+    if first.culprit is None or first.origin is None:
+        return False
+    places = [(o.root, o.module, o.row.key) for o in (incident.origin, first.origin)]
+    return places[0] == places[1]
