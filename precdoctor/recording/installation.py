@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 
 from precdoctor.recording.deepscan.scan import DeepScan
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.observe.backward_hooks import Backward
 from precdoctor.recording.observe.forward_hooks import Forward
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import keyword_arguments_are_visible
+from precdoctor.recording.observe.optimizer_hooks import Optimizers
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene.autograd_grad_calls import TakenGradients
 from precdoctor.recording.scene.compiled_calls import CompiledCalls
-from precdoctor.recording.scene.guard import Guard
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.shadowing.shadow import Shadow
 from precdoctor.recording.steps.abandoned_attempts import ThrownAway
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizerless_steps import ManualSteps
-from precdoctor.recording.steps.optimizers import Optimizers
 
 if TYPE_CHECKING:
     from precdoctor.recording.applying.applier import Applier

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from precdoctor.recording.applying.ledger import Ledger
 from precdoctor.recording.model.module_names import Names
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.process.attach import is_distributed
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.hook_guard import guarded
 from precdoctor.runlog.changes import Change
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -17,16 +17,16 @@ import torch
 from torch import nn
 
 from precdoctor.recording import kernels
-from precdoctor.recording.deepscan.evidence import Evidence
 from precdoctor.recording.deepscan.scan_mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import is_capturing
 from precdoctor.recording.ops.dispatch_modes import in_backward, put_on, retire, retired, sweep, take_off
+from precdoctor.recording.output.evidence import Evidence
 from precdoctor.recording.process import attach, memory_limits
+from precdoctor.recording.slots.hook_guard import guarded
+from precdoctor.recording.slots.step_batch import is_capturing
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder

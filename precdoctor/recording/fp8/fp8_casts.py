@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.fp8.cast_observer import Observer, measure, outside
-from precdoctor.recording.fp8.cast_operand import FLOAT8, Operand
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, Calls
 from precdoctor.recording.fp8.fp8_mode import CastMode, beside_others, is_open, supported
 from precdoctor.recording.fp8.provenance import Notes, is_float
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.dispatch_modes import is_own_run, put_on, take_off
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.cast_operand import FLOAT8, Operand
+from precdoctor.recording.slots.hook_guard import guarded
 
 if TYPE_CHECKING:
     from precdoctor.recording.observe.forward_hooks import Frame

@@ -15,11 +15,11 @@ from precdoctor.recording.microscope.outward import aims, replay_outward
 from precdoctor.recording.microscope.preparation import prepared
 from precdoctor.recording.microscope.replay import Replay, replay
 from precdoctor.recording.microscope.slicing import Slice
-from precdoctor.recording.microscope.suspects import Spot, Wanted
 from precdoctor.recording.microscope.tracer import External, OpRecord
 from precdoctor.recording.microscope.unseen import replay_statements
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Names, unwrap
+from precdoctor.recording.ops.op_facts import Spot, Wanted
 from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
 from precdoctor.recording.process import attach

@@ -14,17 +14,17 @@ from torch.utils.hooks import RemovableHandle
 from precdoctor.recording import kernels
 from precdoctor.recording.fp8 import engine_scales
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place, Root
-from precdoctor.recording.observe.batched_launch import Gradients
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.observe.module_hooks import ModuleHooks
-from precdoctor.recording.observe.step_batch import defer, is_capturing
 from precdoctor.recording.ops.dispatch_modes import sweep
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.scene.guard import Guard
 from precdoctor.recording.scene.loss_code import LossCode, is_bad
+from precdoctor.recording.slots.batched_launch import Gradients
+from precdoctor.recording.slots.hook_guard import guarded
+from precdoctor.recording.slots.step_batch import defer, is_capturing
 from precdoctor.recording.steps.abandoned_attempts import ThrownAway
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizerless_steps import ManualSteps

@@ -21,16 +21,16 @@ from precdoctor.recording.fp8.cast_scope import Call, node_number
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.batched_launch import Together
 from precdoctor.recording.observe.frozen_and_buffers import Standing
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
 from precdoctor.recording.observe.recorded_tensors import Seen
-from precdoctor.recording.observe.slots import Entry, Site
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.slots.batched_launch import Together
+from precdoctor.recording.slots.hook_guard import guarded
+from precdoctor.recording.slots.slot_table import Entry, Site
 from precdoctor.recording.steps.optimizerless_steps import ManualSteps
 
 _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass

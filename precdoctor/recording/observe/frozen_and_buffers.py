@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.fp8 import engine_scales
-from precdoctor.recording.fp8.cast_operand import FLOAT8
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.observe.batched_launch import Together
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.batched_launch import Together
+from precdoctor.recording.slots.cast_operand import FLOAT8
 
 
 class Standing:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from precdoctor.recording.observe.step_batch import StepBatch
 from precdoctor.recording.output.step_rows import Row
+from precdoctor.recording.slots.step_batch import StepBatch
 
 #: A run that stays broken says so often enough.
 _MAX_NONFINITE_EVENTS = 100

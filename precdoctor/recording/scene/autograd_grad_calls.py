@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.dispatch_modes import is_own_run
 from precdoctor.recording.ops.source_lines import Line, innermost_user_line
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.hook_guard import guarded
 
 if TYPE_CHECKING:
     from precdoctor.recording.scene.loss_code import LossCode

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again, trains
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.dispatch_modes import is_own_run
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene.compiled_function import CompiledFunction, reads_of, runs_again, trains
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.slots.hook_guard import guarded
 
 #: The function in Dynamo that enters a context and calls the compiled function: now, and in torch 2.6.
 _WRAPPERS = frozenset(("compile_wrapper", "_fn"))

@@ -19,9 +19,9 @@ from torch.utils.data import Subset, dataloader
 from torch.utils.data._utils.collate import default_collate
 
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe, readable
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.hook_guard import guarded
 
 #: Batches remembered (prefetching scripts are one ahead), and bytes of host memory kept alive of one.
 _BATCHES: Final = 2

@@ -17,16 +17,16 @@ from torch.autograd.function import BackwardCFunction
 from torch.fx import traceback as stored_traces
 
 from precdoctor.recording import kernels
-from precdoctor.recording.microscope.compiled_function import CompiledFunction
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene import saved_hooks
+from precdoctor.recording.scene.compiled_function import CompiledFunction
 from precdoctor.recording.scene.local_variables import Notebook
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
+from precdoctor.recording.slots.hook_guard import guarded
 
 #: What autograd calls its note of a node's traceback.
 _KEY = "traceback_"

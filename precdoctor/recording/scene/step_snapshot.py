@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from precdoctor.recording import kernels
 from precdoctor.recording.model import object_copies, static, tensor_leaves
 from precdoctor.recording.model.module_names import unwrap
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import is_capturing
 from precdoctor.recording.ops.source_lines import Line, innermost_user_line
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene.deliveries import Deliveries
 from precdoctor.recording.scene.first_call import Buffers, FirstCall, FirstCalls
 from precdoctor.recording.scene.state_restore import Autocast, RandomState
+from precdoctor.recording.slots.hook_guard import guarded
+from precdoctor.recording.slots.step_batch import is_capturing
 
 if TYPE_CHECKING:
     from precdoctor.recording.scene.autograd_grad_calls import Taken

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import Deferred, is_capturing, read
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.hook_guard import guarded
+from precdoctor.recording.slots.step_batch import Deferred, is_capturing, read
 from precdoctor.recording.steps.sentinel import amax, gradient_sentinel
 from precdoctor.recording.steps.step_attempt import parameters_of
 

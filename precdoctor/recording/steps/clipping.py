@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.hook_guard import guarded
 
 _FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
 #: What is used up by looking at it, so that a list is clipped in its place, as ``clip_grad_norm_`` would make one.

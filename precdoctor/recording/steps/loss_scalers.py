@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import defer, read
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.hook_guard import guarded
+from precdoctor.recording.slots.step_batch import defer, read
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.step_attempt import parameters_of
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import Deferred, defer, is_capturing, read
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.hook_guard import guarded
+from precdoctor.recording.slots.step_batch import Deferred, defer, is_capturing, read
 from precdoctor.recording.steps.scaled_losses import ScaledLosses
 from precdoctor.recording.steps.step_attempt import parameters_of
 

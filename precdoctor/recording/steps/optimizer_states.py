@@ -15,8 +15,8 @@ from torch import Tensor
 from precdoctor.recording import kernels
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.batched_launch import Together
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.batched_launch import Together
 from precdoctor.recording.steps.step_attempt import parameters_of, state_of
 
 _HALF = (torch.float16, torch.bfloat16)

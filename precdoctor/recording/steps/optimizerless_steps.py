@@ -14,8 +14,8 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.observe.batched_launch import Together
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.batched_launch import Together
 from precdoctor.recording.steps.abandoned_attempts import ThrownAway
 
 #: Larger parameters are not copied to be compared.

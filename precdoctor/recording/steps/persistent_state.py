@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Root
-from precdoctor.recording.observe.step_batch import Deferred, read
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.step_batch import Deferred, read
 from precdoctor.recording.steps.sentinel import amax
 from precdoctor.recording.steps.step_attempt import parameters_of, state_of
 

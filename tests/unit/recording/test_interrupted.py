@@ -14,12 +14,12 @@ import torch
 import precdoctor
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import Bank
-from precdoctor.recording.observe.step_batch import EventBatch
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output import numeric_flags
 from precdoctor.recording.output.drain import Drain
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene.loss_code import LossCode
+from precdoctor.recording.slots.step_batch import EventBatch
 from precdoctor.runlog.layout import create_run
 
 RECORDING = Path(precdoctor.__file__).parent / "recording"

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.observe.step_batch import StepFacts
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.scene.state_restore import RandomState
 from precdoctor.recording.scene.step_snapshot import Scene
+from precdoctor.recording.slots.step_batch import StepFacts
 
 
 class Normalize(nn.Module):

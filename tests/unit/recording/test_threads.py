@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.threads import Threads
+from precdoctor.recording.slots.hook_guard import guarded
 
 
 class Worker:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from precdoctor.recording import kernels
-from precdoctor.recording.observe.batched_launch import Gradients, Together, Update
+from precdoctor.recording.slots.batched_launch import Gradients, Together, Update
 
 
 class Device:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from precdoctor.recording.observe.step_batch import waits
 from precdoctor.recording.ops.dispatch_modes import sweep
+from precdoctor.recording.slots.step_batch import waits
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder

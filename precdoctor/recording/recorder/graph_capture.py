@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from precdoctor.recording.observe.step_batch import _cuda, is_capturing
 from precdoctor.recording.process import attach
+from precdoctor.recording.slots.step_batch import _cuda, is_capturing
 
 if TYPE_CHECKING:
     from precdoctor.recording.recorder import Recorder

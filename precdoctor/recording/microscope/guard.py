@@ -17,19 +17,19 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.microscope import event_rows, examination, optimizer_facts
-from precdoctor.recording.microscope.compiled_function import trained_in
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.step_batch import Deferred, looks_like_a_scale, read
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.ops.tensor_facts import describe
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.process.threads import SEVERAL
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.scene.compiled_function import trained_in
 from precdoctor.recording.scene.local_variables import Notebook
 from precdoctor.recording.scene.step_snapshot import Scene
+from precdoctor.recording.slots.step_batch import Deferred, looks_like_a_scale, read
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 from precdoctor.recording.steps.sentinel import Look, amax, gradient_amax, gradient_sentinel
 from precdoctor.recording.steps.skip_streak import Streak

@@ -20,16 +20,16 @@ from precdoctor import _boot
 from precdoctor.recording import kernels
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.module_names import Names, Place
-from precdoctor.recording.observe.batched_launch import Together
-from precdoctor.recording.observe.graph_capture import Capture
-from precdoctor.recording.observe.slots import Entry, Site, SlotTable
-from precdoctor.recording.observe.step_batch import EventBatch, StepBatch, StepFacts, is_capturing
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.process_facts import Facts
-from precdoctor.recording.output.rank_claim import Claim, chosen
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.threads import Threads
-from precdoctor.recording.steps.sampling import Sampler
+from precdoctor.recording.recorder.graph_capture import Capture
+from precdoctor.recording.recorder.rank_claim import Claim, chosen
+from precdoctor.recording.recorder.sampling import Sampler
+from precdoctor.recording.slots.batched_launch import Together
+from precdoctor.recording.slots.slot_table import Entry, Site, SlotTable
+from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts, is_capturing
 
 if TYPE_CHECKING:
     from precdoctor.recording.deepscan.scan import DeepScan
@@ -85,7 +85,7 @@ class Recorder:
         self.facts: Facts | None = None
         self.drain: Drain | None = None
         self.errors = 0
-        #: A hook body runs, and its time is charged (:mod:`~precdoctor.recording.observe.hook_guard`).
+        #: A hook body runs, and its time is charged (:mod:`~precdoctor.recording.slots.hook_guard`).
         self.on_the_clock = False
         self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)

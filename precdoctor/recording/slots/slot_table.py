@@ -12,8 +12,8 @@ from precdoctor.recording import kernels
 from precdoctor.recording.model.module_names import Place
 
 if TYPE_CHECKING:
-    from precdoctor.recording.fp8.cast_operand import Operand
-    from precdoctor.recording.observe.logit_sample import Sharpness
+    from precdoctor.recording.slots.cast_operand import Operand
+    from precdoctor.recording.slots.logit_sample import Sharpness
 
 #: Kinds too large to fingerprint on a GPU; weights, gradients of weights, batches and buffers are.
 _WITHOUT_FINGERPRINT = frozenset({"input", "output", "grad_output", "update", "logits"})

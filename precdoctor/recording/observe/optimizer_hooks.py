@@ -17,15 +17,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from precdoctor.recording import kernels
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.batched_launch import HELD, Together, Update
 from precdoctor.recording.observe.frozen_and_buffers import Standing
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import defer
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.scene.guard import Guard
+from precdoctor.recording.slots.batched_launch import HELD, Together, Update
+from precdoctor.recording.slots.hook_guard import guarded
+from precdoctor.recording.slots.step_batch import defer
 from precdoctor.recording.steps import clipping
 from precdoctor.recording.steps.abandoned_attempts import Found, ThrownAway
 from precdoctor.recording.steps.loss_scalers import Scalers
