@@ -20,6 +20,7 @@ from precdoctor.recording.microscope import event_rows, examination, optimizer_f
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.model import static
+from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.ops.tensor_facts import describe
 from precdoctor.recording.process import attach
@@ -33,7 +34,6 @@ from precdoctor.recording.slots.step_batch import Deferred, looks_like_a_scale, 
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 from precdoctor.recording.steps.sentinel import Look, amax, gradient_amax, gradient_sentinel
 from precdoctor.recording.steps.skip_streak import Streak
-from precdoctor.recording.steps.step_attempt import parameters_of
 
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4

@@ -20,6 +20,7 @@ from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.model.optimizer_contents import gradients_of, groups_of, parameters_in, parameters_of
 from precdoctor.recording.observe.frozen_and_buffers import Standing
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
@@ -33,14 +34,7 @@ from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizer_states import Masters, StateRows, masters_in_state
 from precdoctor.recording.steps.optimizerless_steps import ManualSteps
 from precdoctor.recording.steps.sentinel import Look, gradient_sentinel
-from precdoctor.recording.steps.step_attempt import (
-    Attempt,
-    GradientsAside,
-    gradients_of,
-    groups_of,
-    parameters_in,
-    parameters_of,
-)
+from precdoctor.recording.steps.step_attempt import Attempt, GradientsAside
 from precdoctor.recording.steps.weight_updates import intended_update, intention_of
 
 

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.model import static
+from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots.hook_guard import guarded
 from precdoctor.recording.slots.step_batch import Deferred, is_capturing, read
 from precdoctor.recording.steps.sentinel import amax, gradient_sentinel
-from precdoctor.recording.steps.step_attempt import parameters_of
 
 #: Backward passes after which a loop is known: the first one of an accumulation begins with fresh gradients, too.
 _KNOWN_AFTER: Final = 2

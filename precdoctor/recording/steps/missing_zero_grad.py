@@ -21,11 +21,11 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots.hook_guard import guarded
 from precdoctor.recording.slots.step_batch import Deferred, defer, is_capturing, read
 from precdoctor.recording.steps.scaled_losses import ScaledLosses
-from precdoctor.recording.steps.step_attempt import parameters_of
 
 #: Steps in a row that apply what the step before had applied already, before anything is said.
 ENOUGH: Final = 8

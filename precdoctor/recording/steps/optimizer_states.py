@@ -15,9 +15,9 @@ from torch import Tensor
 from precdoctor.recording import kernels
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.model.optimizer_contents import parameters_of, state_of
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots.batched_launch import Together
-from precdoctor.recording.steps.step_attempt import parameters_of, state_of
 
 _HALF = (torch.float16, torch.bfloat16)
 #: Sampled steps take the state of an optimizer this many steps apart: a power of two, so that two runs have some in

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Root
+from precdoctor.recording.model.optimizer_contents import parameters_of, state_of
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots.step_batch import Deferred, read
 from precdoctor.recording.steps.sentinel import amax
-from precdoctor.recording.steps.step_attempt import parameters_of, state_of
 
 #: In elements: larger buffers are read on sampled steps only.
 _SMALL = 1 << 16
