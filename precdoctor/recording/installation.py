@@ -86,6 +86,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         applier = _applier(recorder)
         if applier is not None:
             applier.install_before()
+        probes = None
         if options.compiled == "instrument":
             from precdoctor.recording.observe.compiled_modules import (  # defines an op, for these runs only
                 CHANGES_ROUNDING,
@@ -93,33 +94,37 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             )
 
             recorder.warnings.append(CHANGES_ROUNDING)
-            recorder.probes = Probes(recorder)
-            recorder.probes.install()
+            probes = Probes(recorder)
+            probes.install()
         thrown = ThrownAway(recorder)
         manual, scene = ManualSteps(recorder, thrown), Scene(recorder)
         if scene.enabled:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
         casts, logits = Casts(recorder), Logits(recorder)
-        forward = Forward(recorder, manual, scene, loss_code, casts, logits)
+        scan = DeepScan(recorder)
+        forward = Forward(recorder, manual, scene, loss_code, casts, logits, scan, probes)
         module_hooks = forward.module_hooks
-        calls = CompiledCalls(recorder, scene, loss_code, *forward.install(), manual.forward_begins)
+        before, after = forward.install()
+        calls = CompiledCalls(
+            recorder, scene, loss_code, before, after, manual.forward_begins, instrumented=probes is not None
+        )
         calls.install(module_hooks.compiles)
         loss_code.forward_begins = manual.forward_begins
-        guard = Guard(recorder, scene)
+        guard = Guard(recorder, scene, scan.suspect)
         kept = KeptGradients(recorder)
-        Backward(recorder, manual, thrown, kept, loss_code, casts, guard, module_hooks, logits.close).install()
+        Backward(recorder, manual, thrown, kept, loss_code, casts, guard, scan, module_hooks, logits.close).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
-        Optimizers(recorder, manual, thrown, kept, guard, casts).install()
+        shadow = Shadow(recorder, scene) if options.shadow is not None else None
+        Optimizers(recorder, manual, thrown, kept, guard, casts, shadow).install()
         recorder.end_open_step = manual.end_open_step
         if applier is not None:
             applier.install_after()
-        recorder.scan = DeepScan(recorder)
+        scan.install()
+        recorder.when_step_ends.append(scan.end_step)
         if options.trace_steps is not None:
             recorder.trace = LiveTrace(recorder, options.trace_steps, functools.partial(_stop_traced, recorder))
-        if options.shadow is not None:
-            recorder.shadow = Shadow(recorder, scene)
     except Exception:
         recorder.state = "off"  # half of the hooks are worse than none
         raise

@@ -14,8 +14,8 @@ from precdoctor.recording.fp8.provenance import Made, Notes, bound, is_float, sc
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.cast_operand import FLOAT8, Operand, launcher
-from precdoctor.recording.slots.hook_guard import guarded
 from precdoctor.recording.slots.slot_table import Entry
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from precdoctor.recording.fp8.fp8_mode import CastMode, is_open, supported
 from precdoctor.recording.fp8.provenance import Notes, is_float
 from precdoctor.recording.ops.dispatch_modes import is_own_run, put_on, take_off
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.cast_operand import FLOAT8, Operand
-from precdoctor.recording.slots.hook_guard import guarded
 
 if TYPE_CHECKING:
-    from precdoctor.recording.observe.forward_hooks import Frame
+    from precdoctor.recording.observe.call_frame import Frame
 
 #: Backward passes looked at in vain before that is left until a cast is met in one.
 _PATIENCE = 2
@@ -121,8 +121,7 @@ class Casts:
         return stack[-1] if stack else None
 
     def _may_open(self) -> bool:
-        trace = self._recorder.trace
-        if trace is not None and trace.running:
+        if self._recorder.traced:
             return False
         return is_own_run(CastMode) and torch._C._functorch.maybe_current_level() is None and supported()
 

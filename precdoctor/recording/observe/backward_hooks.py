@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from precdoctor.recording import kernels
+from precdoctor.recording.deepscan.scan import DeepScan
 from precdoctor.recording.fp8 import engine_scales
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
@@ -21,9 +22,9 @@ from precdoctor.recording.observe.module_hooks import ModuleHooks
 from precdoctor.recording.ops.dispatch_modes import sweep
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode, is_bad
 from precdoctor.recording.slots.batched_launch import Gradients
-from precdoctor.recording.slots.hook_guard import guarded
 from precdoctor.recording.slots.step_batch import defer, is_capturing
 from precdoctor.recording.steps.abandoned_attempts import ThrownAway
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
@@ -46,11 +47,12 @@ class Backward:
         loss_code: LossCode,
         casts: Casts,
         guard: Guard,
+        scan: DeepScan,
         module_hooks: ModuleHooks,
         loss_is_made: Callable[[], None],
     ) -> None:
         self._recorder = recorder
-        self._casts = casts
+        self._casts, self._scan = casts, scan
         self._loss_code = loss_code
         self._manual = manual
         self._thrown = thrown
@@ -105,8 +107,7 @@ class Backward:
 
     def _prepare(self) -> None:
         """What calls modules in a backward pass between samples is a recomputation, of which nothing is recorded."""
-        if self._recorder.scan is not None:
-            self._recorder.scan.enter_backward()
+        self._scan.enter_backward()
         self._module_hooks.resume()  # a keyboard interrupt leaves a call without anybody being told
         if self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
             self._module_hooks.rest_in_backward()
@@ -143,8 +144,7 @@ class Backward:
 
     def _ended(self, tensors: Any) -> None:
         try:
-            if self._recorder.scan is not None:
-                self._recorder.scan.leave()
+            self._scan.leave()
             sweep()
             self._gradients.end()
         finally:

@@ -22,14 +22,14 @@ from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.module_hooks import something_is_compiled
 from precdoctor.recording.ops.dispatch_modes import Retiring, is_own_run, put_on, retire, take_off
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
-from precdoctor.recording.slots.hook_guard import guarded
+from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.logit_sample import Sampled, Sharpness, of_attention, of_scores, sharpness
 from precdoctor.recording.slots.step_batch import arrival, is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from precdoctor.recording.observe.forward_hooks import Frame
+    from precdoctor.recording.observe.call_frame import Frame
     from precdoctor.recording.slots.slot_table import Entry
 
 _SOFTMAX: Final = ("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax")

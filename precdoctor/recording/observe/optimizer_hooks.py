@@ -24,8 +24,9 @@ from precdoctor.recording.model.optimizer_contents import gradients_of, groups_o
 from precdoctor.recording.observe.frozen_and_buffers import Standing
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.shadowing.shadow import Shadow
 from precdoctor.recording.slots.batched_launch import HELD, Together, Update
-from precdoctor.recording.slots.hook_guard import guarded
 from precdoctor.recording.slots.step_batch import defer
 from precdoctor.recording.steps import clipping
 from precdoctor.recording.steps.abandoned_attempts import Found, ThrownAway
@@ -49,9 +50,10 @@ class Optimizers:
         kept: KeptGradients,
         guard: Guard,
         casts: Casts,
+        shadow: Shadow | None,
     ) -> None:
         self._recorder = recorder
-        self._guard = guard
+        self._guard, self._shadow = guard, shadow
         self._manual = manual
         self._thrown = thrown
         self._kept = kept
@@ -177,7 +179,7 @@ class Optimizers:
         """``scaler.step(optimizer)`` begins."""
         attempt = self._open(optimizer, by_scaler=True)
         attempt.skipped = self._skips(optimizer, scaler)
-        self._shadow(attempt)
+        self._compare(attempt)
 
     def _skips(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:
         look, self._look = self._look, None
@@ -223,8 +225,8 @@ class Optimizers:
         attempt.closure = closure is not None
         if not attempt.by_scaler and not attempt.closure:
             attempt.skipped = self._skips(optimizer, None)
-        if not attempt.by_scaler and self._recorder.shadow is not None:
-            self._shadow(attempt)
+        if not attempt.by_scaler:
+            self._compare(attempt)
         attempt.reached = not attempt.skipped
         self._kept.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
@@ -260,11 +262,11 @@ class Optimizers:
         if not attempt.by_scaler:
             self._close(attempt)
 
-    def _shadow(self, attempt: Attempt) -> None:
+    def _compare(self, attempt: Attempt) -> None:
         """Have the step compared with a wide reference, if that was asked for and it is due."""
-        if (shadow := self._recorder.shadow) is not None:
+        if self._shadow is not None:
             finite = not self._guard.found_bad(self._recorder.step)
-            shadow.step_begins(attempt.name, closure=attempt.closure, finite=finite)
+            self._shadow.step_begins(attempt.name, closure=attempt.closure, finite=finite)
 
     def _trace(self, kind: str, optimizer: torch.optim.Optimizer) -> None:
         """Have a trace of the step, if there is one, look at gradients or weights."""

@@ -7,31 +7,32 @@ engine belong to whoever called ``backward``.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-from precdoctor.recording.process import attach
-
-if TYPE_CHECKING:
-    from precdoctor.recording.recorder import Recorder
 
 #: Why a step is not looked into: a replay would take back what the other threads do meanwhile.
 SEVERAL = "several threads use models at once"
 
 
 class Threads:
-    """The recorded thread, and the others."""
+    """The recorded thread, and the others.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    Args:
+        has_trained: whether a step of a training has begun in the recorded thread.
+        warn: logs and shows a sentence.
+    """
+
+    def __init__(self, has_trained: Callable[[], bool], warn: Callable[[str], None]) -> None:
+        self._has_trained, self._warn = has_trained, warn
         #: Identifiers of threads that are not recorded.
         self.others: set[int] = set()
         #: Module calls in progress in the recorded thread.
         self.calls: list[Any] = []
         self._own = 0
         self._thread: threading.Thread | None = None
-        self._told = False
+        self._warned = False
 
     def elsewhere(self) -> bool:
         """Whether the calling thread, which calls a model, ``backward`` or an optimizer, is another one."""
@@ -45,27 +46,15 @@ class Threads:
     def _is_other(self, number: int) -> bool:
         if torch._C._current_graph_task_id() != -1:
             return number in self.others
-        if self._thread is None or not self._thread.is_alive() or self._can_be_left():
+        # The recorded thread may have tried a model out, or serve one, and never train.
+        if self._thread is None or not self._thread.is_alive() or not (self.calls or self._has_trained()):
             if self._thread is not None and self._thread.is_alive():
                 self.others.add(self._own)
             self.others.discard(number)
             self._own, self._thread, self.calls = number, threading.current_thread(), []
             return False
-        if not self._told:
-            self._tell()
+        if not self._warned:
+            self._warned = True
+            self._warn(f"{SEVERAL}; the first one that trains is recorded, the others are not")
         self.others.add(number)
         return True
-
-    def _can_be_left(self) -> bool:
-        """The recorded thread has tried a model out, or serves it, and never trained."""
-        recorder = self._recorder
-        if recorder.claim.forwards_are_steps:
-            return not self.calls
-        trained = recorder.step != recorder.options.first_step or recorder.micro_step or recorder.in_backward
-        return not trained and not self.calls
-
-    def _tell(self) -> None:
-        self._told = True
-        message = f"{SEVERAL}; the first one that trains is recorded, the others are not"
-        self._recorder.event("warning", data={"message": message})
-        attach.say(message)

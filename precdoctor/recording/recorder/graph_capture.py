@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from precdoctor.recording.process import attach
 from precdoctor.recording.slots.step_batch import _cuda, is_capturing
-
-if TYPE_CHECKING:
-    from precdoctor.recording.recorder import Recorder
 
 _SENTENCE = (
     "a training step is captured in a CUDA graph: its replays are not recorded as steps; their statistics are added "
@@ -17,19 +13,22 @@ _SENTENCE = (
 
 
 class Capture:
-    """Asked before anything but statistics: while a graph is captured, nothing else of ours may be launched."""
+    """Asked before anything but statistics: while a graph is captured, nothing else of ours may be launched.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._told = False
+    Args:
+        warn: logs and shows a sentence.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._warned = False
 
     @property
     def runs(self) -> bool:
-        """Whether a backward pass or an optimizer step is being captured; the log and the user learn that once."""
+        """Whether a backward pass or an optimizer step is being captured; warns of it once."""
         if not _cuda.get("_initialized", True) or not is_capturing():  # the first is the same, without a call
             return False
-        if not self._told:
-            self._told = True
-            self._recorder.event("warning", data={"message": _SENTENCE})
-            attach.say(_SENTENCE)
+        if not self._warned:
+            self._warned = True
+            self._warn(_SENTENCE)
         return True

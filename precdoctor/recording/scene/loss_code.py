@@ -20,13 +20,13 @@ from precdoctor.recording import kernels
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene import saved_hooks
 from precdoctor.recording.scene.compiled_function import CompiledFunction
 from precdoctor.recording.scene.local_variables import Notebook
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
-from precdoctor.recording.slots.hook_guard import guarded
 
 #: What autograd calls its note of a node's traceback.
 _KEY = "traceback_"
@@ -49,8 +49,8 @@ _SAVED = "_saved_"
 class LossCode:
     """Notes lines while the loss code runs, and keeps its graph as ``backward`` begins."""
 
-    def __init__(self, recorder: Recorder, scene: Scene) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext, scene: Scene) -> None:
+        self._context = context
         self._scene = scene
         #: Whether nodes are being noted.
         self.running = False
@@ -65,10 +65,10 @@ class LossCode:
         scene.graph_behind = self.behind
         self._notebook = Notebook(scene.affords_aside)
         scene.when_cleared.append(self._forget)
-        recorder.when_closing.append(self.close)
-        recorder.when_forked.append(self._begin_anew)
-        self._note = guarded(recorder)(self._noted)
-        self.began = guarded(recorder)(self._began)
+        context.when_closing.append(self.close)
+        context.when_forked.append(self._begin_anew)
+        self._note = guarded(context)(self._noted)
+        self.began = guarded(context)(self._began)
         self.supported = self.bare = scene.enabled and self._install()
 
     def _install(self) -> bool:
@@ -105,7 +105,7 @@ class LossCode:
         """Whether a node is to be noted: not while compiling, nor in the user's own ``detect_anomaly``."""
         if not self.running or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
             return False
-        if self._recorder.state == "off":  # nobody will read it
+        if self._context.state == "off":  # nobody will read it
             self.close()
             return False
         return True
@@ -117,7 +117,7 @@ class LossCode:
 
     def open(self) -> None:
         """A top-level module in training has returned: what follows may be loss code."""
-        if not torch.is_anomaly_enabled() and not self._traced:
+        if not torch.is_anomaly_enabled() and not self._context.traced:
             self.running = True  # first: a signal handler may raise between the two
             torch.set_anomaly_enabled(True, False)
 
@@ -144,7 +144,7 @@ class LossCode:
     def _noted(self) -> None:
         if self.bare:
             self._noted_bare()
-        if self._recorder.state != "armed":
+        if self._context.state != "armed":
             return  # for how long it would be kept is not known
         if len(self._scene.places) < _MAX_PLACES and (place := self._notebook.note()) is not None:
             self._scene.places.append(place)
@@ -164,11 +164,6 @@ class LossCode:
         self._notebook.clear()
         self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
 
-    @property
-    def _traced(self) -> bool:
-        """Every op of the step is: nothing has to be noted."""
-        return self._recorder.trace is not None and self._recorder.trace.running
-
     def close(self) -> None:
         """A top-level module or ``backward`` begins, or the step ends."""
         if self.running:
@@ -178,7 +173,7 @@ class LossCode:
 
     def _began(self, tensors: Any, gradients: Any) -> None:
         try:
-            if not self._traced:
+            if not self._context.traced:
                 self._keep(tensors, gradients)
         finally:
             self._scene.places = []
@@ -190,7 +185,7 @@ class LossCode:
             places = self._scene.places
             self._scene.begin_step_if_new()
             self._scene.places = places
-        losses = self._recorder.current.losses  # read just now
+        losses = self._context.current.losses  # read just now
         known = losses[-1] if losses else None
         if (graph := self.graph_of(tensors, gradients, known if type(known) is float else None)) is not None:
             self._scene.losses.append(graph)
@@ -210,7 +205,7 @@ class LossCode:
         if len(roots) != 1 or roots[0].grad_fn is None:
             return None
         bad = is_bad(roots[0]) if loss is None or roots[0].numel() != 1 else not math.isfinite(loss)
-        limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._recorder.live else _MAX_NODES
+        limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._context.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
         top = walk.node(roots[0].grad_fn)
         self._room -= walk.count
@@ -218,7 +213,7 @@ class LossCode:
             return None
         gradient = given[0] if given else None
         value = roots[0].detach()
-        graph = LossGraph(self._recorder.micro_step, top, value, gradient, walk.cut, self._scene.places)
+        graph = LossGraph(self._context.micro_step, top, value, gradient, walk.cut, self._scene.places)
         graph.weights = walk.weights if walk.is_bare else []
         return graph
 
@@ -231,7 +226,7 @@ class LossCode:
         self._room_between -= walk.count
         if not isinstance(top, RawNode):
             return None
-        return LossGraph(self._recorder.micro_step, top, x.detach(), None, walk.cut, self._scene.places)
+        return LossGraph(self._context.micro_step, top, x.detach(), None, walk.cut, self._scene.places)
 
 
 def is_bad(loss: Tensor) -> bool:

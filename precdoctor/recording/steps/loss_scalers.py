@@ -17,7 +17,7 @@ from torch import Tensor
 from precdoctor.recording.model import static
 from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.slots.hook_guard import guarded
+from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.step_batch import defer, read
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 
