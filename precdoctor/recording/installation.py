@@ -11,11 +11,11 @@ from precdoctor.recording.deepscan.scan import DeepScan
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.microscope.live import LiveTrace
-from precdoctor.recording.observe.backward_hooks import Backward
-from precdoctor.recording.observe.forward_hooks import Forward
+from precdoctor.recording.observe.backward_hooks import BackwardHooks
+from precdoctor.recording.observe.forward_hooks import ForwardHooks
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import keyword_arguments_are_visible
-from precdoctor.recording.observe.optimizer_hooks import Optimizers
+from precdoctor.recording.observe.optimizer_hooks import OptimizerHooks
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
@@ -25,9 +25,9 @@ from precdoctor.recording.scene.compiled_calls import CompiledCalls
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.shadowing.shadow import Shadow
-from precdoctor.recording.steps.abandoned_attempts import ThrownAway
+from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
-from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
 if TYPE_CHECKING:
     from precdoctor.recording.applying.applier import Applier
@@ -96,14 +96,14 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             recorder.warnings.append(CHANGES_ROUNDING)
             probes = Probes(recorder)
             probes.install()
-        thrown = ThrownAway(recorder)
-        manual, scene = ManualSteps(recorder, thrown), Scene(recorder)
+        thrown = AbandonedAttempts(recorder)
+        manual, scene = OptimizerlessSteps(recorder, thrown), Scene(recorder)
         if scene.enabled:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
         casts, logits = Casts(recorder), Logits(recorder)
         scan = DeepScan(recorder)
-        forward = Forward(recorder, manual, scene, loss_code, casts, logits, scan, probes)
+        forward = ForwardHooks(recorder, manual, scene, loss_code, casts, logits, scan, probes)
         module_hooks = forward.module_hooks
         before, after = forward.install()
         calls = CompiledCalls(
@@ -113,11 +113,13 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene, scan.suspect)
         kept = KeptGradients(recorder)
-        Backward(recorder, manual, thrown, kept, loss_code, casts, guard, scan, module_hooks, logits.close).install()
+        BackwardHooks(
+            recorder, manual, thrown, kept, loss_code, casts, guard, scan, module_hooks, logits.close
+        ).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
         shadow = Shadow(recorder, scene) if options.shadow is not None else None
-        Optimizers(recorder, manual, thrown, kept, guard, casts, shadow).install()
+        OptimizerHooks(recorder, manual, thrown, kept, guard, casts, shadow).install()
         recorder.end_open_step = manual.end_open_step
         if applier is not None:
             applier.install_after()

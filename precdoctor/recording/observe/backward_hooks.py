@@ -26,23 +26,23 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode, is_bad
 from precdoctor.recording.slots.batched_launch import Gradients
 from precdoctor.recording.slots.step_batch import defer, is_capturing
-from precdoctor.recording.steps.abandoned_attempts import ThrownAway
+from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
-from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
 _LOSS = Place("", "", "")
 #: Backward calls made from inside these are the user's all the same; their own lines are not worth naming.
 _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning", "deepspeed")
 
 
-class Backward:
+class BackwardHooks:
     """Patches ``torch.autograd.backward`` (``Tensor.backward`` calls it by attribute) and hooks leaf gradients."""
 
     def __init__(
         self,
         recorder: Recorder,
-        manual: ManualSteps,
-        thrown: ThrownAway,
+        manual: OptimizerlessSteps,
+        thrown: AbandonedAttempts,
         kept: KeptGradients,
         loss_code: LossCode,
         casts: Casts,

@@ -23,17 +23,17 @@ from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.call_frame import CallMode, Frame
-from precdoctor.recording.observe.frozen_and_buffers import Standing
+from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
-from precdoctor.recording.observe.recorded_tensors import Seen
+from precdoctor.recording.observe.recorded_tensors import RecordedTensors
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import Scene
-from precdoctor.recording.slots.batched_launch import Together
+from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.slot_table import Entry, Site
-from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
 if TYPE_CHECKING:
     from precdoctor.recording.observe.compiled_modules import Probes
@@ -45,13 +45,13 @@ _FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
 _MAX_FRAMES = 40
 
 
-class Forward:
+class ForwardHooks:
     """The two global hooks and what they share."""
 
     def __init__(
         self,
         recorder: Recorder,
-        manual: ManualSteps,
+        manual: OptimizerlessSteps,
         scene: Scene,
         loss_code: LossCode,
         casts: Casts,
@@ -66,8 +66,8 @@ class Forward:
         self._leave = guarded(recorder)(self._left)
         self._came = guarded(recorder)(self._gradient_came)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
-        self._seen = Seen(recorder)
-        self._standing, self._weights = Standing(recorder, casts), Together()
+        self._seen = RecordedTensors(recorder)
+        self._standing, self._weights = FrozenAndBuffers(recorder, casts), BatchedLaunch()
         #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
         self.module_hooks = ModuleHooks(recorder, stay=probes is not None)

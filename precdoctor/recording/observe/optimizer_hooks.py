@@ -21,32 +21,32 @@ from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.model.optimizer_contents import gradients_of, groups_of, parameters_in, parameters_of
-from precdoctor.recording.observe.frozen_and_buffers import Standing
+from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.shadowing.shadow import Shadow
-from precdoctor.recording.slots.batched_launch import HELD, Together, Update
+from precdoctor.recording.slots.batched_launch import HELD, BatchedLaunch, Update
 from precdoctor.recording.slots.step_batch import defer
 from precdoctor.recording.steps import clipping
-from precdoctor.recording.steps.abandoned_attempts import Found, ThrownAway
+from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts, Found
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizer_states import Masters, StateRows, masters_in_state
-from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 from precdoctor.recording.steps.sentinel import Look, gradient_sentinel
 from precdoctor.recording.steps.step_attempt import Attempt, GradientsAside
 from precdoctor.recording.steps.weight_updates import intended_update, intention_of
 
 
-class Optimizers:
+class OptimizerHooks:
     """Global optimizer hooks and the patches around them."""
 
     def __init__(
         self,
         recorder: Recorder,
-        manual: ManualSteps,
-        thrown: ThrownAway,
+        manual: OptimizerlessSteps,
+        thrown: AbandonedAttempts,
         kept: KeptGradients,
         guard: Guard,
         casts: Casts,
@@ -63,10 +63,10 @@ class Optimizers:
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
         self._next_copied = 0
-        self._standing = Standing(recorder, casts)
+        self._standing = FrozenAndBuffers(recorder, casts)
         self._masters = Masters(recorder)
         self._state_rows = StateRows(recorder)
-        self._weights, self._given, self._updates = Together(), Together(), Together(HELD)
+        self._weights, self._given, self._updates = BatchedLaunch(), BatchedLaunch(), BatchedLaunch(HELD)
         self.scalers = Scalers(
             recorder, kept, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
         )

@@ -11,7 +11,7 @@ from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.recorder.step_context import StepContext
 
 
-class Seen:
+class RecordedTensors:
     """The tensors the rows of this micro-step already speak of, as they were then: a version tells in-place writes.
 
     A live tensor keeps its address from being used again, so a dead reference means "not seen".

@@ -28,7 +28,7 @@ from precdoctor.recording.process.threads import Threads
 from precdoctor.recording.recorder.graph_capture import Capture
 from precdoctor.recording.recorder.rank_claim import Claim, chosen
 from precdoctor.recording.recorder.sampling import Sampler
-from precdoctor.recording.slots.batched_launch import Together
+from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.slot_table import Entry, Site, SlotTable
 from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts, is_capturing
 
@@ -218,7 +218,7 @@ class Recorder:
         *,
         restart: bool = False,
         launch: Callable[[Tensor, int], None] = kernels.stat,
-        together: Together | None = None,
+        together: BatchedLaunch | None = None,
     ) -> Entry | None:
         """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there. With
         ``together`` it may be done later: ``x`` is to stay as it is.

@@ -37,7 +37,7 @@ Found = tuple[Deferred, Deferred]
 LeaveOut = Callable[[torch.optim.Optimizer, Found | None], None]
 
 
-class ThrownAway:
+class AbandonedAttempts:
     """Watches ``zero_grad``, and the forward and backward passes around it."""
 
     def __init__(self, context: StepContext) -> None:
