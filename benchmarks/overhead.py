@@ -26,7 +26,7 @@ import models
 import torch
 from recorders import OURS, PEERS, WHAT, Ours
 
-#: Steps before the measured ones of ours, which settles down: precdoctor.recording.steps.sampling's, and two.
+#: Steps before the measured ones of ours, which settles down: precdoctor.recording.recorder.sampling's, and two.
 _WARM_UP = 66
 #: glibc's malloc gives the top of its heap back between steps or keeps it, as small blocks happen to lie, and page
 #: faults of up to 3 % of a step then fall on either model: it is told to keep all.

@@ -165,7 +165,7 @@ def recorded(place: Place, blocks: Blocks, name: str, folder: str) -> dict[str, 
 @contextlib.contextmanager
 def always_with_blocks() -> Any:
     """Every sampled step has block histograms; by itself the recorder takes them every 64th step."""
-    from precdoctor.recording.steps.sampling import Sampler
+    from precdoctor.recording.recorder.sampling import Sampler
 
     own = Sampler.wants_blocks
     Sampler.wants_blocks = lambda *_: True

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 
 from precdoctor.recording.deepscan.scan import DeepScan
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.microscope.live import LiveTrace
-from precdoctor.recording.observe.backward_hooks import Backward
-from precdoctor.recording.observe.forward_hooks import Forward
+from precdoctor.recording.observe.backward_hooks import BackwardHooks
+from precdoctor.recording.observe.forward_hooks import ForwardHooks
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import keyword_arguments_are_visible
+from precdoctor.recording.observe.optimizer_hooks import OptimizerHooks
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene.autograd_grad_calls import TakenGradients
 from precdoctor.recording.scene.compiled_calls import CompiledCalls
-from precdoctor.recording.scene.guard import Guard
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.shadowing.shadow import Shadow
-from precdoctor.recording.steps.abandoned_attempts import ThrownAway
+from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
-from precdoctor.recording.steps.optimizerless_steps import ManualSteps
-from precdoctor.recording.steps.optimizers import Optimizers
+from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
 if TYPE_CHECKING:
     from precdoctor.recording.applying.applier import Applier
@@ -86,6 +86,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         applier = _applier(recorder)
         if applier is not None:
             applier.install_before()
+        probes = None
         if options.compiled == "instrument":
             from precdoctor.recording.observe.compiled_modules import (  # defines an op, for these runs only
                 CHANGES_ROUNDING,
@@ -93,33 +94,39 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             )
 
             recorder.warnings.append(CHANGES_ROUNDING)
-            recorder.probes = Probes(recorder)
-            recorder.probes.install()
-        thrown = ThrownAway(recorder)
-        manual, scene = ManualSteps(recorder, thrown), Scene(recorder)
+            probes = Probes(recorder)
+            probes.install()
+        thrown = AbandonedAttempts(recorder)
+        manual, scene = OptimizerlessSteps(recorder, thrown), Scene(recorder)
         if scene.enabled:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
         casts, logits = Casts(recorder), Logits(recorder)
-        forward = Forward(recorder, manual, scene, loss_code, casts, logits)
+        scan = DeepScan(recorder)
+        forward = ForwardHooks(recorder, manual, scene, loss_code, casts, logits, scan, probes)
         module_hooks = forward.module_hooks
-        calls = CompiledCalls(recorder, scene, loss_code, *forward.install(), manual.forward_begins)
+        before, after = forward.install()
+        calls = CompiledCalls(
+            recorder, scene, loss_code, before, after, manual.forward_begins, instrumented=probes is not None
+        )
         calls.install(module_hooks.compiles)
         loss_code.forward_begins = manual.forward_begins
-        guard = Guard(recorder, scene)
+        guard = Guard(recorder, scene, scan.suspect)
         kept = KeptGradients(recorder)
-        Backward(recorder, manual, thrown, kept, loss_code, casts, guard, module_hooks, logits.close).install()
+        BackwardHooks(
+            recorder, manual, thrown, kept, loss_code, casts, guard, scan, module_hooks, logits.close
+        ).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
-        Optimizers(recorder, manual, thrown, kept, guard, casts).install()
+        shadow = Shadow(recorder, scene) if options.shadow is not None else None
+        OptimizerHooks(recorder, manual, thrown, kept, guard, casts, shadow).install()
         recorder.end_open_step = manual.end_open_step
         if applier is not None:
             applier.install_after()
-        recorder.scan = DeepScan(recorder)
+        scan.install()
+        recorder.when_step_ends.append(scan.end_step)
         if options.trace_steps is not None:
             recorder.trace = LiveTrace(recorder, options.trace_steps, functools.partial(_stop_traced, recorder))
-        if options.shadow is not None:
-            recorder.shadow = Shadow(recorder, scene)
     except Exception:
         recorder.state = "off"  # half of the hooks are worse than none
         raise

@@ -9,7 +9,7 @@ import numpy as np
 
 from precdoctor.numerics import EXP_MIN
 from precdoctor.recording.kernels import row_layout as at
-from precdoctor.recording.observe.step_batch import StepBatch
+from precdoctor.recording.slots.step_batch import StepBatch
 
 #: Gradients of these kinds still carry the loss scale.
 _SCALED_KINDS = frozenset(("grad_output", "weight_grad", "loss"))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from precdoctor.recording.applying import flag_changes, optimizer_changes, scaler_changes
 from precdoctor.recording.applying.ledger import Ledger
 from precdoctor.recording.applying.module_changes import ModuleFormats
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import SETTINGS, Change
 
 
 class Applier:
     """Makes the changes of ``--apply``."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._changes = [Change.of(raw, "PRECDOCTOR_OPTIONS") for raw in recorder.options.apply]
-        self._ledger = Ledger(recorder, self._changes)
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+        self._changes = [Change.of(raw, "PRECDOCTOR_OPTIONS") for raw in context.options.apply]
+        self._ledger = Ledger(context, self._changes)
         self._masters = [
             optimizer_changes.MasterWeights(c, self._ledger)
             for c in self._changes
@@ -24,14 +24,14 @@ class Applier:
 
     def install_before(self) -> None:
         """What has to be in place before the recorder's hooks: they are to see the training as it was changed."""
-        flag_changes.install_flags(self._of("flag."), self._ledger, self._recorder)
+        flag_changes.install_flags(self._of("flag."), self._ledger, self._context)
         scaler_changes.install(self._of("scaler."), self._ledger)
         for change in self._of("autocast."):
             flag_changes.install_autocast(change, self._ledger)
         for change in self._of("optimizer.eps"):
             optimizer_changes.install_eps(change, self._ledger)
         if modules := self._of("module."):
-            ModuleFormats(self._recorder, modules, self._ledger).install()
+            ModuleFormats(self._context, modules, self._ledger).install()
         for masters in self._masters:
             masters.install_before()
         for change in (c for c in self._changes if SETTINGS[c.setting].warns):

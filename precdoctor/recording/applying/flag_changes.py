@@ -10,11 +10,11 @@ import torch
 
 from precdoctor.recording.applying.ledger import Ledger
 from precdoctor.recording.process import attach
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import Change, Value
 
 
-def install_flags(changes: Sequence[Change], ledger: Ledger, recorder: Recorder) -> None:
+def install_flags(changes: Sequence[Change], ledger: Ledger, context: StepContext) -> None:
     """Set them now, and once more when training begins: scripts set such flags on their first lines."""
     first = {change: _tried(change, ledger) for change in changes}
 
@@ -24,7 +24,7 @@ def install_flags(changes: Sequence[Change], ledger: Ledger, recorder: Recorder)
             if was is not None:
                 ledger.done(change, f"torch {torch.__version__}", was if was != change.to else before)
 
-    recorder.when_armed.insert(0, again)
+    context.when_armed.insert(0, again)
 
 
 def _tried(change: Change, ledger: Ledger) -> Value | None:

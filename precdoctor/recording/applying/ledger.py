@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from precdoctor.recording.process import attach
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import Change, Value
 
 #: Modules and optimizers named one by one for a change; a loss module made anew each step is met for ever.
@@ -18,14 +18,14 @@ class Ledger:
     Until the process turns out to be one that trains nothing is said: launchers and data loaders import torch, too.
     """
 
-    def __init__(self, recorder: Recorder, changes: Sequence[Change]) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext, changes: Sequence[Change]) -> None:
+        self._context = context
         self._changes = tuple(changes)
         self._noted: dict[tuple[Change, str], int] = {}
         self._refused: set[tuple[Change, str]] = set()
         self._unsaid: list[str] = []
-        recorder.when_armed.append(self._armed)
-        recorder.when_closing.append(self._closing)
+        context.when_armed.append(self._armed)
+        context.when_closing.append(self._closing)
 
     def done(self, change: Change, what: str, was: Value | None) -> None:
         """A change was made.
@@ -51,10 +51,10 @@ class Ledger:
     def _event(self, change: Change, *, done: bool, **data: object) -> None:
         place = {"root": change.root, "module": change.module} if change.of_module else {}
         row = {"setting": change.setting, "to": change.to, "done": done, **data}
-        self._recorder.event("applied", **place, data=row)
+        self._context.event("applied", **place, data=row)
 
     def _say(self, message: str) -> None:
-        if self._recorder.state == "idle":
+        if self._context.state == "idle":
             self._unsaid.append(message)
         elif attach.global_rank() == 0:
             attach.say(message)

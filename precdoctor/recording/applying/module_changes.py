@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from precdoctor.recording.applying.ledger import Ledger
 from precdoctor.recording.model.module_names import Names
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.process.attach import is_distributed
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import Change
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -27,8 +27,8 @@ class ModuleFormats:
     itself, so that it is copied, pickled and saved as before.
     """
 
-    def __init__(self, recorder: Recorder, changes: Sequence[Change], ledger: Ledger) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext, changes: Sequence[Change], ledger: Ledger) -> None:
+        self._context = context
         self._changes = tuple(changes)
         self._ledger = ledger
         #: Names of its own: changes are made on ranks that are not recorded, too.
@@ -41,7 +41,7 @@ class ModuleFormats:
 
     def install(self) -> None:
         """Look at every module that is called for the first time; a model is known by its first call."""
-        meet = guarded(self._recorder)(self._meet)
+        meet = guarded(self._context)(self._meet)
 
         def precdoctor_apply(module: nn.Module, _args: Any) -> None:
             if not torch.compiler.is_compiling() and self._names.find(module) is None:

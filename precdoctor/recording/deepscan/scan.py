@@ -11,25 +11,23 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from precdoctor.recording import kernels
-from precdoctor.recording.deepscan.evidence import Evidence
 from precdoctor.recording.deepscan.scan_mode import ScanMode
 from precdoctor.recording.deepscan.schedule import Schedule
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import is_capturing
 from precdoctor.recording.ops.dispatch_modes import in_backward, put_on, retire, retired, sweep, take_off
+from precdoctor.recording.output.evidence import Evidence
 from precdoctor.recording.process import attach, memory_limits
-
-if TYPE_CHECKING:
-    from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.slots.step_batch import is_capturing
 
 #: Micro-steps of one step that are scanned: with gradient accumulation they are all alike.
 _MAX_MICRO_STEPS = 2
@@ -38,19 +36,23 @@ _MAX_MICRO_STEPS = 2
 class DeepScan:
     """The scans of one process."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._enter_module, self._leave_module = guarded(recorder)(self._entered), guarded(recorder)(self._left)
-        recorder.when_forked.append(self._forget)
-        recorder.when_turned_off.append(self._close)
-        recorder.when_step_begins.append(guarded(recorder)(self.begin_step))
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+        self._enter_module, self._leave_module = guarded(context)(self._entered), guarded(context)(self._left)
         self._mode: ScanMode | None = None
         self._handles: list[Any] = []
         self._forget()
 
+    def install(self) -> None:
+        """Be called as steps begin; after all other hooks, because a scan does not begin beside another mode."""
+        context = self._context
+        context.when_forked.append(self._forget)
+        context.when_turned_off.append(self._close)
+        context.when_step_begins.append(guarded(context)(self.begin_step))
+
     def _forget(self) -> None:
         self._close()  # a forked child inherits what is open
-        self.schedule = Schedule(self._recorder.options)
+        self.schedule = Schedule(self._context.options)
         self._began = time.perf_counter_ns()
         self._mode = None
         #: The last step that it began to scan.
@@ -94,7 +96,7 @@ class DeepScan:
         if self._open and self._mode is not None:
             self._root, mode = module, self._mode
             mode.modules.clear()  # an exception that no hook is told of leaves some
-            mode.micro_step, mode.resting = self._recorder.micro_step, not self._in_time()
+            mode.micro_step, mode.resting = self._context.micro_step, not self._in_time()
             self._entered(module, ())
 
     def enter_backward(self) -> None:
@@ -110,21 +112,20 @@ class DeepScan:
             self._mode.stage, self._mode.resting = "optimizer", False
 
     def _due(self) -> bool:
-        recorder = self._recorder
-        if recorder.trace is not None or self._mode is not None:
+        context = self._context
+        if context.trace is not None or self._mode is not None:
             return False
-        drain = recorder.drain
-        if self._asked == recorder.step and (drain is None or not drain.evidence):
+        if self._asked == context.step and not context.evidence:
             return False
         self._arm()
-        self._asked, elapsed = recorder.step, time.perf_counter_ns() - self._began
-        if self.schedule.wants(recorder.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
-            options = recorder.options
+        self._asked, elapsed = context.step, time.perf_counter_ns() - self._began
+        if self.schedule.wants(context.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
+            options = context.options
             self._mode = ScanMode(memory_limits.for_copies(options), values=not options.redact_names)
         return self._mode is not None
 
     def _in_time(self) -> bool:
-        return self._recorder.micro_step < _MAX_MICRO_STEPS
+        return self._context.micro_step < _MAX_MICRO_STEPS
 
     def _allows(self, module: nn.Module) -> bool:
         why = why_not(module)
@@ -136,16 +137,16 @@ class DeepScan:
         self._mode = None
         if why not in self._refused:
             self._refused.add(why)
-            self._recorder.event("scan", root=self._name(module), data={"kind": "step", "outcome": "refused",
+            self._context.event("scan", root=self._name(module), data={"kind": "step", "outcome": "refused",
                                                                        "why": why})  # fmt: skip
 
     def _name(self, module: nn.Module) -> str:
-        place = self._recorder.names.find(unwrap(module))
+        place = self._context.names.find(unwrap(module))
         return place.root if place is not None else ""
 
     def _enter(self, stage: str) -> None:
         assert self._mode is not None
-        self._mode.stage, self._mode.micro_step = stage, self._recorder.micro_step
+        self._mode.stage, self._mode.micro_step = stage, self._context.micro_step
         place = nn.modules.module
         self._handles = [
             place.register_module_forward_pre_hook(self._enter_module),
@@ -176,7 +177,7 @@ class DeepScan:
         if module is self._root and len(mode.modules) == 1:
             return  # it has been entered already
         above = mode.modules[-1] if mode.modules else ("", "")
-        place = self._recorder.names.find(module)
+        place = self._context.names.find(module)
         inside = (place.root, place.module) if place is not None else (
             above[0], f"{above[1]}.{type(module).__name__}".lstrip("."))  # fmt: skip
         mode.modules.append(inside)
@@ -199,13 +200,12 @@ class DeepScan:
 
     def suspect(self) -> None:
         """Two steps in a row were discarded: the next one is worth a look."""
-        self.schedule.arm(Evidence("discarded", self._recorder.step))
+        self.schedule.arm(Evidence("discarded", self._context.step))
 
     def _arm(self) -> None:
         """Ask the thread that writes the log what the rows it has written give reason for."""
-        drain = self._recorder.drain
-        while drain is not None and drain.evidence:
-            self.schedule.arm(drain.evidence.popleft())
+        while evidence := self._context.evidence:
+            self.schedule.arm(evidence.popleft())
 
     def end_step(self) -> None:
         """The step is over: log what was found in it."""
@@ -214,15 +214,15 @@ class DeepScan:
         mode, self._mode = self._mode, None
         if mode is None or not (mode.ops or mode.failure):
             return
-        recorder = self._recorder
+        context = self._context
         self._cost_ns += mode.spent_ns
-        recorder.current.scan_ns += mode.spent_ns
+        context.current.scan_ns += mode.spent_ns
         number = f"{attach.global_rank()}-s{self._number}"
         self._number += 1
         if mode.failure is not None:
             why = f"{type(mode.failure).__name__}: {mode.failure}"[:500]
-            recorder.event("warning", data={"message": f"the deep scan of step {recorder.step} was dropped: {why}"})
-            recorder.event("scan", id=number, data={"kind": "step", "outcome": "dropped", "why": why,
+            context.event("warning", data={"message": f"the deep scan of step {context.step} was dropped: {why}"})
+            context.event("scan", id=number, data={"kind": "step", "outcome": "dropped", "why": why,
                                                          **self.schedule.why})  # fmt: skip
             return
         data = {
@@ -230,20 +230,20 @@ class DeepScan:
             "outcome": "done",
             "ops": mode.ops,
             "complete": mode.complete,
-            "micro_steps": min(recorder.micro_step, _MAX_MICRO_STEPS),
+            "micro_steps": min(context.micro_step, _MAX_MICRO_STEPS),
             "followed": mode.trails.begun,
             "lost": mode.trails.lost,
             "spent_ns": mode.spent_ns,
             **self.schedule.why,
         }
-        recorder.event("scan", id=number, data=data)
+        context.event("scan", id=number, data=data)
         with kernels.apart_from_user_modes():
-            rows = mode.facts(Targets(recorder))
+            rows = mode.facts(Targets(context.names))
         if mode.coverage.signature != self._known:  # said once as long as it stays the same
             self._known = mode.coverage.signature
             rows += mode.coverage.events()
         for index, row in enumerate(rows):
-            recorder.event("scan", id=f"{number}.{index}", parent_id=number, **row)
+            context.event("scan", id=f"{number}.{index}", parent_id=number, **row)
 
 
 def why_not(module: nn.Module) -> str | None:

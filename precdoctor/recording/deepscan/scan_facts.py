@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from precdoctor.recording.deepscan.scanned_op import Call, Counts
-from precdoctor.recording.microscope.suspects import closer_look
+from precdoctor.recording.ops.op_facts import closer_look
 from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.ops.tensor_facts import describe
 

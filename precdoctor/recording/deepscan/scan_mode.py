@@ -21,7 +21,6 @@ from precdoctor.recording.deepscan.sums import Sums
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.trails import Trails
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.observe.step_batch import is_capturing
 from precdoctor.recording.ops.dispatch_modes import Retiring
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
@@ -34,6 +33,7 @@ from precdoctor.recording.ops.dispatched_ops import (
 )
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
+from precdoctor.recording.slots.step_batch import is_capturing
 
 #: Ops looked at per scan: rollouts and long recurrences make millions. Of code around the model, ops that go by.
 MAX_OPS, _MAX_ASIDE = 20_000, 50_000

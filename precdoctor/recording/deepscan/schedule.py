@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from precdoctor.recording.deepscan.evidence import Evidence
 from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.output.evidence import Evidence
 
 #: Scans of a process when nobody says how many: steps 0, 1, 8, 64, 512 and 4096.
 DEFAULT_SCANS: Final = 6

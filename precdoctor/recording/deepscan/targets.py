@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from precdoctor.recording.model import static
+from precdoctor.recording.model.module_names import Names
 from precdoctor.recording.ops.dispatched_ops import storage_key
-
-if TYPE_CHECKING:
-    from precdoctor.recording.recorder import Recorder
 
 
 class Targets:
     """Weights, gradients and buffers of the models that the recorder knows, by storage; read once, when first asked."""
 
-    def __init__(self, recorder: Recorder | None = None) -> None:
-        self._recorder = recorder
+    def __init__(self, names: Names | None = None) -> None:
+        self._names = names
         self._known: dict[int, dict[str, Any]] | None = None
 
     def of(self, key: int) -> dict[str, Any]:
@@ -37,7 +35,7 @@ class Targets:
 
     def _parameters(self) -> list[tuple[Any, str, Tensor]]:
         found = []
-        names = self._recorder.names if self._recorder is not None else None
+        names = self._names
         for root in names.roots.values() if names is not None else ():
             module = root.module()
             for parameter in static.parameters(module) if module is not None else ():

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording.fp8.cast_operand import FLOAT8, Operand, launcher
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, running_node
 from precdoctor.recording.fp8.provenance import Made, Notes, bound, is_float, scalar, scaled
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.slots import Entry
 from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.slots.cast_operand import FLOAT8, Operand, launcher
+from precdoctor.recording.slots.slot_table import Entry
 
 if TYPE_CHECKING:
     from precdoctor.numerics.formats import Format

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.step_batch import Deferred, defer
+from precdoctor.recording.slots.step_batch import Deferred, defer
 
 #: ``fp8_meta`` keys of Transformer Engine, and the operands of each matrix product in the order it keeps them
 #: (``transformer_engine/pytorch/constants.py``, ``FP8FwdTensors`` and ``FP8BwdTensors``).

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.fp8.cast_observer import Observer, measure, outside
-from precdoctor.recording.fp8.cast_operand import FLOAT8, Operand
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, Calls
-from precdoctor.recording.fp8.fp8_mode import CastMode, beside_others, is_open, supported
+from precdoctor.recording.fp8.fp8_mode import CastMode, is_open, supported
 from precdoctor.recording.fp8.provenance import Notes, is_float
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.dispatch_modes import is_own_run, put_on, take_off
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.slots.cast_operand import FLOAT8, Operand
 
 if TYPE_CHECKING:
-    from precdoctor.recording.observe.forward_hooks import Frame
+    from precdoctor.recording.observe.call_frame import Frame
 
 #: Backward passes looked at in vain before that is left until a cast is met in one.
 _PATIENCE = 2
@@ -121,10 +121,9 @@ class Casts:
         return stack[-1] if stack else None
 
     def _may_open(self) -> bool:
-        trace = self._recorder.trace
-        if trace is not None and trace.running:
+        if self._recorder.traced:
             return False
-        return not beside_others() and torch._C._functorch.maybe_current_level() is None and supported()
+        return is_own_run(CastMode) and torch._C._functorch.maybe_current_level() is None and supported()
 
     def looks_at(self, module: nn.Module) -> bool:
         """Whether calls of this module are looked at, as far as it goes by the module."""
@@ -256,7 +255,7 @@ def _call_of(frame: Frame) -> Call:
 
 def _put_on(mode: CastMode | None) -> None:
     """Open a mode, unless there is one of somebody else's: those may end in another order than they began."""
-    if mode is not None and not is_open() and not beside_others():
+    if mode is not None and not is_open() and is_own_run(CastMode):
         put_on(mode)
 
 

@@ -12,9 +12,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
-from precdoctor.recording.deepscan.scan_mode import ScanMode
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatch_modes import Looking
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.cast_observer import Observer
@@ -104,14 +102,6 @@ def supported() -> bool:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     backends = getattr(dynamo, "cached_backends", {})
     return not any(callable(backend) for backend in backends.values())  # None stands for what is never compiled
-
-
-def beside_others() -> bool:
-    """Whether a dispatch mode is active that is neither one of these nor a deep scan's, which ends after them, nor one
-    that only looks.
-    """
-    ours = (CastMode, ScanMode, Looking)
-    return any(not isinstance(m, ours) for m in _get_current_dispatch_mode_stack())
 
 
 def is_open() -> bool:

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording import kernels
-from precdoctor.recording.fp8.cast_operand import Factor
-from precdoctor.recording.observe.slots import Entry
-from precdoctor.recording.observe.step_batch import defer
 from precdoctor.recording.ops.dispatched_ops import storage_key
+from precdoctor.recording.slots.cast_operand import Factor
+from precdoctor.recording.slots.slot_table import Entry
+from precdoctor.recording.slots.step_batch import defer
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 def _does_more_than_look(depth: int) -> bool:
     """Whether one of the dispatch modes that are open, ``depth`` of them, may do something about our ops."""
-    return depth > 1 or not getattr(torch._C._get_dispatch_stack_at(0), "only_looks", False)
+    return depth > 1 or not getattr(torch._C._get_dispatch_stack_at(0), "ignores_ours", False)
 
 
 def is_unwatched() -> bool:

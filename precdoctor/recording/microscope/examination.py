@@ -13,10 +13,10 @@ from torch import Size
 from precdoctor.recording.microscope.loss_replay import bring_again, replay_loss
 from precdoctor.recording.microscope.replay import Replay, replay
 from precdoctor.recording.microscope.slicing import Slice
-from precdoctor.recording.microscope.suspects import Spot, Wanted
 from precdoctor.recording.microscope.tracer import OpRecord
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Names, unwrap
+from precdoctor.recording.ops.op_facts import Spot, Wanted
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.state_restore import Attributes, RandomState, no_anomalies

@@ -7,7 +7,7 @@ optimizer-step attempt to the end of the next; results are those of the run, whi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,7 @@ from precdoctor.recording.microscope.tracer import External, OpRecord, Source, T
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.ops.dispatch_modes import in_backward, put_on, retire
 from precdoctor.recording.ops.tensor_facts import badness
-
-if TYPE_CHECKING:
-    from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.step_context import StepContext
 
 #: What a step can go wrong in, in the order it does.
 _LOSS, _GRADIENTS, _WEIGHTS = "loss", "gradients", "weights"
@@ -36,8 +34,8 @@ class LiveTrace:
         found: called when a step has gone wrong, after its events were logged.
     """
 
-    def __init__(self, recorder: Recorder, steps: tuple[int, int], found: Callable[[], None]) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext, steps: tuple[int, int], found: Callable[[], None]) -> None:
+        self._context = context
         self._first, self._last = steps
         self._found = found
         self._tracer: Tracer | None = None
@@ -50,9 +48,9 @@ class LiveTrace:
 
     def begin_if_due(self) -> None:
         """A step begins, or its first top-level module is called."""
-        due = not self.over and self._first <= self._recorder.step < self._last
+        due = not self.over and self._first <= self._context.step < self._last
         if self._tracer is None and due and not in_backward():
-            values = not self._recorder.options.redact_names
+            values = not self._context.options.redact_names
             self._tracer = Tracer({}, values=values)
             self._tracer.live = True
             self._bad = {}
@@ -80,12 +78,12 @@ class LiveTrace:
         if (died or answered) and not self._bad:
             self._bad_at_last(tracer)
         if not self._report(tracer):
-            self.over = self.over or self._recorder.step + 1 >= self._last
+            self.over = self.over or self._context.step + 1 >= self._last
         elif not died:
             self._found()
 
     def _note_known(self, tracer: Tracer) -> None:
-        names = self._recorder.names
+        names = self._context.names
         for root in list(names.roots.values()):
             module = root.module()
             if module is None:
@@ -115,7 +113,7 @@ class LiveTrace:
         tracer = self._tracer
         if tracer is None or torch.compiler.is_compiling():
             return
-        place = self._recorder.names.find(module)
+        place = self._context.names.find(module)
         above = tracer.modules[-1] if tracer.modules else ""
         if place is not None and not tracer.modules:
             tracer.root = place.root
@@ -142,7 +140,7 @@ class LiveTrace:
                 found.append((name, bad, tracer.source(x)))
         if found and kind not in self._bad:
             self._bad[kind] = found
-            self._micro_step = self._recorder.micro_step
+            self._micro_step = self._context.micro_step
 
     def _bad_at_last(self, tracer: Tracer) -> None:
         """The run died of it before anybody called ``backward``: the last bad result is as far as it got."""
@@ -166,15 +164,15 @@ class LiveTrace:
 
     def _write(self, done: Examination, origin: int | None) -> None:
         assert done.found is not None, "made by the caller"
-        recorder, record = self._recorder, None
+        context, record = self._context, None
         if origin is not None:
             record = done.found.tracer.records[origin]
-        number = f"live-{recorder.step}"
+        number = f"live-{context.step}"
         row = incident_event(done, number, {"policy": "trace", "live": True, "weight": self._weight(done)})
         row["root"] = _root_of(record)
-        recorder.event("incident", **row)
+        context.event("incident", **row)
         for op in op_events(done, number):
-            recorder.event("op", **op)
+            context.event("op", **op)
 
     def _weight(self, done: Examination) -> str | None:
         """The first parameter the optimizer spoilt, as ``root/module/name``."""

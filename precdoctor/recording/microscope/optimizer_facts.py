@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in, state_of
 from precdoctor.recording.ops.tensor_facts import badness, describe, value_at
 from precdoctor.recording.steps.persistent_state import Poisoned
-from precdoctor.recording.steps.step_attempt import groups_of, parameters_in, state_of
 
 #: Parameters told of per incident.
 _MAX_PARAMETERS = 4

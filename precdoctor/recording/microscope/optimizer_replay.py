@@ -22,12 +22,12 @@ from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.tracer import External, Tracer
 from precdoctor.recording.model import object_copies, static, tensor_leaves
+from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in, parameters_of, state_of
 from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.ops.source_lines import Line
 from precdoctor.recording.ops.tensor_facts import NEG_INF, POS_INF, badness
 from precdoctor.recording.process import attach
 from precdoctor.recording.scene.state_restore import RandomState
-from precdoctor.recording.steps.step_attempt import groups_of, parameters_in, parameters_of, state_of
 
 _HOOKS = tuple(
     f"_optimizer_{which}_{when}_hooks"

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.microscope.compiled_function import CompiledFunction
 from precdoctor.recording.microscope.slicing import Slice, slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.model import static, tensor_leaves
@@ -19,6 +18,7 @@ from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.scene.autograd_grad_calls import Taken
+from precdoctor.recording.scene.compiled_function import CompiledFunction
 from precdoctor.recording.scene.state_restore import Attributes, Autocast, buffers_aside, without_hooks
 from precdoctor.recording.scene.step_snapshot import RootCall
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from precdoctor.recording.microscope.suspects import Wanted, closer_look
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.ops.dispatch_modes import Retiring
 from precdoctor.recording.ops.dispatched_ops import (
@@ -28,6 +27,7 @@ from precdoctor.recording.ops.dispatched_ops import (
     tensors_in,
     written_by,
 )
+from precdoctor.recording.ops.op_facts import Wanted, closer_look
 from precdoctor.recording.ops.source_lines import Line, innermost_user_line
 from precdoctor.recording.ops.tensor_facts import badness
 

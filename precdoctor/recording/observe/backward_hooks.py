@@ -12,45 +12,47 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from precdoctor.recording import kernels
+from precdoctor.recording.deepscan.scan import DeepScan
 from precdoctor.recording.fp8 import engine_scales
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place, Root
-from precdoctor.recording.observe.batched_launch import Gradients
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.observe.module_hooks import ModuleHooks
-from precdoctor.recording.observe.step_batch import defer, is_capturing
 from precdoctor.recording.ops.dispatch_modes import sweep
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.scene.guard import Guard
+from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode, is_bad
-from precdoctor.recording.steps.abandoned_attempts import ThrownAway
+from precdoctor.recording.slots.batched_launch import Gradients
+from precdoctor.recording.slots.step_batch import defer, is_capturing
+from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
-from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
 _LOSS = Place("", "", "")
 #: Backward calls made from inside these are the user's all the same; their own lines are not worth naming.
 _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning", "deepspeed")
 
 
-class Backward:
+class BackwardHooks:
     """Patches ``torch.autograd.backward`` (``Tensor.backward`` calls it by attribute) and hooks leaf gradients."""
 
     def __init__(
         self,
         recorder: Recorder,
-        manual: ManualSteps,
-        thrown: ThrownAway,
+        manual: OptimizerlessSteps,
+        thrown: AbandonedAttempts,
         kept: KeptGradients,
         loss_code: LossCode,
         casts: Casts,
         guard: Guard,
+        scan: DeepScan,
         module_hooks: ModuleHooks,
         loss_is_made: Callable[[], None],
     ) -> None:
         self._recorder = recorder
-        self._casts = casts
+        self._casts, self._scan = casts, scan
         self._loss_code = loss_code
         self._manual = manual
         self._thrown = thrown
@@ -105,8 +107,7 @@ class Backward:
 
     def _prepare(self) -> None:
         """What calls modules in a backward pass between samples is a recomputation, of which nothing is recorded."""
-        if self._recorder.scan is not None:
-            self._recorder.scan.enter_backward()
+        self._scan.enter_backward()
         self._module_hooks.resume()  # a keyboard interrupt leaves a call without anybody being told
         if self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
             self._module_hooks.rest_in_backward()
@@ -143,8 +144,7 @@ class Backward:
 
     def _ended(self, tensors: Any) -> None:
         try:
-            if self._recorder.scan is not None:
-                self._recorder.scan.leave()
+            self._scan.leave()
             sweep()
             self._gradients.end()
         finally:

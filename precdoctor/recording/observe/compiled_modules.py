@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import unwrap
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.dispatched_ops import take_gradients
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
 
 CHANGES_ROUNDING = (
     "--compiled instrument puts a statistics op behind every module inside compiled graphs: less is fused there, so "

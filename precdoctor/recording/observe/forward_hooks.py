@@ -12,26 +12,31 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.fp8.cast_scope import Call, node_number
+from precdoctor.recording.deepscan.scan import DeepScan
+from precdoctor.recording.fp8.cast_scope import node_number
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.batched_launch import Together
-from precdoctor.recording.observe.frozen_and_buffers import Standing
-from precdoctor.recording.observe.hook_guard import guarded
+from precdoctor.recording.observe.call_frame import CallMode, Frame
+from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
-from precdoctor.recording.observe.recorded_tensors import Seen
-from precdoctor.recording.observe.slots import Entry, Site
+from precdoctor.recording.observe.recorded_tensors import RecordedTensors
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode
-from precdoctor.recording.scene.step_snapshot import RootCall, Scene
-from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+from precdoctor.recording.scene.step_snapshot import Scene
+from precdoctor.recording.slots.batched_launch import BatchedLaunch
+from precdoctor.recording.slots.slot_table import Entry, Site
+from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
+
+if TYPE_CHECKING:
+    from precdoctor.recording.observe.compiled_modules import Probes
 
 _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass
 
@@ -40,74 +45,32 @@ _FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
 _MAX_FRAMES = 40
 
 
-class _Mode:
-    """What a root call decides for all calls below it."""
-
-    __slots__ = ("delegated", "evaluating", "phase")
-
-    def __init__(self, phase: str, *, evaluating: bool, delegated: bool = False) -> None:
-        self.phase = phase
-        self.evaluating = evaluating
-        #: Gradients are off, and computed all the same: by the custom autograd function this runs in.
-        self.delegated = delegated
-
-    @property
-    def name(self) -> str:
-        """Calls are numbered apart by it, so that a look at the validation set does not shift the training calls."""
-        return "eval" if self.evaluating else self.phase
-
-
-class Frame:
-    """One module call in progress."""
-
-    __slots__ = (
-        "call",
-        "call_made",
-        "first_node",
-        "kept",
-        "mode",
-        "module",
-        "outermost",
-        "place",
-        "recorded",
-        "reopens",
-    )
-
-    def __init__(self, module: nn.Module, place: Place | None, mode: _Mode) -> None:
-        self.module = module
-        self.place = place
-        self.mode = mode
-        self.call = 0
-        self.recorded = False
-        #: Number of the first autograd node that the call could make.
-        self.first_node = 0
-        #: Top-level calls in training: what a replay of them needs.
-        self.kept: RootCall | None = None
-        #: It was called in the midst of loss code (a teacher, without gradients), which goes on after it.
-        self.reopens = False
-        #: Nothing but wrappers (DistributedDataParallel and the like) around it.
-        self.outermost = False
-        #: Once casts to float8 have been met: the call as those see it.
-        self.call_made: Call | None = None
-
-
-class Forward:
+class ForwardHooks:
     """The two global hooks and what they share."""
 
     def __init__(
-        self, recorder: Recorder, manual: ManualSteps, scene: Scene, loss_code: LossCode, casts: Casts, logits: Logits
+        self,
+        recorder: Recorder,
+        manual: OptimizerlessSteps,
+        scene: Scene,
+        loss_code: LossCode,
+        casts: Casts,
+        logits: Logits,
+        scan: DeepScan,
+        probes: Probes | None,
     ) -> None:
         self._recorder, self._manual, self._scene = recorder, manual, scene
         self._loss_code, self._casts, self._logits = loss_code, casts, logits
+        self._scan, self._probes = scan, probes
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._came = guarded(recorder)(self._gradient_came)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
-        self._seen = Seen(recorder)
-        self._standing, self._weights = Standing(recorder, casts), Together()
+        self._seen = RecordedTensors(recorder)
+        self._standing, self._weights = FrozenAndBuffers(recorder, casts), BatchedLaunch()
         #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
-        self.module_hooks = ModuleHooks(recorder)
+        self.module_hooks = ModuleHooks(recorder, stay=probes is not None)
         #: By root and mode, once a call between samples was seen whole: the autocast that its forward enters by itself.
         self._inner_autocast: dict[tuple[str, str], str | None] = {}
         recorder.when_forked.append(self._inner_autocast.clear)
@@ -146,7 +109,7 @@ class Forward:
 
     def _post_hook(self) -> Callable[[nn.Module, Any, Any], None]:
         recorder, leave, casts = self._recorder, self._leave, self._casts
-        probes = recorder.probes
+        probes = self._probes
 
         def precdoctor_forward(module: nn.Module, _args: Any, result: Any) -> None:
             if torch.compiler.is_compiling():
@@ -205,8 +168,8 @@ class Forward:
             self._note_autocast(mode, stack[0] if len(stack) > 1 else None)
         if inside is None:
             frame.reopens = self._loss_code.root_begins(module)
-            if recorder.probes is not None:
-                recorder.probes.meet(module)
+            if self._probes is not None:
+                self._probes.meet(module)
         if inside is None and not recompute and recorder.trace is not None:
             recorder.trace.root_called(module, place.root, {**dict(enumerate(args)), **keyword_arguments()})
         if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
@@ -223,11 +186,10 @@ class Forward:
 
     def _look_at_ops(self, frame: Frame) -> None:
         """Of a top-level call: on steps that are scanned at all of them, on sampled ones at those that read logits."""
-        scan = self._recorder.scan
         trains = frame.mode.phase == "train" and not frame.mode.delegated
         self._logits.close()  # of another root's loss: a scan does not begin beside it
-        if trains and scan is not None and self._recorder.claim.patient:
-            scan.enter_root(frame.module)
+        if trains and self._recorder.claim.patient:
+            self._scan.enter_root(frame.module)
         if self._recorder.live:
             self._logits.root_begins(frame)
 
@@ -239,10 +201,10 @@ class Forward:
             with self._weights as together:
                 self._standing.record(module, together)
 
-    def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> _Mode:
+    def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> CallMode:
         """How a top-level call is recorded: training, no-grad inside training, evaluation (perhaps), or not at all."""
         if recompute:
-            return _Mode("train", evaluating=False)
+            return CallMode("train", evaluating=False)
         root = self._recorder.names.roots[place.root]
         delegated = not torch.is_grad_enabled() and _inside_function()
         grad = torch.is_grad_enabled() or delegated
@@ -250,7 +212,7 @@ class Forward:
         evaluating = not static.is_training(module) or not (grad or root.parametric)
         if evaluating and not grad and root.trained:
             return _NOT_RECORDED
-        return _Mode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
+        return CallMode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
 
     def _autocast_is_new(self) -> bool:
         """Whether autocast is on, and the step does not know of it yet."""
@@ -270,7 +232,7 @@ class Forward:
         recorder.current.autocast_dtype = recorder.current.autocast_dtype or self._inner_autocast[key]
         self.module_hooks.rest_inside(module)
 
-    def _note_autocast(self, mode: _Mode, outermost: Frame | None = None) -> None:
+    def _note_autocast(self, mode: CallMode, outermost: Frame | None = None) -> None:
         """Note the dtype for the step; ``outermost`` is the top-level call that has entered autocast by itself."""
         for device in () if mode.evaluating else ("cuda", "cpu"):
             if torch.is_autocast_enabled(device):
@@ -365,15 +327,15 @@ class Forward:
         return self._last_hooked is not None and self._last_hooked() is x
 
 
-_NOT_RECORDED = _Mode("", evaluating=False)
+_NOT_RECORDED = CallMode("", evaluating=False)
 
 
-def _inner_mode(above: _Mode) -> _Mode:
+def _inner_mode(above: CallMode) -> CallMode:
     """The mode of a call inside another one: without gradients (a frozen encoder, a teacher) it is marked as such."""
     if above.phase != "train" or above.delegated or torch.is_grad_enabled():
         return above
     delegated = _inside_function()
-    return _Mode("train" if delegated else "no_grad", evaluating=above.evaluating, delegated=delegated)
+    return CallMode("train" if delegated else "no_grad", evaluating=above.evaluating, delegated=delegated)
 
 
 def _inside_function() -> bool:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.fp8 import engine_scales
-from precdoctor.recording.fp8.cast_operand import FLOAT8
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.observe.batched_launch import Together
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.batched_launch import BatchedLaunch
+from precdoctor.recording.slots.cast_operand import FLOAT8
 
 
-class Standing:
+class FrozenAndBuffers:
     """Records them on sampled steps, those that were written to since the last time."""
 
     def __init__(self, recorder: Recorder, casts: Casts) -> None:
@@ -30,14 +30,14 @@ class Standing:
         self._weights.clear()
         self._stamps.clear()
 
-    def record(self, module: torch.nn.Module, together: Together) -> None:
+    def record(self, module: torch.nn.Module, together: BatchedLaunch) -> None:
         """The rows of one root; what they are of is kept in ``together`` where it may be."""
         modules = static.modules(module)
         self._frozen(module, together)
         self._buffers(modules, together)
         self._delayed_scaling(modules, together)
 
-    def _frozen(self, module: torch.nn.Module, together: Together) -> None:
+    def _frozen(self, module: torch.nn.Module, together: BatchedLaunch) -> None:
         """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again.
 
         Of an inference run, all weights.
@@ -55,7 +55,7 @@ class Standing:
                 site = recorder.site(found[0], "weight", found[1], parameter)
                 recorder.measure(site, parameter, together=together)
 
-    def _buffers(self, modules: list[torch.nn.Module], together: Together) -> None:
+    def _buffers(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
         """Floating-point and complex buffers, whenever they were written to."""
         recorder = self._recorder
         owned = ((m, name, b) for m in modules for name, b in static.held(m, "_buffers").items())
@@ -72,7 +72,7 @@ class Standing:
             if found is not None and recorder.wants(found[0]):
                 recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer, together=together)
 
-    def _delayed_scaling(self, modules: list[torch.nn.Module], together: Together) -> None:
+    def _delayed_scaling(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
         """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers."""
         recorder = self._recorder
         for owner in modules:

@@ -16,21 +16,21 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording import kernels
-from precdoctor.recording.fp8.fp8_mode import beside_others
+from precdoctor.recording.fp8.fp8_mode import CastMode
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.logit_sample import Sampled, Sharpness, of_attention, of_scores, sharpness
 from precdoctor.recording.observe.module_hooks import something_is_compiled
-from precdoctor.recording.observe.step_batch import arrival, is_capturing
-from precdoctor.recording.ops.dispatch_modes import Looking, put_on, retire, take_off
+from precdoctor.recording.ops.dispatch_modes import Retiring, is_own_run, put_on, retire, take_off
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.slots.logit_sample import Sampled, Sharpness, of_attention, of_scores, sharpness
+from precdoctor.recording.slots.step_batch import arrival, is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from precdoctor.recording.observe.forward_hooks import Frame
-    from precdoctor.recording.observe.slots import Entry
+    from precdoctor.recording.observe.call_frame import Frame
+    from precdoctor.recording.slots.slot_table import Entry
 
 _SOFTMAX: Final = ("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax")
 _ATTENTION: Final = (
@@ -54,10 +54,12 @@ _HEADS: Final = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads
 _OUTSIDE: Final = Place("", "", "")
 
 
-class LogitMode(Looking):
+class LogitMode(Retiring):
     """Runs each op; what it looks at is told to its owner."""
 
     supports_higher_order_operators = True
+    watches = True
+    ignores_ours = True
 
     def __init__(self, look: Callable[..., None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as torch has it
@@ -341,6 +343,6 @@ def _may_open() -> bool:
         and torch._C._functorch.maybe_current_level() is None
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
-        and not beside_others()
+        and is_own_run(CastMode)
         and not something_is_compiled()
     )

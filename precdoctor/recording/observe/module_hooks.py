@@ -24,11 +24,11 @@ from torch import nn
 
 from precdoctor.recording.model import static
 from precdoctor.recording.process import attach
+from precdoctor.recording.recorder.step_context import StepContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from precdoctor.recording.recorder import Recorder
 
 #: These choose another implementation when they, or a part of them, have hooks.
 _LOOK_FOR_HOOKS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
@@ -50,10 +50,14 @@ class _Return:
 
 
 class ModuleHooks:
-    """The two hooks, and whether they are in torch's tables."""
+    """The two hooks, and whether they are in torch's tables.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    Args:
+        stay: never take them out.
+    """
+
+    def __init__(self, context: StepContext, *, stay: bool = False) -> None:
+        self._context = context
         self._return = _Return(self)
         self._before: Callable[[nn.Module, Any], None] | None = None
         self._after: Callable[[nn.Module, Any, Any], None]
@@ -63,7 +67,7 @@ class ModuleHooks:
         self._out = False
         self._module: nn.Module | None = None
         #: For good: something was compiled, or torch keeps its hooks in another way.
-        self.stay = not _is_supported()
+        self.stay = stay or not _is_supported()
 
     def install(self, before: Callable[[nn.Module, Any], None], after: Callable[[nn.Module, Any, Any], None]) -> None:
         """Register both with torch, for every module of the process."""
@@ -90,7 +94,7 @@ class ModuleHooks:
 
     def rest_in_backward(self) -> None:
         """Take both out until :meth:`resume`, which is to be called as the backward pass ends."""
-        if not self._recorder.live and self._may_rest():
+        if not self._context.live and self._may_rest():
             self._take_out()
 
     def resume(self) -> None:
@@ -141,8 +145,7 @@ class ModuleHooks:
         if (
             self.stay
             or self._out
-            or self._recorder.threads.others
-            or self._recorder.probes is not None
+            or self._context.threads.others
             or list(tables._global_forward_pre_hooks) != [self._keys[0]]
             or list(tables._global_forward_hooks) != [self._keys[1]]
         ):

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.step_context import StepContext
 
 
-class Seen:
+class RecordedTensors:
     """The tensors the rows of this micro-step already speak of, as they were then: a version tells in-place writes.
 
     A live tensor keeps its address from being used again, so a dead reference means "not seen".
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
         self._when = (-1, -1)
         self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._storages: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        recorder.when_forked.append(self._clear)
+        context.when_forked.append(self._clear)
 
     def _clear(self) -> None:
         self._tensors.clear()
@@ -30,8 +30,8 @@ class Seen:
 
     def add(self, x: Tensor) -> None:
         """Note a tensor that a row was made of."""
-        recorder = self._recorder
-        now = (recorder.step, recorder.micro_step)
+        context = self._context
+        now = (context.step, context.micro_step)
         if now != self._when:
             self._clear()
             self._when = now

@@ -18,17 +18,12 @@ class Retiring(TorchDispatchMode):
     Attributes:
         over: it is.
         watches: it sees the user's own run of every op, and changes nothing: no replay, no trace.
+        ignores_ours: it does nothing about ops of the recorder.
     """
 
     over = False
     watches = False
-
-
-class Looking(Retiring):
-    """A mode that runs every op as it is, with the same results, and does nothing about ops of ours."""
-
-    watches = True
-    only_looks = True
+    ignores_ours = False
 
 
 #: What is on some thread's stack, by ``id``.
@@ -64,10 +59,14 @@ def take_off(mode: TorchDispatchMode) -> None:
     _open.pop(id(mode), None)
 
 
-def is_own_run() -> bool:
-    """Whether this thread runs the user's code as it is: no mode on its stack replays, traces or counts."""
+def is_own_run(*beside: type[TorchDispatchMode]) -> bool:
+    """Whether this thread runs the user's code as it is: no mode on its stack replays, traces or counts.
+
+    Args:
+        beside: modes of these classes may be open.
+    """
     stack = (torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack()))
-    return all(isinstance(m, Retiring) and m.watches for m in stack)
+    return all(isinstance(m, beside) or (isinstance(m, Retiring) and m.watches) for m in stack)
 
 
 def retire(mode: Retiring) -> None:

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precdoctor.recording.deepscan.evidence import Evidence, Watcher
-from precdoctor.recording.observe.step_batch import EventBatch, StepBatch, StepFacts
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.events import EventLog
+from precdoctor.recording.output.evidence import Evidence, Watcher
 from precdoctor.recording.output.step_rows import LossScales, step_row
 from precdoctor.recording.output.tensor_table import Sites, StepTensors
 from precdoctor.recording.process import attach
+from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts
 from precdoctor.runlog.halting import halt_requested
 from precdoctor.runlog.layout import create_rank_directory
 from precdoctor.runlog.writer import DiskBudgetReached, RankWriter

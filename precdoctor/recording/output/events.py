@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from precdoctor.recording.observe.step_batch import StepBatch
 from precdoctor.recording.output.step_rows import Row
+from precdoctor.recording.slots.step_batch import StepBatch
 from precdoctor.runlog.names import shortened
 from precdoctor.runlog.writer import MAX_STRING_BYTES
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.recording.observe.slots import Entry
+from precdoctor.recording.slots.slot_table import Entry
 from precdoctor.runlog import arrays
 
 

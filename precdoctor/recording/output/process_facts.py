@@ -13,9 +13,9 @@ import torch
 import precdoctor
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Names, Root
+from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in
 from precdoctor.recording.output.gradient_reduction import reduction
 from precdoctor.recording.output.numeric_flags import flags
-from precdoctor.recording.steps.step_attempt import groups_of, parameters_in
 from precdoctor.runlog.files import SCHEMA_VERSION
 
 #: Products of float8 tensors told of; a model has a few kinds per layer.

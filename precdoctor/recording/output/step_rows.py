@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from precdoctor.recording.observe.step_batch import StepBatch, looks_like_a_scale, read
 from precdoctor.recording.output.tensor_table import StepTensors
+from precdoctor.recording.slots.step_batch import StepBatch, looks_like_a_scale, read
 
 Row = dict[str, Any]
 

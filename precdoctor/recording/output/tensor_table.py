@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from precdoctor.numerics import EXP_MIN
-from precdoctor.recording.deepscan.evidence import Readings
-from precdoctor.recording.fp8.cast_operand import flush_bins
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.kernels import row_layout as at
-from precdoctor.recording.observe.slots import Entry
-from precdoctor.recording.observe.step_batch import StepBatch, read
+from precdoctor.recording.output.evidence import Readings
 from precdoctor.recording.output.logit_columns import sharpness_columns
+from precdoctor.recording.slots.cast_operand import flush_bins
+from precdoctor.recording.slots.slot_table import Entry
+from precdoctor.recording.slots.step_batch import StepBatch, read
 from precdoctor.runlog import arrays
 
 _Ints = npt.NDArray[np.int64]

@@ -7,31 +7,35 @@ engine belong to whoever called ``backward``.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-from precdoctor.recording.process import attach
-
-if TYPE_CHECKING:
-    from precdoctor.recording.recorder import Recorder
 
 #: Why a step is not looked into: a replay would take back what the other threads do meanwhile.
 SEVERAL = "several threads use models at once"
 
 
 class Threads:
-    """The recorded thread, and the others."""
+    """The recorded thread, and the others.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    Args:
+        has_trained: whether a step of a training has begun in the recorded thread.
+        in_hook: whether a hook is running in the recorded thread.
+        warn: logs and shows a sentence.
+    """
+
+    def __init__(
+        self, has_trained: Callable[[], bool], in_hook: Callable[[], bool], warn: Callable[[str], None]
+    ) -> None:
+        self._has_trained, self._in_hook, self._warn = has_trained, in_hook, warn
         #: Identifiers of threads that are not recorded.
         self.others: set[int] = set()
         #: Module calls in progress in the recorded thread.
         self.calls: list[Any] = []
         self._own = 0
         self._thread: threading.Thread | None = None
-        self._told = False
+        self._warned = False
         self._taking = threading.Lock()
 
     def elsewhere(self) -> bool:
@@ -52,38 +56,26 @@ class Threads:
                     return False
             finally:
                 self._taking.release()
-        if not self._told:
-            self._tell()
+        if not self._warned:
+            self._warned = True
+            self._warn(f"{SEVERAL}; the first one that trains is recorded, the others are not")
         self.others.add(number)
         return True
 
     def _is_free(self) -> bool:
-        return self._thread is None or not self._thread.is_alive() or self._can_be_left()
+        """No thread is recorded, or the recorded one has tried a model out, or serves one, and never trained."""
+        return self._thread is None or not self._thread.is_alive() or not (self.calls or self._has_trained())
 
     def _take(self, number: int) -> bool:
-        """Have the calling thread be the recorded one, unless a hook runs in another: both would write to one slot.
+        """Make the calling thread the recorded one, unless a hook runs in another: both would write to one slot.
 
-        A hook that begins first says so and then looks at :attr:`others`; here it is the other way round.
+        A hook that begins first sets its mark and then looks at :attr:`others`; here it is the other way round.
         """
         if self._thread is not None and self._thread.is_alive():
             self.others.add(self._own)
-            if self._recorder.on_the_clock:
+            if self._in_hook():
                 self.others.discard(self._own)
                 return False
         self.others.discard(number)
         self._own, self._thread, self.calls = number, threading.current_thread(), []
         return True
-
-    def _can_be_left(self) -> bool:
-        """The recorded thread has tried a model out, or serves it, and never trained."""
-        recorder = self._recorder
-        if recorder.claim.forwards_are_steps:
-            return not self.calls
-        trained = recorder.step != recorder.options.first_step or recorder.micro_step or recorder.in_backward
-        return not trained and not self.calls
-
-    def _tell(self) -> None:
-        self._told = True
-        message = f"{SEVERAL}; the first one that trains is recorded, the others are not"
-        self._recorder.event("warning", data={"message": message})
-        attach.say(message)

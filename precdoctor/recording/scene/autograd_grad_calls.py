@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.dispatch_modes import is_own_run
 from precdoctor.recording.ops.source_lines import Line, innermost_user_line
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
 
 if TYPE_CHECKING:
     from precdoctor.recording.scene.loss_code import LossCode
@@ -57,22 +57,22 @@ class Taken:
 class TakenGradients:
     """Patches ``torch.autograd.grad``."""
 
-    def __init__(self, recorder: Recorder, scene: Scene, loss_code: LossCode) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext, scene: Scene, loss_code: LossCode) -> None:
+        self._context = context
         self._scene = scene
         self._loss_code = loss_code
-        self._begin = guarded(recorder)(self._began)
-        self._end = guarded(recorder)(self._ended)
+        self._begin = guarded(context)(self._began)
+        self._end = guarded(context)(self._ended)
 
     def install(self) -> None:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
         original = torch.autograd.grad
-        recorder, begin, end = self._recorder, self._begin, self._end
+        context, begin, end = self._context, self._begin, self._end
         parameters = tuple(inspect.signature(original).parameters)
 
         @functools.wraps(original)
         def grad(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or recorder.state != "armed" or not self._listens():
+            if torch.compiler.is_compiling() or context.state != "armed" or not self._listens():
                 return original(*args, **kwargs)
             named = dict(zip(parameters, args, strict=False)) | kwargs
             if named.get("is_grads_batched"):  # gradients that stand for many have no memory of their own
@@ -93,7 +93,7 @@ class TakenGradients:
         return (
             self._scene.enabled
             and self._loss_code.supported
-            and not getattr(self._recorder.local, "stack", None)
+            and not getattr(self._context.local, "stack", None)
             and torch._C._current_graph_task_id() == -1
             and torch._C._functorch.maybe_current_level() is None
             and is_own_run()

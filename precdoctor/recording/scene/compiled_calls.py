@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again, trains
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.dispatch_modes import is_own_run
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.scene.compiled_function import CompiledFunction, reads_of, runs_again, trains
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
@@ -48,27 +48,30 @@ class CompiledCalls:
         before: to be called with a module compiled in place and its arguments, before it runs; ``after`` with its
             result, too.
         forward_begins: to be called as a whole train step is.
+        instrumented: compiled graphs report their modules themselves.
     """
 
     def __init__(
         self,
-        recorder: Recorder,
+        context: StepContext,
         scene: Scene,
         loss_code: LossCode,
         before: Callable[[nn.Module, Any], None],
         after: Callable[[nn.Module, Any, Any], None],
         forward_begins: Callable[[], None],
+        *,
+        instrumented: bool,
     ) -> None:
-        self._recorder = recorder
+        self._context = context
         self._scene = scene
         self._loss_code = loss_code
         self._before, self._after = before, after
-        self._forward_begins = forward_begins
+        self._forward_begins, self._instrumented = forward_begins, instrumented
         self._known: weakref.WeakKeyDictionary[types.FunctionType, CompiledFunction | None] = (
             weakref.WeakKeyDictionary()
         )
-        self._enter = guarded(recorder)(self._entering)
-        self._end = guarded(recorder)(self._ended)
+        self._enter = guarded(context)(self._entering)
+        self._end = guarded(context)(self._ended)
         scene.when_cleared.append(self._release)
 
     def install(self, compiles: Callable[[], None]) -> None:
@@ -78,7 +81,7 @@ class CompiledCalls:
             compiles: called each time, before anything is compiled.
         """
         original = torch.compile
-        listen = functools.cache(guarded(self._recorder)(self._listen))
+        listen = functools.cache(guarded(self._context)(self._listen))
 
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - as torch has it
@@ -142,7 +145,7 @@ class CompiledCalls:
 
     def _listens(self) -> bool:
         return (
-            self._recorder.state in ("armed", "idle")
+            self._context.state in ("armed", "idle")
             and not torch.compiler.is_compiling()
             and torch._C._current_graph_task_id() == -1
             and torch._C._functorch.maybe_current_level() is None
@@ -152,11 +155,11 @@ class CompiledCalls:
 
     def _inside(self) -> bool:
         """Whether a module is running: a replay of that will call the function again."""
-        return bool(getattr(self._recorder.local, "stack", None))
+        return bool(getattr(self._context.local, "stack", None))
 
     def _of_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
-        if self._recorder.probes is not None:
-            return _nothing  # the graph itself tells of the module
+        if self._instrumented:
+            return _nothing
         self._before(module, args)
 
         def leave() -> None:
@@ -166,10 +169,10 @@ class CompiledCalls:
 
     def _began(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RootCall | None:
         """Kept only if that takes nothing from what is known of the step's modules."""
-        scene, recorder = self._scene, self._recorder
+        scene, context = self._scene, self._context
         if (known := self._function(function)) is None:
             return None
-        if known.trains and recorder.state == "armed":
+        if known.trains and context.state == "armed":
             self._forward_begins()
         scene.begin_step_if_new()
         if scene.refused is not None or len(scene.calls) >= _MAX_CALLS or not scene.has_room((args, kwargs)):
@@ -177,9 +180,9 @@ class CompiledCalls:
         reads = reads_of(function)
         known.take(function, {**reads, **{str(i): x for i, x in enumerate(args)}, **kwargs})
         trained = [m for m in known.children() if next(static.parameters(m), None) is not None]
-        if recorder.state != "armed" and not (trained and recorder.arm()):
+        if context.state != "armed" and not (trained and context.arm()):
             return None
-        places = [recorder.names.place(m, None) for m in trained]
+        places = [context.names.place(m, None) for m in trained]
         call = scene.enter(known, places[0].root if places else "", args, kwargs)
         if call is not None:
             call.parametric = bool(trained)

@@ -19,9 +19,9 @@ from torch.utils.data import Subset, dataloader
 from torch.utils.data._utils.collate import default_collate
 
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe, readable
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
 
 #: Batches remembered (prefetching scripts are one ahead), and bytes of host memory kept alive of one.
 _BATCHES: Final = 2
@@ -75,15 +75,15 @@ class Delivery:
 class Deliveries:
     """Watches the iterators of data loaders."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
         #: Per iterator what it has drawn: indices by the number of the batch.
         self._drawn: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
-        self._draw = guarded(recorder)(self._has_drawn)
-        self._deliver = guarded(recorder)(self._has_delivered)
+        self._draw = guarded(context)(self._has_drawn)
+        self._deliver = guarded(context)(self._has_delivered)
         #: The last ones, latest last.
         self.latest: deque[Delivery] = deque(maxlen=_BATCHES)
-        recorder.when_forked.append(self.clear)
+        context.when_forked.append(self.clear)
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -99,14 +99,14 @@ class Deliveries:
             draws = base._next_index
             gives = single._next_data, several._next_data
         except AttributeError:
-            self._recorder.warnings.append("this torch does not show which samples a data loader draws")
+            self._context.warnings.append("this torch does not show which samples a data loader draws")
             return
-        recorder, draw, deliver = self._recorder, self._draw, self._deliver
+        context, draw, deliver = self._context, self._draw, self._deliver
 
         @functools.wraps(draws)
         def _next_index(self: Any) -> Any:
             index = draws(self)
-            if recorder.state != "off":
+            if context.state != "off":
                 draw(self, index)
             return index
 
@@ -114,7 +114,7 @@ class Deliveries:
             @functools.wraps(original)
             def _next_data(self: Any) -> Any:
                 batch = original(self)
-                if recorder.state != "off":
+                if context.state != "off":
                     deliver(self, batch)
                 return batch
 

@@ -17,13 +17,13 @@ from torch.autograd.function import BackwardCFunction
 from torch.fx import traceback as stored_traces
 
 from precdoctor.recording import kernels
-from precdoctor.recording.microscope.compiled_function import CompiledFunction
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.observe.hook_guard import guarded
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene import saved_hooks
+from precdoctor.recording.scene.compiled_function import CompiledFunction
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
@@ -46,8 +46,8 @@ _SAVED = "_saved_"
 class LossCode:
     """Notes lines while the loss code runs, and keeps its graph as ``backward`` begins."""
 
-    def __init__(self, recorder: Recorder, scene: Scene) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext, scene: Scene) -> None:
+        self._context = context
         self._scene = scene
         #: Whether nodes are being noted.
         self.running = False
@@ -61,10 +61,10 @@ class LossCode:
         self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
         scene.graph_behind = self.behind
         scene.when_cleared.append(self._forget)
-        recorder.when_closing.append(self.close)
-        recorder.when_forked.append(self._begin_anew)
-        self._note = guarded(recorder)(self._noted_bare)
-        self.began = guarded(recorder)(self._began)
+        context.when_closing.append(self.close)
+        context.when_forked.append(self._begin_anew)
+        self._note = guarded(context)(self._noted_bare)
+        self.began = guarded(context)(self._began)
         self.supported = self.bare = scene.enabled and self._install()
 
     def _install(self) -> bool:
@@ -102,7 +102,7 @@ class LossCode:
         """Whether a node is to be noted: not while compiling, nor in the user's own ``detect_anomaly``."""
         if not self.running or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
             return False
-        if self._recorder.state == "off":  # nobody will read it
+        if self._context.state == "off":  # nobody will read it
             self.close()
             return False
         return True
@@ -114,7 +114,7 @@ class LossCode:
 
     def open(self) -> None:
         """A top-level module in training has returned: what follows may be loss code."""
-        if not torch.is_anomaly_enabled() and not self._traced:
+        if not torch.is_anomaly_enabled() and not self._context.traced:
             self.running = True  # first: a signal handler may raise between the two
             torch.set_anomaly_enabled(True, False)
 
@@ -152,11 +152,6 @@ class LossCode:
     def _forget(self) -> None:
         self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
 
-    @property
-    def _traced(self) -> bool:
-        """Every op of the step is: nothing has to be noted."""
-        return self._recorder.trace is not None and self._recorder.trace.running
-
     def close(self) -> None:
         """A top-level module or ``backward`` begins, or the step ends."""
         if self.running:
@@ -165,13 +160,13 @@ class LossCode:
             self.running = False
 
     def _began(self, tensors: Any, gradients: Any) -> None:
-        if not self._traced:
+        if not self._context.traced:
             self._keep(tensors, gradients)
 
     def _keep(self, tensors: Any, gradients: Any) -> None:
         if self.bare:
             self._scene.begin_step_if_new()
-        losses = self._recorder.current.losses  # read just now
+        losses = self._context.current.losses  # read just now
         known = losses[-1] if losses else None
         if (graph := self.graph_of(tensors, gradients, known if type(known) is float else None)) is not None:
             self._scene.losses.append(graph)
@@ -191,7 +186,7 @@ class LossCode:
         if len(roots) != 1 or roots[0].grad_fn is None:
             return None
         bad = is_bad(roots[0]) if loss is None or roots[0].numel() != 1 else not math.isfinite(loss)
-        limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._recorder.live else _MAX_NODES
+        limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._context.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
         top = walk.node(roots[0].grad_fn)
         self._room -= walk.count
@@ -199,7 +194,7 @@ class LossCode:
             return None
         gradient = given[0] if given else None
         value = roots[0].detach()
-        graph = LossGraph(self._recorder.micro_step, top, value, gradient, walk.cut)
+        graph = LossGraph(self._context.micro_step, top, value, gradient, walk.cut)
         graph.weights = walk.weights if walk.is_bare else []
         return graph
 
@@ -212,7 +207,7 @@ class LossCode:
         self._room_between -= walk.count
         if not isinstance(top, RawNode):
             return None
-        return LossGraph(self._recorder.micro_step, top, x.detach(), None, walk.cut)
+        return LossGraph(self._context.micro_step, top, x.detach(), None, walk.cut)
 
 
 def is_bad(loss: Tensor) -> bool:

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from precdoctor.recording import kernels
 from precdoctor.recording.model import object_copies, static, tensor_leaves
 from precdoctor.recording.model.module_names import unwrap
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import is_capturing
 from precdoctor.recording.ops.source_lines import Line, innermost_user_line
 from precdoctor.recording.process import memory_limits
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.deliveries import Deliveries
 from precdoctor.recording.scene.first_call import Buffers, FirstCall, FirstCalls
 from precdoctor.recording.scene.state_restore import Autocast, RandomState
+from precdoctor.recording.slots.step_batch import is_capturing
 
 if TYPE_CHECKING:
     from precdoctor.recording.scene.autograd_grad_calls import Taken
@@ -98,8 +98,8 @@ class RootCall:
 class Scene:
     """The calls of the current step."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
         self.calls: list[RootCall] = []
         #: The loss code of each backward pass.
         self.losses: list[LossGraph] = []
@@ -110,7 +110,7 @@ class Scene:
         self.transformed = False
         #: Why the step cannot be replayed, if it cannot.
         self.refused: str | None = None
-        self._left: float = memory_limits.for_scene(recorder.options)
+        self._left: float = memory_limits.for_scene(context.options)
         self._storages: set[int] = set()
         self._step = -1
         self._buffers: dict[int, Buffers] = {}
@@ -121,14 +121,14 @@ class Scene:
         self._cannot: dict[int, tuple[weakref.ref[nn.Module], str | None]] = {}
         #: Whether a step that begins is to be kept whatever it takes.
         self.unlimited_at: Callable[[int], bool] = lambda _step: False
-        self.enabled = recorder.options.on_nonfinite != "observe" or recorder.options.scene_memory != 0
-        self._keep = guarded(recorder)(self._gradient)
+        self.enabled = context.options.on_nonfinite != "observe" or context.options.scene_memory != 0
+        self._keep = guarded(context)(self._gradient)
         #: The code behind a tensor.
         self.graph_behind: Callable[[Tensor], LossGraph | None] = lambda _x: None
-        self.deliveries = Deliveries(recorder)
+        self.deliveries = Deliveries(context)
         #: Told when everything is let go of.
         self.when_cleared: list[Callable[[], None]] = []
-        recorder.when_forked.append(self.clear)
+        context.when_forked.append(self.clear)
 
     def clear(self) -> None:
         """Let go of everything: the step is over."""
@@ -141,7 +141,7 @@ class Scene:
         for told in self.when_cleared:
             told()
         self.refused, self.transformed = None, False
-        self._left = memory_limits.for_scene(self._recorder.options)
+        self._left = memory_limits.for_scene(self._context.options)
         self._storages.clear()
 
     # --- root calls --------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Scene:
         call = RootCall(
             module if stand_in is None else stand_in,
             root,
-            self._recorder.micro_step,
+            self._context.micro_step,
             args,
             dict(kwargs),
             [(name, x, tensor_leaves.version(x)) for name, x in given],
@@ -241,7 +241,7 @@ class Scene:
         if self.taking is not None:
             if self.affords(grad):
                 call.taken.setdefault(self.taking, {})[name] = grad.detach()
-        elif not self._recorder.in_backward:
+        elif not self._context.in_backward:
             return
         elif self.affords(grad):
             call.gradients[name] = grad.detach()
@@ -252,8 +252,8 @@ class Scene:
 
     def begin_step_if_new(self) -> None:
         """Let go of the step before."""
-        if self._recorder.step != self._step:
-            self._step = self._recorder.step
+        if self._context.step != self._step:
+            self._step = self._context.step
             self.clear()
             if self.unlimited_at(self._step):
                 self._left = math.inf

@@ -14,7 +14,7 @@ import torch
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
 from precdoctor.recording.process import attach
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.state_restore import Attributes, RandomState
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 from precdoctor.recording.shadowing.comparison import Compared, compare
@@ -29,19 +29,19 @@ _MAX_CALLS = 8
 class Shadow:
     """Compares chosen steps of the rank with a wide reference."""
 
-    def __init__(self, recorder: Recorder, scene: Scene) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext, scene: Scene) -> None:
+        self._context = context
         self._scene = scene
-        self._wide = REFERENCES[recorder.options.shadow or "fp32"]
+        self._wide = REFERENCES[context.options.shadow or "fp32"]
         #: Step attempts so far, per optimizer.
         self._attempts: dict[str, int] = {}
         self._count = 0
         scene.unlimited_at = self._may_be_due
-        recorder.when_forked.append(self._attempts.clear)
+        context.when_forked.append(self._attempts.clear)
 
     def _wants(self, step: int, attempt: int) -> bool:
         """Steps that were named; else every N-th attempt of an optimizer; else attempts 0, 1, 4, 16, 64 ..."""
-        options = self._recorder.options
+        options = self._context.options
         first, last = options.shadow_steps
         if attach.global_rank() != 0 or step < (first or 0) or (last is not None and step >= last):
             return False
@@ -63,11 +63,11 @@ class Shadow:
             closure: the gradients come into being inside the step.
             finite: loss and gradients are.
         """
-        step, attempt = self._recorder.step, self._attempts.get(optimizer, 0)
+        step, attempt = self._context.step, self._attempts.get(optimizer, 0)
         self._attempts[optimizer] = attempt + 1
         if not self._wants(step, attempt):
             return
-        with self._recorder.off_the_clock():
+        with self._context.off_the_clock():
             if closure:
                 self._refused("the optimizer is given a closure: gradients come into being inside its step")
             elif not finite:
@@ -97,7 +97,7 @@ class Shadow:
 
     def _compare_call(self, call: RootCall, left_out: int) -> None:
         try:
-            done = compare(call, self._recorder.names, self._wide)
+            done = compare(call, self._context.names, self._wide)
         except RefusedError as refusal:
             self._write(call, {"outcome": "refused", "why": str(refusal)})
         except Exception as error:  # noqa: BLE001 - the user's forward may refuse to run again, or memory may end
@@ -119,7 +119,7 @@ class Shadow:
         number = self._write(call, data)
         for layer in done.layers:
             if layer.points:
-                self._recorder.event(
+                self._context.event(
                     "scan",
                     id=f"{number}.{layer.order}",
                     parent_id=number,
@@ -136,7 +136,7 @@ class Shadow:
         if call is not None and call.line is not None:
             where |= {"file": call.line.shown, "line": call.line.number, "code": call.line.code}
         reference = str(self._wide).removeprefix("torch.")
-        self._recorder.event("scan", id=number, **where, data={"what": "shadow", "reference": reference, **data})
+        self._context.event("scan", id=number, **where, data={"what": "shadow", "reference": reference, **data})
         return number
 
 

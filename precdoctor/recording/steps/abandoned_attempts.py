@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import Deferred, is_capturing, read
+from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.process import attach
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.slots.step_batch import Deferred, is_capturing, read
 from precdoctor.recording.steps.sentinel import amax, gradient_sentinel
-from precdoctor.recording.steps.step_attempt import parameters_of
 
 #: Backward passes after which a loop is known: the first one of an accumulation begins with fresh gradients, too.
 _KNOWN_AFTER: Final = 2
@@ -37,18 +37,18 @@ Found = tuple[Deferred, Deferred]
 LeaveOut = Callable[[torch.optim.Optimizer, Found | None], None]
 
 
-class ThrownAway:
+class AbandonedAttempts:
     """Watches ``zero_grad``, and the forward and backward passes around it."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
         #: Ends the attempt of an optimizer; set on installation, as are the three questions.
         self._leave_out: LeaveOut = lambda _optimizer, _found: None
         self._in_step: Callable[[], bool] = lambda: False
         self._is_unscaled: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
         self._is_updated: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
         self._forget()
-        recorder.when_forked.append(self._forget)
+        context.when_forked.append(self._forget)
 
     def _forget(self) -> None:
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
@@ -86,11 +86,11 @@ class ThrownAway:
         module.zero_grad = self._noting(module.zero_grad, self._module_throws)  # type: ignore[method-assign]
 
     def _noting(self, original: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
-        recorder, noted = self._recorder, guarded(self._recorder)(note)
+        context, noted = self._context, guarded(self._context)(note)
 
         @functools.wraps(original)
         def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            if recorder.state == "armed" and not torch.compiler.is_compiling():
+            if context.state == "armed" and not torch.compiler.is_compiling():
                 noted(owner)
             return original(owner, *args, **kwargs)
 
@@ -112,7 +112,7 @@ class ThrownAway:
             return
         if self._thrown is not None:
             self._end_thrown()
-        if self._always_fresh and self._recorder.micro_step:
+        if self._always_fresh and self._context.micro_step:
             self._end_if_fresh()
         self._went_forward = True
 
@@ -131,7 +131,7 @@ class ThrownAway:
     def _end_if_fresh(self) -> None:
         """The next ``zero_grad`` comes too late, so that it must be known that it comes."""
         known = self._always_fresh and self._backwards >= _KNOWN_AFTER
-        if not known or not self._recorder.micro_step or self._went_forward:
+        if not known or not self._context.micro_step or self._went_forward:
             return
         optimizer = self._known()
         if optimizer is None or self._in_step():
@@ -165,7 +165,7 @@ class ThrownAway:
     def _optimizer_throws(self, optimizer: torch.optim.Optimizer) -> None:
         self.meet(optimizer)
         self._zeroed = True
-        if not self._recorder.micro_step or self._in_step():
+        if not self._context.micro_step or self._in_step():
             return  # stepped with already, or for a closure to know
         if self._is_unscaled(optimizer):  # nobody unscales what is not for a step
             if not (self._went_forward and self._is_updated(optimizer)):  # else it would take the next step's rows
@@ -179,7 +179,7 @@ class ThrownAway:
     def _module_throws(self, module: nn.Module) -> None:
         optimizer = self._known()
         if optimizer is None:  # it has yet to make itself known
-            if self._recorder.micro_step and (found := self._look(list(static.parameters(module)))) is not None:
+            if self._context.micro_step and (found := self._look(list(static.parameters(module)))) is not None:
                 self._unclear = self._unclear or _is_finite(found)
         elif not self._unclear and self._covers(module, optimizer):
             self._optimizer_throws(optimizer)
@@ -207,7 +207,7 @@ class ThrownAway:
         if self._unclear or attach.has_other_ranks():
             return None
         if not all(p.is_cpu for p in parameters) and (
-            self._recorder.options.on_nonfinite == "observe" or is_capturing()
+            self._context.options.on_nonfinite == "observe" or is_capturing()
         ):
             return None
         return gradient_sentinel(parameters)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
 
 _FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
 #: What is used up by looking at it, so that a list is clipped in its place, as ``clip_grad_norm_`` would make one.
@@ -21,13 +21,13 @@ _ITERATORS = (types.GeneratorType, map, filter, itertools.chain)
 
 
 def install(
-    recorder: Recorder,
+    context: StepContext,
     note: Callable[[Any, list[Tensor]], None],
     covered: Callable[[list[Tensor]], bool],
     stays: Callable[[list[Tensor]], None],
 ) -> None:
     """Call ``note`` with limit and parameters before each clipping; ``stays`` after it, if they were ``covered``."""
-    calls = (guarded(recorder)(note), guarded(recorder)(covered), guarded(recorder)(stays))
+    calls = (guarded(context)(note), guarded(context)(covered), guarded(context)(stays))
     for name in _FUNCTIONS:
         wrapped = _noting(getattr(torch.nn.utils, name), *calls)
         for module in (torch.nn.utils, torch.nn.utils.clip_grad):

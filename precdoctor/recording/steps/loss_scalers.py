@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import defer, read
+from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.slots.step_batch import defer, read
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
-from precdoctor.recording.steps.step_attempt import parameters_of
 
 #: A scaler is updated although this optimizer, whose gradients it has unscaled, was not stepped.
 LeftOutHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import Deferred, defer, is_capturing, read
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.model.optimizer_contents import parameters_of
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.slots.step_batch import Deferred, defer, is_capturing, read
 from precdoctor.recording.steps.scaled_losses import ScaledLosses
-from precdoctor.recording.steps.step_attempt import parameters_of
 
 #: Steps in a row that apply what the step before had applied already, before anything is said.
 ENOUGH: Final = 8
@@ -101,13 +101,13 @@ class _Watch:
 class KeptGradients:
     """Watches the gradients of every optimizer from one step to the next."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
         self._watches: dict[int, _Watch] = {}
-        recorder.when_forked.append(self._watches.clear)
-        recorder.when_closing.append(guarded(recorder)(self._run_ends))
+        context.when_forked.append(self._watches.clear)
+        context.when_closing.append(guarded(context)(self._run_ends))
         #: What a scaler was given and did not scale.
-        self.losses = ScaledLosses(recorder)
+        self.losses = ScaledLosses(context)
 
     # --- backward passes ---------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class KeptGradients:
             if watch.left is None or not watch.left.untouched:
                 watch.intact = False
                 watch.unscaled = watch.summed = 0
-                watch.since = self._recorder.step
+                watch.since = self._context.step
             elif watch.copies:
                 self._compare(watch)
 
@@ -152,8 +152,8 @@ class KeptGradients:
         """
         watch = self._known(optimizer)
         if watch is None:
-            watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._recorder.step)
-            watch.summed = self._recorder.micro_step
+            watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._context.step)
+            watch.summed = self._context.micro_step
         else:
             watch.name = name
             self._judge(watch, plain=plain)
@@ -164,7 +164,7 @@ class KeptGradients:
             self._copy(watch, optimizer)
 
     def _judge(self, watch: _Watch, *, plain: bool) -> None:
-        left, step = watch.left, self._recorder.step
+        left, step = watch.left, self._context.step
         grad = left.now() if left is not None else None
         written = left is None or watch.at_step != left.version
         if not plain or grad is None or grad._version != watch.at_step or (written and not self._clipped):
@@ -178,7 +178,7 @@ class KeptGradients:
 
     @property
     def _clipped(self) -> bool:
-        return self._recorder.current.clip_norm is not None
+        return self._context.current.clip_norm is not None
 
     def _known(self, optimizer: torch.optim.Optimizer) -> _Watch | None:
         watch = self._watches.get(id(optimizer))
@@ -217,7 +217,7 @@ class KeptGradients:
         """Reading the comparison waits for the device, once: with ``--on-nonfinite observe`` when all is over."""
         if watch.told or watch.same is None:
             return
-        if callable(watch.same) and self._recorder.options.on_nonfinite == "observe" and not ended:
+        if callable(watch.same) and self._context.options.on_nonfinite == "observe" and not ended:
             return
         same, watch.same = read(watch.same), None
         if same:
@@ -248,9 +248,9 @@ class KeptGradients:
 
     def _event(self, watch: _Watch, data: dict[str, Any]) -> None:
         parameter = watch.left.parameter() if watch.left is not None else None
-        found = self._recorder.names.parameter(parameter) if parameter is not None else None
+        found = self._context.names.parameter(parameter) if parameter is not None else None
         where = {"root": found[0].root, "module": found[0].module} if found is not None else {}
-        self._recorder.event("warning", data=data, **where)
+        self._context.event("warning", data=data, **where)
 
     def _run_ends(self) -> None:
         self.losses.run_ends()
@@ -266,7 +266,7 @@ class KeptGradients:
         watch = self._known(optimizer)
         if watch is None:
             name = type(optimizer).__name__  # until its first attempt
-            watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._recorder.step)
+            watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._context.step)
             watch.look()
         watch.unscaled += 1
 
@@ -278,7 +278,7 @@ class KeptGradients:
 
     def _count_unscaled(self, watch: _Watch) -> None:
         times, watch.unscaled = watch.unscaled, 0
-        facts = self._recorder.current
+        facts = self._context.current
         watch.attempts += 1
         if times < 2 or facts.left_out or facts.not_reached:
             return

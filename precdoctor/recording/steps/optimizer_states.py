@@ -15,9 +15,9 @@ from torch import Tensor
 from precdoctor.recording import kernels
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.batched_launch import Together
+from precdoctor.recording.model.optimizer_contents import parameters_of, state_of
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.steps.step_attempt import parameters_of, state_of
+from precdoctor.recording.slots.batched_launch import BatchedLaunch
 
 _HALF = (torch.float16, torch.bfloat16)
 #: Sampled steps take the state of an optimizer this many steps apart: a power of two, so that two runs have some in
@@ -31,7 +31,7 @@ class StateRows:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._taken: dict[str, int] = {}
-        self._together = Together()
+        self._together = BatchedLaunch()
         recorder.when_forked.append(self._taken.clear)
 
     def due(self, name: str) -> bool:

@@ -14,21 +14,21 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.observe.batched_launch import Together
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.steps.abandoned_attempts import ThrownAway
+from precdoctor.recording.slots.batched_launch import BatchedLaunch
+from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 
 #: Larger parameters are not copied to be compared.
 _MAX_COPY = 1 << 20
 
 
-class ManualSteps:
+class OptimizerlessSteps:
     """Watches one parameter between a backward pass and the next forward pass."""
 
-    def __init__(self, recorder: Recorder, thrown: ThrownAway) -> None:
+    def __init__(self, recorder: Recorder, thrown: AbandonedAttempts) -> None:
         self._recorder = recorder
         self._thrown = thrown
-        self._weights = Together()
+        self._weights = BatchedLaunch()
         self._forget()
         recorder.when_forked.append(self._forget)
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Root
-from precdoctor.recording.observe.step_batch import Deferred, read
+from precdoctor.recording.model.optimizer_contents import parameters_of, state_of
 from precdoctor.recording.ops.tensor_facts import badness
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.slots.step_batch import Deferred, read
 from precdoctor.recording.steps.sentinel import amax
-from precdoctor.recording.steps.step_attempt import parameters_of, state_of
 
 #: In elements: larger buffers are read on sampled steps only.
 _SMALL = 1 << 16
@@ -61,8 +61,8 @@ class _Seen:
 class BufferWatch:
     """Floating-point buffers of every root; see the module's text."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
         self._seen: dict[tuple[int, str], _Seen] = {}
         self._owners: dict[str, tuple[int, list[weakref.ref[nn.Module]]]] = {}
         #: The names' version with which no module had a buffer.
@@ -70,12 +70,12 @@ class BufferWatch:
 
     def launch(self) -> tuple[Deferred, list[tuple[nn.Module, str, Tensor]]]:
         """Begin to look at the buffers written to since the last look; waits for nothing."""
-        if self._without == self._recorder.names.version:
+        if self._without == self._context.names.version:
             return None, []
         changed = list(self._changed())
         if not changed:
             there_are = any(owners for _, owners in self._owners.values())
-            self._without = None if there_are else self._recorder.names.version
+            self._without = None if there_are else self._context.names.version
             return None, []
         return amax(buffer for _, _, buffer in changed), changed
 
@@ -85,7 +85,7 @@ class BufferWatch:
         """
         if not changed:
             return []
-        step, names = self._recorder.step, self._recorder.names
+        step, names = self._context.step, self._context.names
         largest = read(value)
         all_finite = largest is None or math.isfinite(largest)
         found = []
@@ -104,7 +104,7 @@ class BufferWatch:
         return any(not seen.finite for seen in self._seen.values())
 
     def _changed(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
-        for root in list(self._recorder.names.roots.values()):
+        for root in list(self._context.names.roots.values()):
             for owner in self._owners_of(root):
                 for name, buffer in static.held(owner, "_buffers").items():
                     if buffer is None or not tensor_leaves.counts(buffer) or buffer.is_inference():
@@ -112,12 +112,12 @@ class BufferWatch:
                     seen = self._seen.get((id(owner), name))
                     if seen is not None and seen.stamp == tensor_leaves.buffer_stamp(owner, name, buffer):
                         continue
-                    if buffer.numel() <= _SMALL or self._recorder.live or seen is None:
+                    if buffer.numel() <= _SMALL or self._context.live or seen is None:
                         yield owner, name, buffer
 
     def _owners_of(self, root: Root) -> Iterator[nn.Module]:
         """Its modules that have buffers; the tree is read again when it has changed."""
-        version = self._recorder.names.version
+        version = self._context.names.version
         known = self._owners.get(root.name)
         if known is None or known[0] != version:
             module = root.module()
@@ -132,8 +132,8 @@ class BufferWatch:
 class OptimizerStateWatch:
     """State tensors of every optimizer; see the module's text."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
         self._looked: dict[int, int] = {}
         #: The last step after which the state was finite: seen to be, or because the gradients could not spoil it.
         self._finite: dict[int, int] = {}
@@ -149,29 +149,29 @@ class OptimizerStateWatch:
         if id(optimizer) in self._reported:
             return False
         last = self._looked.get(id(optimizer))
-        if self._recorder.live and (last is None or self._recorder.step - last >= _STATE_EVERY):
+        if self._context.live and (last is None or self._context.step - last >= _STATE_EVERY):
             return True
         if gradient is None:
             return False
         if gradient >= _MARGIN * _FLOAT16_ROOT and gradient >= _MARGIN * _root_of_range(state_tensors(optimizer)):
             return True
         if id(optimizer) in self._finite and type(optimizer).__module__.startswith("torch.optim"):
-            self._finite[id(optimizer)] = self._recorder.step
+            self._finite[id(optimizer)] = self._context.step
         return False
 
     def look(self, optimizer: torch.optim.Optimizer) -> list[Poisoned]:
         """State tensors that are non-finite, told once per optimizer. Waits for the device."""
         last = self._finite.get(id(optimizer))
-        self._looked[id(optimizer)] = self._recorder.step
+        self._looked[id(optimizer)] = self._context.step
         largest = read(amax(x for _, _, x in state_tensors(optimizer)))
         if largest is None or math.isfinite(largest):
-            self._finite[id(optimizer)] = self._recorder.step
+            self._finite[id(optimizer)] = self._context.step
             return []
         self._reported.add(id(optimizer))
         found = []
         for parameter, name, x in state_tensors(optimizer):
             if (dense := tensor_leaves.plain(x)) is not None and badness(dense.detach()):
-                place = self._recorder.names.parameter(parameter)
+                place = self._context.names.parameter(parameter)
                 root, module = (place[0].root, place[0].module) if place is not None else ("", "")
                 found.append(Poisoned(root, module, name, x, last, parameter))
         return found

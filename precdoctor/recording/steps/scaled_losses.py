@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from precdoctor.recording.model import tensor_leaves
-
-if TYPE_CHECKING:
-    from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.step_context import StepContext
 
 #: Losses remembered between two steps of a scaler.
 _MAX_GIVEN = 64
@@ -19,9 +17,9 @@ _MAX_GIVEN = 64
 class ScaledLosses:
     """Counts the steps of a scaler all of whose backward passes began at losses that it was given, unscaled."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        recorder.when_forked.append(self._forget)
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+        context.when_forked.append(self._forget)
         self._forget()
 
     def _forget(self) -> None:
@@ -56,7 +54,7 @@ class ScaledLosses:
         self._given.clear()
         self._passes = self._unscaled = 0
         if unscaled and self._steps == 1:
-            facts = self._recorder.current
+            facts = self._context.current
             self._line = facts.backward_file, facts.backward_line
             self._tell()
 
@@ -72,4 +70,4 @@ class ScaledLosses:
             "steps": self._steps,
             "of": self._attempts,
         }
-        self._recorder.event("warning", file=self._line[0], line=self._line[1], data=data)
+        self._context.event("warning", file=self._line[0], line=self._line[1], data=data)

@@ -13,7 +13,7 @@ from torch import Tensor
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import native_cpu
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.observe.step_batch import Deferred, defer
+from precdoctor.recording.slots.step_batch import Deferred, defer
 
 #: In elements: two microseconds of reading.
 _SMALL = 16 * 1024

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from precdoctor.recording.kernels.adam_update import Adam, wide
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.steps.step_attempt import state_of
+from precdoctor.recording.model.optimizer_contents import state_of
 
 Group = Mapping[str, Any]
 State = Mapping[str, Any]

@@ -16,7 +16,7 @@ import json, sys, torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 import precdoctor
-from precdoctor.recording.fp8 import mode, observer
+from precdoctor.recording.fp8 import cast_observer as observer, fp8_mode as mode
 
 opened = []
 enter = mode.CastMode.__enter__

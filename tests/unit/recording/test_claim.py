@@ -9,8 +9,8 @@ import pytest
 import precdoctor
 from precdoctor.recording import kernels
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.output import rank_claim as module
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder import rank_claim as module
 from precdoctor.runlog.files import ATTACH_FILE
 from precdoctor.runlog.layout import create_run, rank_directories
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.microscope.compiled_function import CompiledFunction, reads_of, runs_again, trained_in, trains
 from precdoctor.recording.model.module_names import Names
+from precdoctor.recording.scene.compiled_function import CompiledFunction, reads_of, runs_again, trained_in, trains
 
 HISTORY = []
 SCALE = 2.0

@@ -15,11 +15,11 @@ import torch
 import precdoctor
 from precdoctor.recording import kernels
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.slots import Site, SlotTable
-from precdoctor.recording.observe.step_batch import EventBatch, StepBatch, StepFacts
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output import drain as module
 from precdoctor.recording.output.drain import Drain
+from precdoctor.recording.slots.slot_table import Site, SlotTable
+from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts
 from precdoctor.runlog.layout import create_run
 from precdoctor.runlog.writer import RankWriter
 

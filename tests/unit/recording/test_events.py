@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from precdoctor.recording.observe.step_batch import StepBatch, StepFacts
 from precdoctor.recording.output.events import EventLog
+from precdoctor.recording.slots.step_batch import StepBatch, StepFacts
 
 
 def unsampled(loss: float, non_finite: int) -> tuple[StepBatch, dict]:

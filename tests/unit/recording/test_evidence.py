@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.recording.deepscan.evidence import Evidence, Readings, Watcher
+from precdoctor.recording.output.evidence import Evidence, Readings, Watcher
 
 
 def rows(amax: float, zeros: float = 0.0, kind: str = "output", dtype: str = "float16", slot: int = 3) -> Readings:

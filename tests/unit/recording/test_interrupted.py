@@ -15,13 +15,13 @@ import torch
 import precdoctor
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import Bank
-from precdoctor.recording.observe.step_batch import EventBatch
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output import numeric_flags
 from precdoctor.recording.output.drain import Drain
 from precdoctor.recording.process.deferral import HeldSignals
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene.loss_code import LossCode
+from precdoctor.recording.slots.step_batch import EventBatch
 from precdoctor.runlog.layout import create_run
 
 RECORDING = Path(precdoctor.__file__).parent / "recording"
@@ -149,7 +149,7 @@ def test_a_step_interrupted_as_it_is_handed_over_is_logged_once(tmp_path, name, 
 @pytest.mark.parametrize("name", ["open", "close"])
 def test_anomaly_mode_is_never_left_on(name):
     loss_code = LossCode.__new__(LossCode)
-    loss_code.running, loss_code._recorder = False, type("Recorder", (), {"trace": None})()
+    loss_code.running, loss_code._context = False, type("Context", (), {"traced": False})()
 
     def around():
         try:

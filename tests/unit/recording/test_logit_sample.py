@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from precdoctor.recording.observe import logit_sample
-from precdoctor.recording.observe.logit_sample import of_attention, of_scores, sharpness
+from precdoctor.recording.slots import logit_sample
+from precdoctor.recording.slots.logit_sample import of_attention, of_scores, sharpness
 
 
 def numbers(sample):

@@ -129,7 +129,7 @@ def test_a_graph_is_bare_where_no_module_has_a_part_in_it():
 
 def loss_code():
     found = LossCode.__new__(LossCode)
-    found._open, found._recorder, found.bare = False, SimpleNamespace(trace=None, state="armed"), True
+    found._open, found._context, found.bare = False, SimpleNamespace(traced=False, state="armed"), True
     return found
 
 
@@ -150,7 +150,7 @@ def test_nothing_is_noted_once_recording_is_over():
     ours = loss_code()
     try:
         ours.open()
-        ours._recorder.state = "off"
+        ours._context.state = "off"
         assert not ours._notes()
         assert not torch.is_anomaly_enabled()
     finally:

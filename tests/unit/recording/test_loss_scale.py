@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precdoctor.recording.observe.backward_hooks import constant_factor
-from precdoctor.recording.observe.step_batch import StepBatch, StepFacts
 from precdoctor.recording.output.step_rows import LossScales, infer_loss_scale
+from precdoctor.recording.slots.step_batch import StepBatch, StepFacts
 
 POWERS = st.integers(4, 24).map(lambda k: 2.0**k)
 ORDINARY = st.floats(1e-3, 1e3, allow_nan=False).filter(lambda x: x > 0)

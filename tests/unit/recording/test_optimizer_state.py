@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.step_batch import StepFacts
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.step_batch import StepFacts
 from precdoctor.recording.steps.optimizer_states import STATE_EVERY, Masters, StateRows, masters_in_state
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.steps.sampling import MAX_PERIOD, WARM_UP, Sampler
+from precdoctor.recording.recorder.sampling import MAX_PERIOD, WARM_UP, Sampler
 
 MS = 1_000_000
 PERIODS = st.integers(0, 6).map(lambda n: 1 << n)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.observe.step_batch import StepFacts
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.scene.state_restore import RandomState
 from precdoctor.recording.scene.step_snapshot import Scene
+from precdoctor.recording.slots.step_batch import StepFacts
 
 
 class Normalize(nn.Module):
@@ -54,11 +54,11 @@ def test_what_gradients_go_through_is_never_given_up_for_room():
 
 def test_what_does_not_fit_takes_no_room_from_what_does():
     scene, model = scene_of_a_step(), nn.Linear(4, 1 << 20)
-    scene._recorder.threads, scene._recorder.current = types.SimpleNamespace(others=()), StepFacts(0)
-    scene._recorder.options, scene._recorder.on_the_clock = RecordOptions(scene_memory=1 << 20), False
+    scene._context.threads, scene._context.current = types.SimpleNamespace(others=()), StepFacts(0)
+    scene._context.options, scene._context.on_the_clock = RecordOptions(scene_memory=1 << 20), False
     logits = called(scene, model, torch.rand(2, 4))  # 8 MiB
     small = called(scene, nn.Identity(), torch.ones(2, requires_grad=True) * 2)
-    scene._recorder.in_backward = True
+    scene._context.in_backward = True
     (logits.mean() + small.sum()).backward()
     first, second = scene.calls
     assert scene.refused is None

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.observe.step_batch import StepFacts
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.step_batch import StepFacts
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from precdoctor.recording.microscope.suspects import closer_look
+from precdoctor.recording.ops.op_facts import closer_look
 
 
 def backward_of_convolution(grad, x, weight, mask):

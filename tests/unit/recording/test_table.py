@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.recording import kernels
-from precdoctor.recording.fp8.cast_operand import FLOAT8, Operand, launcher
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.slots import Site, SlotTable
-from precdoctor.recording.observe.step_batch import StepBatch, StepFacts
 from precdoctor.recording.output.tensor_table import Sites, StepTensors
+from precdoctor.recording.slots.cast_operand import FLOAT8, Operand, launcher
+from precdoctor.recording.slots.slot_table import Site, SlotTable
+from precdoctor.recording.slots.step_batch import StepBatch, StepFacts
 from precdoctor.runlog.schema import KINDS
 from precdoctor.runlog.writer import build_batch
 from tests.support.reference_rows import tensor_rows

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.process import attach
 from precdoctor.recording.process.threads import Threads
+from precdoctor.recording.recorder.hook_guard import guarded
 
 
 class Worker:
@@ -48,15 +47,13 @@ def workers():
 
 
 @pytest.fixture
-def recorder(monkeypatch):
+def recorder():
     """What threads ask a recorder, and what they have it say."""
     said = []
-    monkeypatch.setattr(attach, "say", said.append)
-    fake = SimpleNamespace(step=0, micro_step=0, in_backward=False, options=SimpleNamespace(first_step=0), said=said)
-    fake.event = lambda kind, data: said.append(kind)
+    fake = SimpleNamespace(step=0, said=said)
     fake.current, fake.internal_error = SimpleNamespace(recorder_ns=0, wait_ns=0), said.append
-    fake.claim, fake.on_the_clock = SimpleNamespace(forwards_are_steps=False), False
-    fake.threads = Threads(fake)
+    fake.on_the_clock = False
+    fake.threads = Threads(lambda: fake.step > 0, said.append)
     return fake
 
 
@@ -67,7 +64,7 @@ def test_the_first_that_trains_is_recorded_and_nothing_runs_in_the_others(worker
     recorder.step = 1
     assert [w.do(recorder.threads.elsewhere) for w in (second, third, first, second)] == [True, True, False, True]
     assert [w.do(body) for w in workers] == ["recorded", None, None]
-    assert recorder.said[0] == "warning" and len(recorder.said) == 2
+    assert len(recorder.said) == 1 and recorder.said[0].startswith("several threads")
 
 
 def test_nobody_takes_over_while_a_hook_runs(workers, recorder):

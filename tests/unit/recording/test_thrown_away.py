@@ -8,7 +8,7 @@ from torch import nn
 
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.steps.abandoned_attempts import ThrownAway
+from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 
 INF = float("inf")
 
@@ -19,7 +19,7 @@ class Loop:
     def __init__(self, tmp_path, **options) -> None:
         self.recorder = Recorder(tmp_path, RecordOptions(**options))
         self.recorder.state = "armed"
-        self.thrown = ThrownAway(self.recorder)
+        self.thrown = AbandonedAttempts(self.recorder)
         self.ended: list[torch.optim.Optimizer] = []
         self.in_step = False
         self.unscaled: list[torch.optim.Optimizer] = []

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from precdoctor.recording import kernels
-from precdoctor.recording.observe.batched_launch import Gradients, Together, Update
+from precdoctor.recording.slots.batched_launch import BatchedLaunch, Gradients, Update
 
 
 class Device:
@@ -37,13 +37,13 @@ def keep(together, slot, x=None, launch=kernels.stat, *, restart=False):
 
 
 def test_on_the_cpu_nothing_waits():
-    with Together() as together:
+    with BatchedLaunch() as together:
         assert not keep(together, 0)
         assert not keep(together, 1, launch=Update(torch.ones(4), torch.ones(4)))
 
 
 def test_what_a_block_keeps_is_one_launch_in_its_order(device):
-    weights = Together()
+    weights = BatchedLaunch()
     with weights as together:
         for slot in (3, 1, 2):
             assert keep(together, slot, restart=slot == 1)
@@ -62,27 +62,27 @@ def test_what_a_block_keeps_is_one_launch_in_its_order(device):
 
 def test_updates_carry_what_they_are_held_against(device):
     before, after, intended = torch.zeros(2), torch.ones(2), torch.full((2,), 0.5)
-    with Together() as together:
+    with BatchedLaunch() as together:
         assert keep(together, 7, after, Update(before, intended))
     (job,) = device.jobs
     assert job.x is after and job.before is before and job.intended is intended
 
 
 def test_what_is_measured_in_a_way_of_its_own_does_not_wait(device):
-    with Together() as together:
+    with BatchedLaunch() as together:
         assert not keep(together, 0, launch=lambda _x, _slot: None)
     assert device.launches == []
 
 
 def test_a_slot_is_in_a_launch_once(device):
-    with Together() as together:
+    with BatchedLaunch() as together:
         for slot in (0, 1, 0, 2):
             keep(together, slot)
     assert device.launches == [[0, 1], [0, 2]]
 
 
 def test_what_cannot_wait_comes_after_what_waits_for_its_slot(device):
-    with Together() as together:
+    with BatchedLaunch() as together:
         keep(together, 0)
         keep(together, 1)
         device.kept = False
@@ -94,19 +94,19 @@ def test_what_cannot_wait_comes_after_what_waits_for_its_slot(device):
 
 def test_no_more_than_a_limit_is_held(device):
     small, large = torch.ones(100), torch.ones(10_000)  # 400 and 40 000 bytes
-    with Together(1000) as together:
+    with BatchedLaunch(1000) as together:
         for slot in range(5):
             keep(together, slot, small)
         keep(together, 5, large)
     assert device.launches == [[0, 1, 2], [3, 4, 5]]
-    with Together() as together:
+    with BatchedLaunch() as together:
         for slot in range(50):
             keep(together, slot, large)
     assert len(device.launches) == 3
 
 
 def test_an_error_in_the_block_leaves_nothing_behind(device):
-    together = Together()
+    together = BatchedLaunch()
     with pytest.raises(KeyError), together:
         keep(together, 0)
         raise KeyError

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import arrival, read
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.steps.sampling import WARM_UP, Sampler
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.sampling import WARM_UP, Sampler
+from precdoctor.recording.slots.step_batch import arrival, read
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from precdoctor.recording.fp8.engine_scales import delayed_scaling, loss_scale
-from precdoctor.recording.observe.step_batch import read
+from precdoctor.recording.slots.step_batch import read
 
 
 def state(operands, length=4):

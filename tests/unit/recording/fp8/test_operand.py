@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from precdoctor.numerics import EXP_MIN
 from precdoctor.recording import kernels
-from precdoctor.recording.fp8.cast_operand import FLOAT8, Operand, flush_bins, launcher
 from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.slots.cast_operand import FLOAT8, Operand, flush_bins, launcher
 
 #: Spacing of the format's numbers in its top binade, continued beyond its maximum.
 SPACING = {"E4M3FN": 32.0, "E5M2": 8192.0, "E4M3FNUZ": 16.0, "E5M2FNUZ": 8192.0}

@@ -1,7 +1,7 @@
 """The recorder of one process: its state, its slots, and the step it is in. Hooks call it; it calls nobody's code.
 
 States: ``idle`` (hooks installed) -> ``armed`` (a model was called: statistics are taken; directory and drain thread
-exist once :mod:`.output.rank_claim` finds that it trains) -> ``off`` (a DataLoader worker, three internal
+exist once :mod:`.recorder.rank_claim` finds that it trains) -> ``off`` (a DataLoader worker, three internal
 errors, or closed). A fork goes back to idle.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,23 +21,21 @@ from precdoctor import _boot
 from precdoctor.recording import kernels
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.module_names import Names, Place
-from precdoctor.recording.observe.batched_launch import Together
-from precdoctor.recording.observe.graph_capture import Capture
-from precdoctor.recording.observe.slots import Entry, Site, SlotTable
-from precdoctor.recording.observe.step_batch import EventBatch, StepBatch, StepFacts, is_capturing
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.process_facts import Facts
-from precdoctor.recording.output.rank_claim import Claim, chosen, has_room
 from precdoctor.recording.process import attach, memory_shortage
 from precdoctor.recording.process.threads import Threads
-from precdoctor.recording.steps.sampling import Sampler
+from precdoctor.recording.recorder.graph_capture import Capture
+from precdoctor.recording.recorder.rank_claim import Claim, chosen, has_room
+from precdoctor.recording.recorder.sampling import Sampler
+from precdoctor.recording.slots.batched_launch import BatchedLaunch
+from precdoctor.recording.slots.slot_table import Entry, Site, SlotTable
+from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts, is_capturing
 
 if TYPE_CHECKING:
-    from precdoctor.recording.deepscan.scan import DeepScan
-    from precdoctor.recording.microscope.live import LiveTrace
-    from precdoctor.recording.observe.compiled_modules import Probes
     from precdoctor.recording.output.drain import Drain
-    from precdoctor.recording.shadowing.shadow import Shadow
+    from precdoctor.recording.output.evidence import Evidence
+    from precdoctor.recording.recorder.step_context import StepTrace
 
 _MAX_INTERNAL_ERRORS = 3
 #: Calls of one module told apart within a micro-step: recurrent cells, decoding loops and rollouts make thousands.
@@ -47,9 +46,7 @@ class Recorder:
     """One per process; see the module's text for its states."""
 
     def __init__(self, run: Path, options: RecordOptions) -> None:
-        self.run = run
-        self.options = options
-        self.state = "idle"
+        self.run, self.options, self.state = run, options, "idle"
         self.local = threading.local()
         #: Said in the log as soon as there is one.
         self.warnings: list[str] = []
@@ -60,15 +57,14 @@ class Recorder:
         self.when_closing: list[Callable[[], None]] = []
         #: Take off what is still open in torch, once nothing is recorded any more.
         self.when_turned_off: list[Callable[[], None]] = []
+        #: Called before a step is handed over, or the run closed.
+        self.when_step_ends: list[Callable[[], None]] = []
         #: Called when it is known whether the coming step is sampled.
         self.when_step_begins: list[Callable[[], None]] = []
         #: Events from before there was a log, and of what a forked child inherits.
         self._early: list[dict[str, Any]] = []
-        #: Those look closer: at each op of some steps, into compiled graphs, at a wide reference, at healthy ops.
-        self.trace: LiveTrace | None = None
-        self.probes: Probes | None = None
-        self.shadow: Shadow | None = None
-        self.scan: DeepScan | None = None
+        #: Traces every op of some steps.
+        self.trace: StepTrace | None = None
         #: Called before the log is closed: a step that nobody announces may have ended.
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
@@ -77,15 +73,15 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
-        self.threads = Threads(self)
+        self.threads = Threads(self._has_trained, lambda: self.on_the_clock, self.warn)
         self.claim = Claim(self)
         self.names = Names()
         self.slots = SlotTable()
-        self._sites: dict[Any, Site] = {}
+        self.site = self.slots.site
         self.facts: Facts | None = None
         self.drain: Drain | None = None
         self.errors = 0
-        #: A hook body runs, and its time is charged (:mod:`~precdoctor.recording.observe.hook_guard`).
+        #: A hook body runs, and its time is charged (:mod:`~precdoctor.recording.recorder.hook_guard`).
         self.on_the_clock = False
         self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)
@@ -94,7 +90,7 @@ class Recorder:
         self.micro_step = 0
         self._calls: dict[tuple[str, str, str], int] = {}
         self._step_began = time.perf_counter_ns()
-        self.capture = Capture(self)
+        self.capture = Capture(self.warn)
 
     # --- states ------------------------------------------------------------------------------------------------------
 
@@ -136,7 +132,7 @@ class Recorder:
                         self.trace.end(died=True)
                     self.end_open_step()
                     self.claim.at_end(stopped=reason == "stopped")
-                    self._end_scan()
+                    self._call_step_ends()
                     if self._step_has_begun():
                         self._hand_over(complete=False)
                     if self.facts is not None:
@@ -226,7 +222,7 @@ class Recorder:
         *,
         restart: bool = False,
         launch: Callable[[Tensor, int], None] = kernels.stat,
-        together: Together | None = None,
+        together: BatchedLaunch | None = None,
     ) -> Entry | None:
         """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there. With
         ``together`` it may be done later: ``x`` is to stay as it is.
@@ -247,25 +243,6 @@ class Recorder:
                     launch(dense, entry.slot)
         entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
         return entry
-
-    def site(
-        self,
-        place: Place,
-        kind: str,
-        name: str,
-        x: Tensor,
-        *,
-        call: int = 0,
-        phase: str = "train",
-        evaluating: bool = False,
-    ) -> Site:
-        """The site of ``x``, the same object every time."""
-        key = (place, kind, name, x.dtype, call, phase, evaluating)
-        site = self._sites.get(key)
-        if site is None:
-            dtype = str(x.dtype).removeprefix("torch.")
-            site = self._sites[key] = Site(place, kind, name, call, phase, dtype, evaluating)
-        return site
 
     def wants(self, place: Place) -> bool:
         """Whether ``--include``/``--exclude`` let this module through."""
@@ -294,7 +271,7 @@ class Recorder:
             return  # its slots are handed over with the next step outside of the graph
         if self.drain is None:
             self.claim.make()
-        self._end_scan()
+        self._call_step_ends()
         self._hand_over(complete=True)
         try:
             self._note_cost()
@@ -305,10 +282,10 @@ class Recorder:
         if self.facts is not None:
             self.facts.write_if_changed()
 
-    def _end_scan(self) -> None:
+    def _call_step_ends(self) -> None:
         try:
-            if self.scan is not None:
-                self.scan.end_step()
+            for end in self.when_step_ends:
+                end()
         except Exception as error:  # noqa: BLE001 - the step is to be logged all the same
             self.internal_error(error)
 
@@ -327,6 +304,16 @@ class Recorder:
     def step(self) -> int:
         """The number of the optimizer-step attempt that is under way."""
         return self.current.step
+
+    def _has_trained(self) -> bool:
+        """Whether a step of a training has begun; in an inference run none does."""
+        begun = self.step != self.options.first_step or self.micro_step or self.in_backward
+        return bool(begun) and not self.claim.forwards_are_steps
+
+    @property
+    def traced(self) -> bool:
+        """Whether every op of the step is traced."""
+        return self.trace is not None and self.trace.running
 
     def _begin_step(self, step: int) -> None:
         self.current = StepFacts(step)
@@ -390,6 +377,21 @@ class Recorder:
             took = time.perf_counter_ns() - began
             self._step_began += took
             self.current.recorder_ns -= took
+
+    @property
+    def halt(self) -> str | None:
+        """Why the run is to stop, once somebody has asked for it."""
+        return self.drain.halt if self.drain is not None else None
+
+    @property
+    def evidence(self) -> deque[Evidence]:
+        """Recorded numbers that give reason for a deep scan, oldest first."""
+        return self.drain.evidence if self.drain is not None else deque()
+
+    def warn(self, message: str) -> None:
+        """Log and show a sentence."""
+        self.event("warning", data={"message": message})
+        attach.say(message)
 
     def event(self, kind: str, **columns: Any) -> None:
         """Log an event of the current step; before there is a log, with its first ones. An incident makes a rank."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-from precdoctor.recording.observe.step_batch import waits
 from precdoctor.recording.ops.dispatch_modes import sweep
-
-if TYPE_CHECKING:
-    from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.slots.step_batch import waits
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Wrap a hook body: it never raises into the user's program, and its time is charged to the recorder.
 
     What it waits for a device is charged apart: the device works for the user meanwhile.
@@ -27,30 +25,30 @@ def guarded(recorder: Recorder) -> Callable[[Callable[P, R]], Callable[P, R | No
     def decorate(body: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(body)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            threads = recorder.threads
+            threads = context.threads
             if threads.others and threads.is_other():
                 sweep()
                 return None
-            if recorder.on_the_clock:  # inside another one, which is charged for both
+            if context.on_the_clock:  # inside another one, which is charged for both
                 try:
                     return body(*args, **kwargs)
                 except Exception as error:  # noqa: BLE001 - see below
-                    recorder.internal_error(error)
+                    context.internal_error(error)
                     return None
-            recorder.on_the_clock = True
+            context.on_the_clock = True
             waited, began = waits.ns, time.perf_counter_ns()
             try:
                 if threads.others and threads.is_other():  # since it was asked: now that this is on, nobody takes over
                     return None
                 return body(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - whatever went wrong in here is ours and must stay here
-                recorder.internal_error(error)
+                context.internal_error(error)
                 return None
             finally:
-                recorder.on_the_clock = False
+                context.on_the_clock = False
                 took, waited = time.perf_counter_ns() - began, waits.ns - waited
-                recorder.current.recorder_ns += took - waited
-                recorder.current.wait_ns += waited
+                context.current.recorder_ns += took - waited
+                context.current.wait_ns += waited
 
         return wrapper
 

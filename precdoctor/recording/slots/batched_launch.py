@@ -36,7 +36,7 @@ class Update:
         kernels.update(self.before, after, self.intended, slot)
 
 
-class Together(AbstractContextManager["Together"]):
+class BatchedLaunch(AbstractContextManager["BatchedLaunch"]):
     """Tensors of one kind; a context that launches what it holds when it is left.
 
     Args:
@@ -101,12 +101,12 @@ class Gradients:
     """
 
     def __init__(self) -> None:
-        self._together = Together(HELD)
+        self._together = BatchedLaunch(HELD)
         #: Whether they may wait; null while that is not known.
         self._quiet: bool | None = None
         self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
-    def waiting_room(self, gradient: Tensor) -> Together | None:
+    def waiting_room(self, gradient: Tensor) -> BatchedLaunch | None:
         """Where a gradient that has just been accumulated may wait to be measured; null where it may not."""
         if (
             self._quiet is False

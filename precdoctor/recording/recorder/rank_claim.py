@@ -16,9 +16,9 @@ import numpy as np
 from precdoctor import _boot
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import row_layout as at
-from precdoctor.recording.observe.step_batch import EventBatch
 from precdoctor.recording.process import attach, memory_shortage
 from precdoctor.recording.process.deferral import HeldSignals
+from precdoctor.recording.slots.step_batch import EventBatch
 
 if TYPE_CHECKING:
     from precdoctor.recording.model.module_names import Root

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.model.module_names import Place
 
 if TYPE_CHECKING:
-    from precdoctor.recording.fp8.cast_operand import Operand
-    from precdoctor.recording.observe.logit_sample import Sharpness
+    from precdoctor.recording.slots.cast_operand import Operand
+    from precdoctor.recording.slots.logit_sample import Sharpness
 
 #: Kinds too large to fingerprint on a GPU; weights, gradients of weights, batches and buffers are.
 _WITHOUT_FINGERPRINT = frozenset({"input", "output", "grad_output", "update", "logits"})
@@ -56,10 +57,30 @@ class SlotTable:
 
     def __init__(self) -> None:
         self._slots: dict[tuple[Site, torch.device], int] = {}
+        self._sites: dict[Any, Site] = {}
         self.touched: dict[int, Entry] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def site(
+        self,
+        place: Place,
+        kind: str,
+        name: str,
+        x: Tensor,
+        *,
+        call: int = 0,
+        phase: str = "train",
+        evaluating: bool = False,
+    ) -> Site:
+        """The site of ``x``, the same object every time."""
+        key = (place, kind, name, x.dtype, call, phase, evaluating)
+        site = self._sites.get(key)
+        if site is None:
+            dtype = str(x.dtype).removeprefix("torch.")
+            site = self._sites[key] = Site(place, kind, name, call, phase, dtype, evaluating)
+        return site
 
     def entry(self, site: Site, device: torch.device) -> Entry:
         """The entry for a site in this step, made when this is its first tensor."""

@@ -17,47 +17,43 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from precdoctor.recording import kernels
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.batched_launch import HELD, Together, Update
-from precdoctor.recording.observe.frozen_and_buffers import Standing
-from precdoctor.recording.observe.hook_guard import guarded
-from precdoctor.recording.observe.step_batch import defer
+from precdoctor.recording.model.optimizer_contents import gradients_of, groups_of, parameters_in, parameters_of
+from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.scene.guard import Guard
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.shadowing.shadow import Shadow
+from precdoctor.recording.slots.batched_launch import HELD, BatchedLaunch, Update
+from precdoctor.recording.slots.step_batch import defer
 from precdoctor.recording.steps import clipping
-from precdoctor.recording.steps.abandoned_attempts import Found, ThrownAway
+from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts, Found
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizer_states import Masters, StateRows, masters_in_state
-from precdoctor.recording.steps.optimizerless_steps import ManualSteps
+from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 from precdoctor.recording.steps.sentinel import Look, gradient_sentinel
-from precdoctor.recording.steps.step_attempt import (
-    Attempt,
-    GradientsAside,
-    gradients_of,
-    groups_of,
-    parameters_in,
-    parameters_of,
-)
+from precdoctor.recording.steps.step_attempt import Attempt, GradientsAside
 from precdoctor.recording.steps.weight_updates import intended_update, intention_of
 
 
-class Optimizers:
+class OptimizerHooks:
     """Global optimizer hooks and the patches around them."""
 
     def __init__(
         self,
         recorder: Recorder,
-        manual: ManualSteps,
-        thrown: ThrownAway,
+        manual: OptimizerlessSteps,
+        thrown: AbandonedAttempts,
         kept: KeptGradients,
         guard: Guard,
         casts: Casts,
+        shadow: Shadow | None,
     ) -> None:
         self._recorder = recorder
-        self._guard = guard
+        self._guard, self._shadow = guard, shadow
         self._manual = manual
         self._thrown = thrown
         self._kept = kept
@@ -67,10 +63,10 @@ class Optimizers:
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
         self._next_copied = 0
-        self._standing = Standing(recorder, casts)
+        self._standing = FrozenAndBuffers(recorder, casts)
         self._masters = Masters(recorder)
         self._state_rows = StateRows(recorder)
-        self._weights, self._given, self._updates = Together(), Together(), Together(HELD)
+        self._weights, self._given, self._updates = BatchedLaunch(), BatchedLaunch(), BatchedLaunch(HELD)
         self.scalers = Scalers(
             recorder, kept, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
         )
@@ -183,7 +179,7 @@ class Optimizers:
         """``scaler.step(optimizer)`` begins."""
         attempt = self._open(optimizer, by_scaler=True)
         attempt.skipped = self._skips(optimizer, scaler)
-        self._shadow(attempt)
+        self._compare(attempt)
 
     def _skips(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:
         look, self._look = self._look, None
@@ -229,8 +225,8 @@ class Optimizers:
         attempt.closure = closure is not None
         if not attempt.by_scaler and not attempt.closure:
             attempt.skipped = self._skips(optimizer, None)
-        if not attempt.by_scaler and self._recorder.shadow is not None:
-            self._shadow(attempt)
+        if not attempt.by_scaler:
+            self._compare(attempt)
         attempt.reached = not attempt.skipped
         self._kept.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
@@ -266,11 +262,11 @@ class Optimizers:
         if not attempt.by_scaler:
             self._close(attempt)
 
-    def _shadow(self, attempt: Attempt) -> None:
+    def _compare(self, attempt: Attempt) -> None:
         """Have the step compared with a wide reference, if that was asked for and it is due."""
-        if (shadow := self._recorder.shadow) is not None:
+        if self._shadow is not None:
             finite = not self._guard.found_bad(self._recorder.step)
-            shadow.step_begins(attempt.name, closure=attempt.closure, finite=finite)
+            self._shadow.step_begins(attempt.name, closure=attempt.closure, finite=finite)
 
     def _trace(self, kind: str, optimizer: torch.optim.Optimizer) -> None:
         """Have a trace of the step, if there is one, look at gradients or weights."""

@@ -8,7 +8,7 @@ same decision and no collective of ours is needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,22 +16,22 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.microscope import event_rows, examination, optimizer_facts
-from precdoctor.recording.microscope.compiled_function import trained_in
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.model import live_objects, static
-from precdoctor.recording.observe.step_batch import Deferred, looks_like_a_scale, read
+from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.ops.tensor_facts import describe
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.process.threads import SEVERAL
-from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.scene.compiled_function import trained_in
 from precdoctor.recording.scene.step_snapshot import Scene
+from precdoctor.recording.slots.step_batch import Deferred, looks_like_a_scale, read
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 from precdoctor.recording.steps.sentinel import Look, amax, gradient_amax, gradient_sentinel
 from precdoctor.recording.steps.skip_streak import Streak
-from precdoctor.recording.steps.step_attempt import parameters_of
 
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
@@ -40,12 +40,11 @@ _MAX_POISONED = 8
 
 
 class Guard:
-    """Decides at each optimizer-step attempt; see the module's text."""
+    """Decides at each optimizer-step attempt; ``suspect`` has the next step scanned."""
 
-    def __init__(self, recorder: Recorder, scene: Scene) -> None:
-        self._recorder = recorder
-        self._scene = scene
-        recorder.when_forked.append(self._forget)
+    def __init__(self, context: StepContext, scene: Scene, suspect: Callable[[], None]) -> None:
+        self._context, self._scene, self._suspect = context, scene, suspect
+        context.when_forked.append(self._forget)
         self._forget()
 
     def _forget(self) -> None:
@@ -54,8 +53,8 @@ class Guard:
         self._last_bad: int | None = None
         #: By optimizer, for several may share a scaler, whose backoff is then one skip of each.
         self._streaks: static.ByIdentity[torch.optim.Optimizer, Streak] = static.ByIdentity()
-        self._buffers = BufferWatch(self._recorder)
-        self._state = OptimizerStateWatch(self._recorder)
+        self._buffers = BufferWatch(self._context)
+        self._state = OptimizerStateWatch(self._context)
         #: The largest gradient of the step in progress, where it was read.
         self._gradient: float | None = None
         #: A buffer that trains with the model has been non-finite since an earlier step.
@@ -63,7 +62,7 @@ class Guard:
 
     @property
     def _policy(self) -> str:
-        return self._recorder.options.on_nonfinite
+        return self._context.options.on_nonfinite
 
     def halt_if_asked(self) -> None:
         """Before anything of a step attempt: has somebody asked for the run to stop?
@@ -71,9 +70,8 @@ class Guard:
         Raises:
             SystemExit: so it is (``--halt-on``); the log was closed.
         """
-        drain = self._recorder.drain
-        if drain is not None and drain.halt is not None:
-            self._stop(f"{drain.halt}; stopped at step {self._recorder.step}")
+        if (why := self._context.halt) is not None:
+            self._stop(f"{why}; stopped at step {self._context.step}")
 
     def skips_step(
         self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, look: Look | None = None
@@ -90,7 +88,7 @@ class Guard:
         """
         if self._policy == "observe":
             return False
-        if self._recorder.trace is not None and self._recorder.trace.running:
+        if self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
         if self._policy in ("skip", "stop") and any(map(_is_sharded, parameters_of(optimizer))):
             self._refuse_sharded()
@@ -98,7 +96,7 @@ class Guard:
         gradients_bad = self._gradients_are_bad(optimizer, look)
         poisoned = self._buffers.judge(*launched)
         loss_bad = self._loss_is_bad(scaled=scaler is not None)
-        step = self._recorder.step
+        step = self._context.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
         streak.add(bad=gradients_bad or loss_bad)
         if not gradients_bad and not loss_bad:
@@ -122,13 +120,13 @@ class Guard:
             optimizer: that is not asked to step.
             scaler: that has unscaled its gradients; null when they were thrown away because they are not finite.
         """
-        recorder = self._recorder
-        if self._policy == "observe" or (recorder.trace is not None and recorder.trace.running):
+        context = self._context
+        if self._policy == "observe" or context.traced:
             return
-        found = recorder.current.found_inf
+        found = context.current.found_inf
         gradients_bad = scaler is None or bool(read(found))
         poisoned = self._buffers.judge(*self._buffers.launch())
-        scaled = scaler is not None or any(map(looks_like_a_scale, recorder.current.root_factors))
+        scaled = scaler is not None or any(map(looks_like_a_scale, context.current.root_factors))
         loss_bad = self._loss_is_bad(scaled=scaled)
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
         streak.add(bad=gradients_bad or loss_bad)
@@ -138,7 +136,7 @@ class Guard:
         if scaled and not loss_bad and (scaler is None or not streak.is_stuck(scaler)):
             self._leave_to_scaler(poisoned, streak)
             return
-        follows, self._last_bad = self._last_bad == recorder.step - 1, recorder.step
+        follows, self._last_bad = self._last_bad == context.step - 1, context.step
         if not follows:
             parameters = parameters_of(optimizer)
             more = {"finite_before": self._finite_before(optimizer, parameters)}
@@ -148,8 +146,7 @@ class Guard:
         """It takes care of the step; the second in a row is worth a look all the same."""
         self._examine_buffers(poisoned, streak)
         if streak.is_suspicious and not poisoned:
-            if self._recorder.scan is not None:
-                self._recorder.scan.suspect()
+            self._suspect()
             self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[], streak=streak)
 
     def after_backward(self, weights: Sequence[Tensor], *, loss_bad: bool) -> None:
@@ -162,19 +159,19 @@ class Guard:
         Raises:
             SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
         """
-        recorder = self._recorder
-        if self._policy == "observe" or (recorder.trace is not None and recorder.trace.running):
+        context = self._context
+        if self._policy == "observe" or context.traced:
             return
-        step, early = recorder.step, not weights and recorder.step == recorder.options.first_step
-        weights = weights or trained_in(c.module for c in self._scene.calls) or recorder.names.trained_weights()
+        step, early = context.step, not weights and context.step == context.options.first_step
+        weights = weights or trained_in(c.module for c in self._scene.calls) or context.names.trained_weights()
         found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
         if found is not None and not early:  # else an optimizer may come yet, which looks for itself
-            recorder.current.grad_norm, recorder.current.grad_amax = found
+            context.current.grad_norm, context.current.grad_amax = found
         gradients_bad = found is not None and not math.isfinite(_value(found[1]))
-        scaled = any(map(looks_like_a_scale, recorder.current.root_factors))
+        scaled = any(map(looks_like_a_scale, context.current.root_factors))
         if not (loss_bad or (gradients_bad and not scaled)):
             return
-        if step == recorder.options.first_step and _there_are_optimizers():
+        if step == context.options.first_step and _there_are_optimizers():
             return  # they may step yet, and say so
         follows, self._last_bad = self._last_bad in {step - 1, step}, step
         if not follows:
@@ -192,7 +189,7 @@ class Guard:
 
         An autopsy is there to see the step as the first run made it.
         """
-        if self._policy != "skip" or self._recorder.options.trace_steps is not None or scaled:
+        if self._policy != "skip" or self._context.options.trace_steps is not None or scaled:
             return False
         with kernels.apart_from_user_modes():
             return self._gradients_are_bad(optimizer, None) or self._loss_is_bad(scaled=False)
@@ -209,29 +206,29 @@ class Guard:
         Raises:
             SystemExit: the run is to stop here.
         """
-        recorder = self._recorder
-        if recorder.trace is not None and recorder.trace.running:
+        context = self._context
+        if context.traced:
             return
-        if self._policy == "observe" or self._last_bad == recorder.step or self._examined >= MAX_EXAMINED:
+        if self._policy == "observe" or self._last_bad == context.step or self._examined >= MAX_EXAMINED:
             return
         gradient, self._gradient = self._gradient, None
         parameters = parameters_of(optimizer)
         if [p for p in parameters if not p.is_cpu]:
             return
-        if not recorder.live or math.isfinite(_value(amax(parameters))):
+        if not context.live or math.isfinite(_value(amax(parameters))):
             if self._state.due(optimizer, gradient) and (poisoned := self._state.look(optimizer)):
                 self._report_state(optimizer, poisoned)
             return
-        self._last_bad = recorder.step
+        self._last_bad = context.step
         self._report_optimizer(optimizer, before, given)
         if self._policy == "stop":
-            self._stop(f"--on-nonfinite stop, at step {recorder.step}")
+            self._stop(f"--on-nonfinite stop, at step {context.step}")
 
     def _report_optimizer(
         self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], given: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        recorder = self._recorder
-        values = not recorder.options.redact_names
+        context = self._context
+        values = not context.options.redact_names
         bad = optimizer_facts.bad_parameters(optimizer)
         self._examined += 1
         number = self._number()
@@ -244,21 +241,21 @@ class Guard:
         if done is not None:
             incident = event_rows.incident_event(done, number, {**data, "weight": self.full_name(first)})
             rows = event_rows.op_events(done, number)
-            recorder.event("incident", **incident)
+            context.event("incident", **incident)
         else:
             facts = optimizer_facts.parameter_events(optimizer, bad, before, self._named, values=values)
             where = event_rows.place(line)
             rows = [{**row, **where, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
             data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
-            recorder.event("incident", id=number, data=data)
+            context.event("incident", id=number, data=data)
         for row in rows:
-            recorder.event("op", **row)
+            context.event("op", **row)
         name = self.full_name(first).partition("/")[2].strip("/").replace("/", ".")
-        attach.say(f"step {recorder.step}: the optimizer made {name} non-finite; training goes on")
+        attach.say(f"step {context.step}: the optimizer made {name} non-finite; training goes on")
 
     def _report_state(self, optimizer: torch.optim.Optimizer, poisoned: list[Poisoned]) -> None:
-        recorder = self._recorder
-        rows = optimizer_facts.state_events(optimizer, poisoned, self._named, values=not recorder.options.redact_names)
+        context = self._context
+        rows = optimizer_facts.state_events(optimizer, poisoned, self._named, values=not context.options.redact_names)
         self._examined += 1
         number = self._number()
         data: dict[str, Any] = {"policy": self._policy, "outcome": "origin", "phase": "optimizer"}
@@ -270,18 +267,18 @@ class Guard:
             "origins": list(range(len(rows))),
             "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
         }
-        recorder.event("incident", id=number, data=data)
+        context.event("incident", id=number, data=data)
         for row in rows:
-            recorder.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
+            context.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
         first = poisoned[0]
-        attach.say(f"step {recorder.step}: state {first.name} of the optimizer has become non-finite; training goes on")
+        attach.say(f"step {context.step}: state {first.name} of the optimizer has become non-finite; training goes on")
 
     def full_name(self, parameter: Tensor) -> str:
         """``root/module/name`` of a parameter."""
         return "/".join(self._named(parameter))
 
     def _named(self, parameter: Tensor) -> tuple[str, str, str]:
-        found = self._recorder.names.parameter(parameter)
+        found = self._context.names.parameter(parameter)
         return ("", "", "") if found is None else (found[0].root, found[0].module, found[1])
 
     def _number(self) -> str:
@@ -301,10 +298,10 @@ class Guard:
 
     def _loss_is_bad(self, *, scaled: bool) -> bool:
         """An FP16 loss that is only infinite after it was multiplied by the scale is the scaler's business."""
-        values = [v for v in map(read, self._recorder.current.losses) if v is not None]
+        values = [v for v in map(read, self._context.current.losses) if v is not None]
         if not scaled or all(map(math.isfinite, values)):
             return not all(map(math.isfinite, values))
-        return any(map(math.isnan, values)) or not self._recorder.current.narrow_loss
+        return any(map(math.isnan, values)) or not self._context.current.narrow_loss
 
     def _finite_before(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> dict[str, bool]:
         """Whether everything a checkpoint holds was finite as the step began."""
@@ -326,7 +323,7 @@ class Guard:
     def _examine(
         self, *, loss_bad: bool, gradients_bad: bool, more: dict[str, Any], poisoned: list[Poisoned], streak: Streak
     ) -> None:
-        recorder = self._recorder
+        context = self._context
         number = self._number()
         data: dict[str, Any] = {
             "policy": self._policy,
@@ -338,35 +335,35 @@ class Guard:
         }
         self._poisoned_before = self._poisoned_before or bool(poisoned)
         if self._examined >= MAX_EXAMINED:
-            recorder.event("incident", id=number, data={**data, "outcome": "not-examined"})
+            context.event("incident", id=number, data={**data, "outcome": "not-examined"})
             return
         self._examined += 1
         what = "the loss" if loss_bad else "a gradient" if gradients_bad else f"buffer {poisoned[0].full_name}"
         look_at = "outputs" if loss_bad else "gradients" if gradients_bad else "buffers"
-        values = not recorder.options.redact_names
-        if recorder.threads.others:
+        values = not context.options.redact_names
+        if context.threads.others:
             done = examination.Examination("refused", why=SEVERAL)
         else:
-            done = examination.examine(self._scene, recorder.names, look_at, values=values)
-        recorder.event("incident", **event_rows.incident_event(done, number, data | self._scene.deliveries.facts()))
+            done = examination.examine(self._scene, context.names, look_at, values=values)
+        context.event("incident", **event_rows.incident_event(done, number, data | self._scene.deliveries.facts()))
         for row in event_rows.op_events(done, number):
-            recorder.event("op", **row)
-        if done.outcome != "origin" and recorder.options.arm_next and recorder.trace is None:
-            first = recorder.step + 1
-            recorder.trace = LiveTrace(recorder, (first, first + recorder.options.arm_next), lambda: None)
-        attach.say(f"step {recorder.step}: {what} is not finite{_told(done)}{self._then()}")
+            context.event("op", **row)
+        if done.outcome != "origin" and context.options.arm_next and context.trace is None:
+            first = context.step + 1
+            context.trace = LiveTrace(context, (first, first + context.options.arm_next), lambda: None)
+        attach.say(f"step {context.step}: {what} is not finite{_told(done)}{self._then()}")
 
     def _then(self) -> str:
         return {"stop": "", "skip": "; the step is skipped"}.get(self._policy, "; training goes on")
 
     def _stop(self, message: str) -> None:
-        self._recorder.close(reason="stopped", message=message)
+        self._context.close(reason="stopped", message=message)
         attach.say(f"stopping the run ({message}); the weights are as they were before this step")
         raise SystemExit(STOPPED_BY_US)
 
     def _refuse_sharded(self) -> None:
         message = f"--on-nonfinite {self._policy} does not work with sharded gradients, because ranks would disagree"
-        self._recorder.close(reason="refused", message=message)
+        self._context.close(reason="refused", message=message)
         attach.say(f"{message}; use --on-nonfinite examine")
         raise SystemExit(2)
 

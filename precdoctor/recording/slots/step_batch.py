@@ -13,7 +13,7 @@ import torch
 
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.model import static
-from precdoctor.recording.observe.slots import Entry
+from precdoctor.recording.slots.slot_table import Entry
 
 #: A number that is known now, or once the device has got there.
 Deferred = float | Callable[[], float] | None

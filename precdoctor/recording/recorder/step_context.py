@@ -1,0 +1,95 @@
+"""What the rooms above need of the recorder to look at a step: its names, its state, and the log.
+
+The microscope, deep scans, the shadow and everything else that only looks takes this.
+What puts numbers into slots takes a :class:`~precdoctor.recording.recorder.Recorder`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import nn
+
+from precdoctor.recording.model.module_names import Names
+from precdoctor.recording.options import RecordOptions
+from precdoctor.recording.output.evidence import Evidence
+from precdoctor.recording.process.threads import Threads
+from precdoctor.recording.slots.step_batch import StepFacts
+
+
+class StepTrace(Protocol):
+    """The trace of every op of some steps: :class:`~precdoctor.recording.microscope.live.LiveTrace`."""
+
+    @property
+    def running(self) -> bool: ...
+    def begin_if_due(self) -> None: ...
+    def root_called(self, module: nn.Module, root: str, arguments: Any) -> None: ...
+    def look_at(self, kind: str, tensors: Any) -> None: ...
+    def end(self, *, died: bool = False, answered: bool = False) -> None: ...
+
+
+class StepContext(Protocol):
+    """The step in progress and the process it runs in.
+
+    Attributes:
+        state: ``idle``, ``armed`` or ``off``.
+        live: statistics are taken in this step.
+        current: the steps row in the making.
+        local: of each thread; ``stack`` holds its module calls in progress.
+        on_the_clock: a hook body runs, and its time is charged to the recorder.
+        warnings: logged as soon as there is a log.
+        when_armed, when_step_begins, when_forked, when_closing, when_turned_off: to be called then, in this order.
+    """
+
+    options: RecordOptions
+    names: Names
+    state: str
+    live: bool
+    in_backward: bool
+    micro_step: int
+    current: StepFacts
+    local: threading.local
+    threads: Threads
+    trace: StepTrace | None
+    on_the_clock: bool
+    warnings: list[str]
+    when_armed: list[Callable[[], None]]
+    when_step_begins: list[Callable[[], None]]
+    when_forked: list[Callable[[], None]]
+    when_closing: list[Callable[[], None]]
+    when_turned_off: list[Callable[[], None]]
+
+    @property
+    def step(self) -> int:
+        """The number of the step attempt in progress."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether every op of the step is traced: nothing else has to look at it."""
+
+    @property
+    def halt(self) -> str | None:
+        """Why the run is to stop, once somebody has asked for it."""
+
+    @property
+    def evidence(self) -> deque[Evidence]:
+        """Recorded numbers that give reason for a deep scan, oldest first."""
+
+    def arm(self) -> bool:
+        """Begin to record; false when this process is not to be recorded."""
+
+    def event(self, kind: str, **columns: Any) -> None:
+        """Log an event of the step."""
+
+    def internal_error(self, error: Exception) -> None:
+        """Log a defect of the recorder; the third turns recording off."""
+
+    def off_the_clock(self) -> AbstractContextManager[None]:
+        """Charge the time inside neither to the step nor to the recorder."""
+
+    def close(self, *, reason: str = "exit", message: str | None = None) -> None:
+        """Write out what is left and the end marker."""
