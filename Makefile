@@ -15,7 +15,7 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit slow gpu aot bench faults docs samples clean predictions prescriptions gating reliability site zoo
+.PHONY: help demo test lint unit slow gpu aot bench faults docs samples clean predictions prescriptions gating reliability site zoo torture fuzz
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +98,14 @@ $(ZOO)/.installed: benchmarks/zoo/requirements.txt benchmarks/zoo/constraints.tx
 zoo: $(ZOO)/.installed  ## train with real libraries, plain and recorded; benchmarks/results/zoo.md (ARGS="-k pyro")
 	mkdir -p benchmarks/results
 	$(ZOO)/bin/python benchmarks/zoo/run.py $(ARGS)
+
+torture: $(VENV)/.installed-dev  ## kill, damage, starve and interrupt it; benchmarks/results/torture.md (ARGS="kills")
+	mkdir -p benchmarks/results
+	$(BIN)/python -m benchmarks.torture $(ARGS) > benchmarks/results/torture.md
+
+fuzz: $(VENV)/.installed-dev  ## fuzz the readers for half an hour (needs atheris)
+	$(PIP) install atheris
+	$(BIN)/python -m benchmarks.torture.fuzz
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages and pictures under docs/
 	$(BIN)/python docs/generate.py
