@@ -15,7 +15,7 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit gpu bench docs clean new-rule slow aot site faults reliability gating zoo predictions prescriptions samples
+.PHONY: help demo test lint unit gpu bench docs clean new-rule slow aot site torture fuzz faults reliability gating zoo predictions prescriptions samples
 
 help:
 	@awk -F':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
@@ -116,6 +116,14 @@ $(ZOO)/.installed: benchmarks/zoo/requirements.txt benchmarks/zoo/constraints.tx
 zoo: $(ZOO)/.installed  ## train with real libraries, plain and recorded; benchmarks/results/zoo.md (ARGS="-k pyro")
 	mkdir -p benchmarks/results
 	$(ZOO)/bin/python benchmarks/zoo/run.py $(ARGS)
+
+torture: $(VENV)/.installed-dev  ## kill, damage, starve and interrupt it; benchmarks/results/torture.md (ARGS="kills")
+	mkdir -p benchmarks/results
+	$(BIN)/python -m benchmarks.torture $(ARGS) > benchmarks/results/torture.md
+
+fuzz: $(VENV)/.installed-dev  ## fuzz the readers for half an hour (needs atheris)
+	$(PIP) install atheris
+	$(BIN)/python -m benchmarks.torture.fuzz
 
 predictions: $(VENV)/.installed-dev  ## hold predictions against real casts in a recorded run; docs/predictions.md
 	$(BIN)/python benchmarks/predictions.py
