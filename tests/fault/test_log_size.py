@@ -69,8 +69,8 @@ def test_the_parts_of_other_processes_are_left_alone(many_attempts, monkeypatch)
 
 def test_rows_of_a_step_are_read_once_for_all_rules(many_ranks, monkeypatch):
     view = view_of(open_run(many_ranks))
-    asked, batches = [], view.run.batches
-    monkeypatch.setattr(view.run, "batches", lambda *args, **kwargs: asked.append(args) or batches(*args, **kwargs))
+    asked, dataset = [], view.run.dataset
+    monkeypatch.setattr(view.run, "dataset", lambda *args, **kwargs: asked.append(args) or dataset(*args, **kwargs))
     for _ in range(3):
         for rank in range(12):
             view.rows(Process(rank, 0), 1)

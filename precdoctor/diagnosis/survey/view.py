@@ -236,7 +236,7 @@ class RunView:
         # Straight from Arrow: a frame of thirty columns takes thrice as long as the rows of one step.
         where = [[("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]]
         found: list[pa.RecordBatch] = []
-        for batch in self._run.batches("tensors", columns=[*ROW_COLUMNS, "attempt"], filters=where):
+        for batch in self._run.dataset("tensors", columns=[*ROW_COLUMNS, "attempt"], filters=where):
             found.append(batch)
             count = sum(b.num_rows for b in found)
             hold(count, MAX_STEP_ROWS, f"{self._run.path} holds {{}} or more tensors of step {step}")
