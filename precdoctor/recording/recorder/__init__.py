@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from precdoctor.recording.recorder.step_context import StepTrace
 
 _MAX_INTERNAL_ERRORS = 3
-#: Calls of one module told apart within a micro-step: recurrent cells, decoding loops and rollouts make thousands.
-MAX_CALLS = 16
+MAX_CALLS = 16  # of one module told apart within a micro-step; recurrent cells and decoding loops make thousands
 
 
 class Recorder:
@@ -55,8 +54,7 @@ class Recorder:
         #: Called when this process turns out to be one that trains, and before its log is closed.
         self.when_armed: list[Callable[[], None]] = []
         self.when_closing: list[Callable[[], None]] = []
-        #: Take off what is still open in torch, once nothing is recorded any more.
-        self.when_turned_off: list[Callable[[], None]] = []
+        self.when_turned_off: list[Callable[[], None]] = []  # they take off what is still open in torch
         #: Called before a step is handed over, or the run closed.
         self.when_step_ends: list[Callable[[], None]] = []
         #: Called when it is known whether the coming step is sampled.
@@ -73,7 +71,7 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
-        self.threads = Threads(self._has_trained, lambda: self.on_the_clock, self.warn)
+        self.threads = Threads(lambda: self.claim.has_trained, lambda: self.on_the_clock, self.warn)
         self.claim = Claim(self)
         self.names = Names()
         self.slots = SlotTable()
@@ -304,11 +302,6 @@ class Recorder:
     def step(self) -> int:
         """The number of the optimizer-step attempt that is under way."""
         return self.current.step
-
-    def _has_trained(self) -> bool:
-        """Whether a step of a training has begun; in an inference run none does."""
-        begun = self.step != self.options.first_step or self.micro_step or self.in_backward
-        return bool(begun) and not self.claim.forwards_are_steps
 
     @property
     def traced(self) -> bool:
