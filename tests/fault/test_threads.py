@@ -77,7 +77,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("count", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_threads_that_make_and_train_models_at_once(folder, count):
-    """Before, most such runs lost a thread to SystemError, and one in twenty died by a signal."""
+    """Before, most such runs lost one of the script's threads to SystemError."""
     seeds = 1 + count // 50
 
     def plain(seed: int) -> Finished:

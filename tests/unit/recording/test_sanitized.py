@@ -79,8 +79,8 @@ def test_the_checks_are_there(sanitized):
         "data, numel = (ctypes.c_int64 * 1)(), (ctypes.c_int64 * 1)(64)\n"
         "libc = ctypes.CDLL(None)\n"
         "libc.malloc.restype = ctypes.c_void_p\n"
-        "data[0] = libc.malloc(4 * 63)\n"
-        "ctypes.memset(data[0], 0, 4 * 63)\n"
+        "data[0] = libc.malloc(4 * 32)\n"
+        "ctypes.memset(data[0], 0, 4 * 32)\n"
         "lib.precdoctor_look(data, numel, ctypes.c_int64(1), 0, (ctypes.c_double * 2)(), 1, ctypes.c_int64(1 << 20))\n"
     )
     stopped = run(sanitized, "-c", wrong)
