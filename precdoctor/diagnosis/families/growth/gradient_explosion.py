@@ -12,8 +12,8 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence import missing_zero_grad
 from precdoctor.diagnosis.divergence.report import root_of_rise
-from precdoctor.diagnosis.families.growth.explosion import AFTER, WINDOW, Explosion, cures
 from precdoctor.diagnosis.families.growth.fastest_gradient import grown_most
+from precdoctor.diagnosis.families.growth.gradient_explosion_detection import AFTER, WINDOW, Explosion, cures
 from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.rows import TensorRow, location, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.survey.step_facts import StepFacts

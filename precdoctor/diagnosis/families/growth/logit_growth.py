@@ -9,7 +9,7 @@ from statistics import median
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.growth.logit_histories import (
+from precdoctor.diagnosis.families.growth.logit_growth_histories import (
     ONE_HOT,
     LogitHistory,
     LossCourse,

@@ -6,7 +6,7 @@ import math
 
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.snippets import module_expression
-from precdoctor.diagnosis.families.growth.logit_histories import LogitHistory
+from precdoctor.diagnosis.families.growth.logit_growth_histories import LogitHistory
 from precdoctor.diagnosis.survey.rows import Key
 
 #: Gemma 2's caps: of attention logits, and of those of the output.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.loss_scaling.leftover_gradients import kept_gradients
+from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_leftover import kept_gradients
+from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_prescriptions import cures, lower_bound
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, culprits
 from precdoctor.diagnosis.families.loss_scaling.scale_level import LostGradient, kept_up, lost_gradient
-from precdoctor.diagnosis.families.loss_scaling.scale_prescriptions import cures, lower_bound
 from precdoctor.diagnosis.survey.loss_scales import scaled_steps
 from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.step_facts import StepFacts

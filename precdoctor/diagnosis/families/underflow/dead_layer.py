@@ -9,12 +9,12 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.underflow.dying_layer import died
-from precdoctor.diagnosis.families.underflow.dying_layer import finding as died_finding
-from precdoctor.diagnosis.families.underflow.saturated_layer import finding as saturated_finding
-from precdoctor.diagnosis.families.underflow.saturated_layer import saturated
-from precdoctor.diagnosis.families.underflow.zero_gradients import finding as flushed_finding
-from precdoctor.diagnosis.families.underflow.zero_gradients import flushed_zeros
+from precdoctor.diagnosis.families.underflow.dead_layer_dying import died
+from precdoctor.diagnosis.families.underflow.dead_layer_dying import finding as died_finding
+from precdoctor.diagnosis.families.underflow.dead_layer_flushed import finding as flushed_finding
+from precdoctor.diagnosis.families.underflow.dead_layer_flushed import flushed_zeros
+from precdoctor.diagnosis.families.underflow.dead_layer_saturated import finding as saturated_finding
+from precdoctor.diagnosis.families.underflow.dead_layer_saturated import saturated
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.rows import TensorRow, location, path_evidence, path_to, range_evidence, text
 from precdoctor.diagnosis.survey.view import Process, RunView

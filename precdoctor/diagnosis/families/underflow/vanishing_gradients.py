@@ -9,8 +9,8 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.underflow.saturated_generator import Player, players
-from precdoctor.diagnosis.families.underflow.vanishing_recurrence import finding as forgetting_finding
-from precdoctor.diagnosis.families.underflow.vanishing_recurrence import forgetting, learnt
+from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent import finding as forgetting_finding
+from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent import forgetting, learnt
 from precdoctor.diagnosis.survey.depth import Chain, chains, consistent_share, joined_chains, slope
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.rows import path_evidence, range_evidence
