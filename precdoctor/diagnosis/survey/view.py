@@ -44,6 +44,11 @@ class Process:
     attempt: int
 
 
+def process_step(record: Mapping[str, Any]) -> tuple[Process, int]:
+    """The process and the step of one scanned record."""
+    return Process(int(record["rank"]), int(record["attempt"])), int(record["step"])
+
+
 class RunView:
     """A run as the rules see it. Everything is read on first use and kept."""
 
@@ -242,6 +247,10 @@ class RunView:
     def rows(self, process: Process, step: int) -> tuple[TensorRow, ...]:
         """All tensors of one step of one process in execution order; those of unknown order come last."""
         return self._rows(process, step)
+
+    def any_rows(self, step: int) -> tuple[TensorRow, ...]:
+        """The same of the first process that recorded the step; empty where none did."""
+        return next((rows for p in self.processes if (rows := self.rows(p, step))), ())
 
     @cached_property
     def _inventory(self) -> Mapping[str, tuple[set[tuple[str, ...]], set[int]]]:

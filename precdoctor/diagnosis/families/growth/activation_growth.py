@@ -143,10 +143,7 @@ def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Tr
     if row is not None:
         forward = [r for r in rows if r.kind in ("batch", "input", "output")]
         evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(forward, row))}
-    return Finding(
-        code="PD602",
-        name="activation-growth",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.7 if wide or trend.points < 24 else 0.85,
         title=f"{label} grows into {history.dtype}'s limit: overflow in about {expected:,.0f} steps",
         message=message,
@@ -169,10 +166,7 @@ def _coarse_finding(coarse: Mapping[Key, CoarseLogits], options: Options) -> Fin
         f"changes a probability by up to {math.exp(logits.spacing / 2.0):.2g} times. "
         f"{plural(len(coarse), 'such output')} in all."
     )
-    return Finding(
-        code="PD602",
-        name="activation-growth",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.7,
         title=f"the logits of `{place}` have grown to {logits.last:.3g}, where {history.dtype} is {logits.spacing:g} "
         "nats coarse",
@@ -223,53 +217,21 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "max_headroom",
-            5.0,
-            "binades",
-            "Only tensors this near their limit are judged.",
-            "Precdoctor's own: activations of 2,048 and more; healthy ones in FP16 rarely pass 1,000.",
-        ),
-        RuleOption(
-            "min_growth",
-            0.5,
-            "binades",
-            "Climbed by the line over the newer half of the steps.",
-            "Precdoctor's own: below it a forecast rests on noise.",
-        ),
-        RuleOption(
-            "min_points",
-            6.0,
-            "steps",
-            "Recorded steps in the newer half, at least.",
-            "A line and its error need a few points.",
-            4.0,
-        ),
-        RuleOption(
-            "horizon",
-            4.0,
-            "times the run",
-            "Forecasts that look further ahead than this are not made.",
-            "Precdoctor's own: growth early in training levels off.",
-        ),
-        RuleOption(
-            "logit_spacing",
-            2.0,
-            "nats",
-            "Distance of neighbours in the format of the logits, at their amax.",
-            "Half of it is the rounding error: one nat changes a probability by a factor of e.",
-            0.0,
-        ),
-        RuleOption(
-            "logit_growth",
-            4.0,
-            "times",
-            "How much larger than in the first four recorded steps the logits must be.",
-            "Precdoctor's own: a large temperature that was chosen is no growth.",
-            1.0,
-        ),
+        RuleOption("max_headroom", 5.0, "binades", "Only tensors this near their limit are judged.",
+                   "Chosen empirically: activations of 2,048 and more; healthy ones in FP16 rarely pass 1,000."),
+        RuleOption("min_growth", 0.5, "binades", "Climbed by the line over the newer half of the steps.",
+                   "Chosen empirically: below it a forecast rests on noise."),
+        RuleOption("min_points", 6.0, "steps", "Recorded steps in the newer half, at least.",
+                   "A line and its error need a few points.", 4.0),
+        RuleOption("horizon", 4.0, "times the run", "Forecasts that look further ahead than this are not made.",
+                   "Chosen empirically: growth early in training levels off."),
+        RuleOption("logit_spacing", 2.0, "nats", "Distance of neighbours in the format of the logits, at their amax.",
+                   "Half of it is the rounding error: one nat changes a probability by a factor of e.", 0.0),
+        RuleOption("logit_growth", 4.0, "times",
+                   "How much larger than in the first four recorded steps the logits must be.",
+                   "Chosen empirically: a large temperature that was chosen is no growth.", 1.0),
     ),
     kinds=("input", "output"),
     columns=("dtype", "amax", "at_max"),
     check=check,
-)
+)  # fmt: skip

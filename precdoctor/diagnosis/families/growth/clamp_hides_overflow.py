@@ -78,9 +78,7 @@ def finding(view: RunView, found: Clamped, limit: float) -> Finding:
     change = widening(found.rows, found.key, row.dtype, view.device)
     fmt = known_format(row.dtype)
     largest = fmt.max if fmt is not None else 0.0
-    return Finding(
-        code="PD601",
-        name="near-format-limit",
+    return rule.finding(
         severity=Severity.WARNING,
         confidence=0.85,
         title=f"{row.label} is clamped at {row.amax or 0.0:g}: {percent(found.share)} of it is larger than "

@@ -189,9 +189,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
     where = f" from `{_name(row)}`" if row is not None else ""
     root = "" if explosion.diverged else root_of_rise(view, explosion.process, explosion.steps, explosion.at)
     norms = f"norm {explosion.baseline:.3g} -> {explosion.peak:.3g}"
-    return Finding(
-        code="PD603",
-        name="gradient-explosion",
+    return RULE.finding(
         severity=_severity(explosion),
         confidence=0.75 if explosion.unbounded else 0.85 if explosion.loss is not None else 0.7,
         title=f"{f'{root}; ' if root else ''}{_what(explosion)}: {norms}{where}",
@@ -282,64 +280,33 @@ RULE = Rule(
     triage=Triage.LEARNING_RATE,
     page=PAGE,
     options=(
-        RuleOption(
-            "factor",
-            30.0,
-            "times the median",
-            "Jump of the gradient norm over the 32 steps before, on three of five steps.",
-            "Precdoctor's own: norms of healthy runs stay within a factor of fifteen of their running median.",
-            1.0,
-        ),
-        RuleOption(
-            "undone_share",
-            0.25,
-            "fraction",
-            "Share of the loss's progress that must be undone.",
-            "Precdoctor's own: without it the loss took no harm.",
-        ),
-        RuleOption(
-            "diverged",
-            1000.0,
-            "times the first",
-            "Last losses and gradient norms (medians of five) of a run that has diverged without a jump.",
-            "Precdoctor's own: far beyond what warm-up, annealed terms and growing episodes make of a loss.",
-            10.0,
-        ),
-        RuleOption(
-            "fatal",
-            1000.0,
-            "times the median",
-            "One gradient norm this far above the median before it, and all that follow as far below.",
-            "Precdoctor's own: a rare batch comes alone, and a task that is learnt has no such step before it.",
-            30.0,
-        ),
-        RuleOption(
-            "unbounded",
-            300.0,
-            "times the first",
-            "Loss below zero (lowest median of five) against the magnitude of the first five, for one without a bound.",
-            "Precdoctor's own: likelihoods of many dimensions begin as large as they end.",
-            10.0,
-        ),
-        RuleOption(
-            "least_loss",
-            100.0,
-            "loss",
-            "A smaller loss is not taken for diverged, whatever it began with.",
-            "Precdoctor's own: zero-initialised heads and sparse rewards begin with losses near zero.",
-        ),
-        RuleOption(
-            "kept_steps",
-            8.0,
-            "steps",
-            "In a row whose gradients were added to what the step before had applied.",
-            "Precdoctor's own: the recorder speaks from the eighth on, and nobody accumulates over steps on purpose.",
-            2.0,
-        ),
-        RuleOption("min_steps", 8.0, "steps", "Steps before it, for a baseline.", "Precdoctor's own.", 2.0),
+        RuleOption("factor", 30.0, "times the median",
+                   "Jump of the gradient norm over the 32 steps before, on three of five steps.",
+                   "Chosen empirically: norms of healthy runs stay within a factor of fifteen of their running median.",
+                   1.0),
+        RuleOption("undone_share", 0.25, "fraction", "Share of the loss's progress that must be undone.",
+                   "Chosen empirically: without it the loss took no harm."),
+        RuleOption("diverged", 1000.0, "times the first",
+                   "Last losses and gradient norms (medians of five) of a run that has diverged without a jump.",
+                   "Chosen empirically: far beyond what warm-up, annealed terms and growing episodes make of a loss.",
+                   10.0),
+        RuleOption("fatal", 1000.0, "times the median",
+                   "One gradient norm this far above the median before it, and all that follow as far below.",
+                   "Chosen empirically: a rare batch comes alone, and a task that is learnt has no such step before "
+                   "it.", 30.0),
+        RuleOption("unbounded", 300.0, "times the first",
+                   "Loss below zero (lowest median of five) against the magnitude of the first five, for one without "
+                   "a bound.", "Chosen empirically: likelihoods of many dimensions begin as large as they end.", 10.0),
+        RuleOption("least_loss", 100.0, "loss", "A smaller loss is not taken for diverged, whatever it began with.",
+                   "Chosen empirically: zero-initialised heads and sparse rewards begin with losses near zero."),
+        RuleOption("kept_steps", 8.0, "steps",
+                   "In a row whose gradients were added to what the step before had applied.",
+                   "Chosen empirically: the recorder speaks from the eighth on, and nobody accumulates over steps on "
+                   "purpose.", 2.0),
+        RuleOption("min_steps", 8.0, "steps", "Steps before it, for a baseline.", minimum=2.0),
     ),
     kinds=(),
     columns=("sum_sq", "order"),
     check=check,
     step_columns=("grad_norm", "loss", "skipped"),
-)
+)  # fmt: skip

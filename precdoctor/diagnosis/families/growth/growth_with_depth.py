@@ -131,10 +131,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     }
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
-    return Finding(
-        code="PD604",
-        name="growth-with-depth",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
         title=f"activations grow {gain:.3g} times per {each}: {first.rms:.2g} at {_named(chain, first)}, "
         f"{last.rms:.2g} at {_named(chain, last)}",
@@ -169,39 +166,17 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "growth",
-            13.0,
-            "binades",
-            "Growth of the RMS from the first layer to the last that is too much.",
-            "From 1 to FP16's largest number are 16; amax is commonly 2 to 3 binades above the RMS.",
-        ),
-        RuleOption(
-            "headroom",
-            4.0,
-            "binades",
-            "So near its format's limit half of that growth is enough.",
-            "Precdoctor's own: amax is commonly 4 to 8 times the RMS, and two binades vary between batches.",
-        ),
+        RuleOption("growth", 13.0, "binades", "Growth of the RMS from the first layer to the last that is too much.",
+                   "From 1 to FP16's largest number are 16; amax is commonly 2 to 3 binades above the RMS."),
+        RuleOption("headroom", 4.0, "binades", "So near its format's limit half of that growth is enough.",
+                   "Chosen empirically: amax is commonly 4 to 8 times the RMS, and two binades vary between batches."),
         RuleOption("min_layers", 4.0, "layers", "Shorter chains are not judged.", "A trend needs a few points.", 3.0),
-        RuleOption(
-            "min_calls",
-            8.0,
-            "calls",
-            "Modules called less often are not judged by their calls.",
-            "A module that two or three inputs share is no recurrence.",
-            3.0,
-        ),
-        RuleOption(
-            "consistent_share",
-            0.75,
-            "fraction",
-            "Steps from layer to layer that must go up.",
-            "Precdoctor's own: one large layer is not growth with depth.",
-            maximum=1.0,
-        ),
+        RuleOption("min_calls", 8.0, "calls", "Modules called less often are not judged by their calls.",
+                   "A module that two or three inputs share is no recurrence.", 3.0),
+        RuleOption("consistent_share", 0.75, "fraction", "Steps from layer to layer that must go up.",
+                   "Chosen empirically: one large layer is not growth with depth.", maximum=1.0),
     ),
     kinds=("output",),
     columns=("sum_sq", "numel"),
     check=check,
-)
+)  # fmt: skip

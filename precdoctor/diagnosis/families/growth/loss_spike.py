@@ -227,9 +227,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         because = f", after a learning rate {rate.to / rate.before:.3g} times any before"
     root = "" if rate is not None else root_of_rise(view, spike.process, spike.steps, spike.at)
     jumps = f"the loss jumps from {spike.level:.3g} to {spike.peak:.3g} at step {first.step}{because}"
-    return Finding(
-        code="PD605",
-        name="loss-spike",
+    return RULE.finding(
         severity=Severity.WARNING if heavy else Severity.INFO,
         confidence=0.8 if moved is not None else 0.65,
         title=f"{root}; {jumps}" if root else jumps,
@@ -352,48 +350,22 @@ RULE = Rule(
     triage=Triage.LEARNING_RATE,
     page=PAGE,
     options=(
-        RuleOption(
-            "deviations",
-            10.0,
-            "robust standard deviations",
-            "Height above the median of the 32 steps before.",
-            "Precdoctor's own: losses of small batches have heavy tails; 6 is passed by healthy runs.",
-            1.0,
-        ),
-        RuleOption(
-            "undone_share",
-            0.25,
-            "fraction",
-            "Share of the progress since the start that must be undone.",
-            "Precdoctor's own: the wobble of a loss near zero is not a spike.",
-        ),
-        RuleOption(
-            "moved",
-            1.0,
-            "binades",
-            "A tensor this far above its median amax has left its range.",
-            "Amax commonly varies by less than a factor of two between batches.",
-        ),
-        RuleOption(
-            "norm_factor",
-            4.0,
-            "times",
-            "A gradient norm this far above its median has left its range.",
-            "Precdoctor's own: twice the factor of `moved`, for a norm varies more than an amax.",
-            1.0,
-        ),
-        RuleOption(
-            "rate_factor",
-            4.0,
-            "times",
-            "A learning rate this far above all before it is to blame for a jump within three updates.",
-            "Precdoctor's own: a warm-up of eight steps or more rises by less from one step to the next.",
-            1.0,
-        ),
-        RuleOption("min_steps", 16.0, "steps", "Steps before it, for a range.", "Precdoctor's own.", 8.0),
+        RuleOption("deviations", 10.0, "robust standard deviations", "Height above the median of the 32 steps before.",
+                   "Chosen empirically: losses of small batches have heavy tails; 6 is passed by healthy runs.", 1.0),
+        RuleOption("undone_share", 0.25, "fraction", "Share of the progress since the start that must be undone.",
+                   "Chosen empirically: the wobble of a loss near zero is not a spike."),
+        RuleOption("moved", 1.0, "binades", "A tensor this far above its median amax has left its range.",
+                   "Amax commonly varies by less than a factor of two between batches."),
+        RuleOption("norm_factor", 4.0, "times", "A gradient norm this far above its median has left its range.",
+                   "Chosen empirically: twice the factor of `moved`, for a norm varies more than an amax.", 1.0),
+        RuleOption("rate_factor", 4.0, "times",
+                   "A learning rate this far above all before it is to blame for a jump within three updates.",
+                   "Chosen empirically: a warm-up of eight steps or more rises by less from one step to the next.",
+                   1.0),
+        RuleOption("min_steps", 16.0, "steps", "Steps before it, for a range.", minimum=8.0),
     ),
     kinds=(),
     columns=("amax", "order"),
     check=check,
     step_columns=("loss",),
-)
+)  # fmt: skip

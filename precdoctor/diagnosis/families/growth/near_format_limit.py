@@ -120,10 +120,7 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
     }
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
-    return Finding(
-        code="PD601",
-        name="near-format-limit",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.9 if len(close) >= 2 * options["steps"] else 0.75,
         title=f"{label} lives at {100.0 * usual / largest:.0f} % of {history.dtype}'s largest number, {largest:g}",
         message=message,
@@ -162,39 +159,18 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "headroom",
-            1.0,
-            "binades",
-            "Distance from the largest number that is too near.",
-            "Precdoctor's own: amax of activations commonly varies by a factor of two between batches.",
-        ),
-        RuleOption(
-            "steps",
-            8.0,
-            "steps",
-            "So many of the newest recorded steps (of twice as many) must be that near.",
-            "Precdoctor's own: one large batch is no condition.",
-            1.0,
-        ),
-        RuleOption(
-            "mask_spread",
-            2.0**-8,
-            "fraction",
-            "An amax that varies less over the steps is a constant of the code: a mask of finfo.min / 2, plus scores.",
-            "Scores of 100 and less on a mask of 32752 move it by 0.3 %; data move an amax by more.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "clamped_share",
-            0.01,
-            "fraction",
-            "Part of a clamped tensor that is larger than its format goes.",
-            "Precdoctor's own: a clamp that catches single outliers is meant to.",
-            maximum=1.0,
-        ),
+        RuleOption("headroom", 1.0, "binades", "Distance from the largest number that is too near.",
+                   "Chosen empirically: amax of activations commonly varies by a factor of two between batches."),
+        RuleOption("steps", 8.0, "steps", "So many of the newest recorded steps (of twice as many) must be that near.",
+                   "Chosen empirically: one large batch is no condition.", 1.0),
+        RuleOption("mask_spread", 2.0**-8, "fraction",
+                   "An amax that varies less over the steps is a constant of the code: a mask of finfo.min / 2, plus "
+                   "scores.", "Scores of 100 and less on a mask of 32752 move it by 0.3 %; data move an amax by more.",
+                   maximum=1.0),
+        RuleOption("clamped_share", 0.01, "fraction", "Part of a clamped tensor that is larger than its format goes.",
+                   "Chosen empirically: a clamp that catches single outliers is meant to.", maximum=1.0),
     ),
     kinds=("input", "output"),
     columns=("dtype", "amax", "at_max"),
     check=check,
-)
+)  # fmt: skip
