@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.rows import integer, text
@@ -53,10 +54,11 @@ def unzeroed(view: RunView, least: float) -> Unzeroed | None:
     return longest if longest is not None and longest.steps >= least else None
 
 
-def finding(view: RunView, found: Unzeroed, limit: float, exploded: Finding | None) -> Finding:
+def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: Finding | None) -> Finding:
     """That it is missing.
 
     Args:
+        rule: PD603.
         view: the run.
         found: where.
         limit: the steps that were asked for.
@@ -67,9 +69,7 @@ def finding(view: RunView, found: Unzeroed, limit: float, exploded: Finding | No
     norms = [s.grad_norm for s in _inside(steps, found) if s.grad_norm is not None]
     what = "`zero_grad()` is never called" if never else f"no `zero_grad()` for {plural(found.steps, 'step')}"
     severities = [Severity.WARNING] if exploded is None else [Severity.WARNING, exploded.severity]
-    return Finding(
-        code="PD603",
-        name="gradient-explosion",
+    return rule.finding(
         severity=max(severities, key=lambda s: s.weight),
         confidence=0.95,
         title=f"{what}: each step applies the sum of all gradients since step {found.since}",

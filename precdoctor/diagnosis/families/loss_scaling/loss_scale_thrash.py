@@ -134,11 +134,11 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
 
 
 def _prescribe(view: RunView, thrash: _Thrash, level: float, after: int) -> Prescription:
-
+    before = len(thrash.probes)
     return Prescription(
-        title=f"growth_interval={STOCK_INTERVAL} from {level:g} on: skipped steps {len(thrash.probes)} -> {after}",
+        title=f"growth_interval={STOCK_INTERVAL}, starting at {level:g}: skipped steps {before} -> {after}",
         change={"growth_interval": {"from": thrash.interval, "to": STOCK_INTERVAL}, "init_scale": level},
-        predicted={"skipped_steps": {"from": len(thrash.probes), "to": after}},
+        predicted={"skipped_steps": {"from": before, "to": after}},
         snippet=snippets.grad_scaler(view.device, level, STOCK_INTERVAL),
     )
 

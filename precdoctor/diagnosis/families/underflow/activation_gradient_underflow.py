@@ -202,8 +202,8 @@ def _op_finding(view: RunView, group: Group) -> Finding:
     message = (
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} returned zeros for {flushed:,} of {of:,} "
         f"elements that are not zero in FP64 (limit {percent(_OP_FLUSHED)}). They hold {percent(fact.number('lost'))} "
-        f"of the gradient's magnitude (limit {percent(_OP_LOST)}) and all of {percent(fact.number('channels'))} of the "
-        f"channels. Their exact values reach {fact.number('exact_amax'):.3g}. "
+        f"of the gradient's magnitude (limit {percent(_OP_LOST)}); {percent(fact.number('channels'))} of the channels "
+        f"are zero throughout. Their exact values reach {fact.number('exact_amax'):.3g}. "
         f"Weights whose gradient is exactly zero: {zero}{f' ({names})' if names else ''}.{elsewhere_words(group)}"
     )
     return RULE.finding(
