@@ -19,6 +19,10 @@ WINDOW, AFTER = 32, 5
 _STAY = 3
 #: Largest share of the rise that is left of an explosion that has passed: a quarter. Chosen empirically.
 _GONE = 0.25
+#: Share of a loss's rise that happens in the first step of a sudden one: half. Chosen empirically.
+_AT_ONCE = 0.5
+#: Least progress of a loss, as a share of it, that a jump can undo. Chosen empirically.
+_PROGRESS = 0.1
 #: A learning rate that has risen by this factor counts as raised. Chosen empirically.
 _RAISED = 2.0
 
@@ -61,7 +65,7 @@ class Explosion:
         """Whether loss and norm jumped in one step that the update before it cannot have caused."""
         if self.loss is None or self.first.loss is None or self.diverged or self.fatal:
             return False
-        at_once = self.first.loss - self.loss[0] >= 0.5 * (self.loss[1] - self.loss[0])
+        at_once = self.first.loss - self.loss[0] >= _AT_ONCE * (self.loss[1] - self.loss[0])
         return at_once and after_an_ordinary_update(self.steps, self.at)
 
     @property
@@ -158,6 +162,6 @@ def _undone(steps: Sequence[StepFacts], i: int, losses: tuple[float, float]) -> 
     start = [s.loss for s in steps[: min(8, i)] if s.loss is not None]
     made = max(0.0, median(start) - losses[0]) if start else 0.0
     lost = losses[1] - losses[0]
-    if made <= 0.1 * abs(losses[0]):
+    if made <= _PROGRESS * abs(losses[0]):
         return math.inf if lost > abs(losses[0]) else 0.0
     return lost / made

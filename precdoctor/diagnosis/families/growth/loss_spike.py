@@ -74,6 +74,8 @@ _STAY = 3
 _KNOWN = 4
 #: Updates before the jump in which a spike of the learning rate is searched. Chosen empirically.
 _RATE_WINDOW = 3
+#: Least height of a jump, as a share of the level: without progress any wobble would be one. Chosen empirically.
+_LEAST_HARM = 0.25
 #: Of the standard normal distribution, in standard deviations.
 _NINTH_DECILE = 1.2816
 #: Factor that makes another batch size, not a smaller last batch. Chosen empirically.
@@ -132,7 +134,7 @@ def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _S
             continue  # a constant (a term with weight zero) has no range to leave
         deviation = max(deviation, _upper_deviation(before, level))
         progress = max(0.0, median(losses[:8]) - level)
-        harm = max(options["undone_share"] * progress, 0.25 * abs(level))
+        harm = max(options["undone_share"] * progress, _LEAST_HARM * abs(level))
         threshold = level + max(options["deviations"] * deviation, harm)
         if losses[i] <= max(threshold, *before):
             continue
