@@ -43,9 +43,9 @@ class LeftoverGradients:
     def words(self) -> str:
         """A sentence for a message."""
         return (
-            f"Skipped steps do not zero their gradients: on all {plural(self.skips, 'step')} behind step {self.first} "
-            f"the gradients of {plural(self.weights, 'weight')} still hold the non-finite elements of that step, "
-            "although the gradients that arrive are finite. New gradients are added to them, so every step is skipped."
+            f"Skipped steps do not zero their gradients. On all {plural(self.skips, 'step')} behind step {self.first} "
+            f"the gradients of {plural(self.weights, 'weight')} still hold the non-finite elements of that step. The "
+            "gradients that arrive are finite, but they are added to those elements, so every step is skipped."
         )
 
     def prescription(self, skipped: int) -> Prescription:

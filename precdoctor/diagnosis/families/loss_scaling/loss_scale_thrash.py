@@ -106,7 +106,7 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
     message = (
         f"{plural(len(thrash.probes), 'step')} of {steps:,} ({percent(thrash.share)}, limit "
         f"{percent(limit)}) were skipped because the scaler had just doubled its scale to {thrash.ceiling:g} or more, "
-        f"which overflows; {level:g} had been clean. So {interval} is too short. "
+        f"which overflows. {level:g} had been clean, so {interval} is too short. "
         + ("" if harmful else "These batches are lost; the training is not harmed otherwise. ")
         + found.words(view)
     )

@@ -94,7 +94,7 @@ def _finding(
     )
     bits = tensor.mean_bits
     message = (
-        f"No loss scale is in force, and {percent(tensor.subnormal_share)} of the gradient of the output of "
+        f"No loss scale is in force. {percent(tensor.subnormal_share)} of the gradient of the output of "
         f"`{row.place}` (float16) is subnormal in the median of {plural(len(tensor.shares), 'step')} (limit "
         f"{percent(options['subnormal_share'])}). Its non-zero elements keep {bits:.1f} of 11 significant bits on "
         f"average (limit {options['fine_bits']:g}). Its largest element is {row.amax or 0.0:.3g}; "

@@ -104,7 +104,7 @@ def flushed_finding(
     names = ", ".join(f"`{n}`" for n in parameters[:4]) + (f" and {len(parameters) - 4} more" if parameters[4:] else "")
     message = (
         f"The gradient of {names} was exactly zero in every element on {steps[0]:,} of "
-        f"{plural(steps[1], 'recorded step')} (limit {limit:g}): {elements[0]:,} of {elements[1]:,} elements get no "
+        f"{plural(steps[1], 'recorded step')} (limit {limit:g}). {elements[0]:,} of {elements[1]:,} elements get no "
         f"gradient. {_cause(zeros)} Loss scale: {zeros.scale:g}."
     )
     return rule.finding(

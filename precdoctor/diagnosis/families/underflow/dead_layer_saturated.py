@@ -138,7 +138,7 @@ def saturated_finding(rule: Rule, view: RunView, found: Mapping[_Place, Saturate
             f"{percent(flat)} of the output of `{name}` is larger than {2**_FLAT_BIN} (amax {output.amax or 0.0:.3g}, "
             f"RMS {rms:.3g}), and the function behind it returns its bound, 1. {percent(zero)} of the gradient of that "
             f"output is exactly zero (medians of {plural(len(worst.zero), 'step')} of {worst.steps}, limit "
-            f"{percent(limit)}): tanh is 1 in FP32 from 9 on and has no slope there. The layer was saturated from the "
+            f"{percent(limit)}). In FP32, tanh is 1 from 9 on and has no slope there. The layer was saturated from the "
             "beginning, so it has not learnt this."
         ),
         location=location(gradient, Phase.BACKWARD, process.rank, step),

@@ -100,8 +100,8 @@ def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
     message = (
         f"{plural(len(guilty), 'weight gradient')} ({elements:,} elements) sum up {plural(worst.terms, 'micro-step')} "
         f"in {worst.dtype}. There a sum of like terms stalls at {worst.stalls:,} (limit "
-        f"{options['share'] * worst.stalls:g}): the last micro-step keeps {bits:.1f} bits beside the sum"
-        + (f", and only {share:.0%} of what all micro-steps agree on arrives." if share < 1.0 else ".")
+        f"{options['share'] * worst.stalls:g}). The last micro-step keeps {bits:.1f} bits beside the sum."
+        + (f" Only {share:.0%} of the common part of all micro-steps arrives." if share < 1.0 else "")
     )
     stalled = worst.terms >= worst.stalls
     extra = widened_bytes(view, widened_elements(view, HALF, elements))

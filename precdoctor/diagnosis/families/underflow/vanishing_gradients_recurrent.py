@@ -77,9 +77,9 @@ def forgetting_finding(
         f"A step calls `{first.module}` ({chain.module_class}) {found.calls} times. The gradient of its output falls "
         f"from {last.norm:.3g} at call {last.index}{later} to {first.norm:.3g} at call {first.index} (L2, median of "
         f"{plural(chain.steps, 'step')}). That is a fall by 2^{found.lost:.1f} (limit 2^{limits[0]:g}), a factor of "
-        f"{2.0**each:.3g} per call. FP32 rounds away the first calls' share of the weights' gradient. The loss has "
-        f"fallen by {percent(max(0.0, fallen))} from the oldest quarter of the run to the newest (limit "
-        f"{percent(limits[1])}): the cell does not learn from its first calls."
+        f"{2.0**each:.3g} per call. FP32 rounds away the first calls' share of the weights' gradient. From the "
+        f"oldest quarter of the run to the newest the loss has fallen by {percent(max(0.0, fallen))} (limit "
+        f"{percent(limits[1])}). The cell does not learn from its first calls."
     )
     evidence: dict[str, object] = {
         "decay_binades": found.lost,
