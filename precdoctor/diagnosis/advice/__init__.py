@@ -1,1 +1,1 @@
-"""Prescriptions that several families give, and which advice is worth giving first."""
+"""Prescriptions that several families share, and the order of prescriptions by their predicted effect."""

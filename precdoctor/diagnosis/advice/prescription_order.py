@@ -1,4 +1,4 @@
-"""What a prescription saves by its own prediction: advice that hardly helps does not come first."""
+"""The order of a finding's prescriptions: one that hardly helps by its own prediction does not come first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from precdoctor.diagnosis.claims.finding import Finding, Prescription
 from precdoctor.diagnosis.survey.rows import number
 
-#: Share of the harm that the first advice must save. Precdoctor's own: what is left then is still the same finding.
+#: Share of the harm that the first prescription must remove. Chosen empirically: with less the finding stays the same.
 LEAST_SAVING = 0.25
-#: Predicted numbers that count harm: the lower the better, and none is best.
+#: Predicted numbers that count harm: the lower the better.
 HARMS = frozenset(
     (
         *("accumulation_error", "bad_scale_steps", "below_eps_share", "dead_elements", "flushed_share"),
@@ -23,7 +23,7 @@ HARMS = frozenset(
 
 
 def saving(prescription: Prescription) -> float | None:
-    """The largest share of a harm that it is predicted to take away; None where it predicts no harm's change."""
+    """The largest share of a harm that the prescription removes by its prediction; None if it predicts no harm."""
     shares = []
     for name, ends in prescription.predicted.items():
         if name in HARMS and isinstance(ends, Mapping):
@@ -34,13 +34,13 @@ def saving(prescription: Prescription) -> float | None:
 
 
 def is_worthwhile(prescription: Prescription) -> bool:
-    """Whether it may be the first advice: by its own prediction it saves enough, or it predicts something else."""
+    """Whether the prescription may come first: it is predicted to remove enough harm, or predicts no harm."""
     saved = saving(prescription)
     return saved is None or saved >= LEAST_SAVING
 
 
 def worthwhile_first(finding: Finding) -> Finding:
-    """The finding with those that hardly help behind the others, otherwise in their order."""
+    """The finding with prescriptions that hardly help moved to the end, otherwise in their order."""
     ordered = _ordered(finding.prescriptions)
     return finding if list(ordered) == list(finding.prescriptions) else replace(finding, prescriptions=ordered)
 

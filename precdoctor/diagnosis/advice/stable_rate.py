@@ -1,8 +1,8 @@
-"""The learning rate at which gradient descent that diverges would not have: told from how fast it does.
+"""The largest stable learning rate of diverging gradient descent, computed from how fast the gradient grows.
 
-Along a direction of curvature ``c`` a step at the rate ``e`` multiplies the gradient by ``1 - e * c``: it grows ``r``
-times per step where ``e * c`` is ``1 + r``, and stays as it is where that is 2. With momentum ``b`` it grows by the
-root ``-r`` of ``z**2 - (1 + b - e * c) * z + b``, so that ``e * c`` is ``(1 + r) * (r + b) / r``, and the limit is
+Along a direction of curvature ``c`` a step at the rate ``e`` multiplies the gradient by ``1 - e * c``. It grows ``r``
+times per step if ``e * c`` is ``1 + r``, and keeps its size if that is 2. With momentum ``b`` it grows by the root
+``-r`` of ``z**2 - (1 + b - e * c) * z + b``, so ``e * c`` is ``(1 + r) * (r + b) / r``, and the limit is
 ``2 * (1 + b)``.
 
 Source: Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability, arXiv:2103.00065,
@@ -23,19 +23,21 @@ from precdoctor.diagnosis.survey.rows import number, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Gradient norms, at least, and how much larger the last ones are than the first: what grows less may be the batches.
+#: Fewest gradient norms, and their least growth from first to last: less may come from the batches. Empirical.
 _NORMS, _GROWN = 3, 10.0
 
 
 @dataclass(frozen=True)
 class StableRate:
-    """Attributes:
-    first: the step from which on it diverges.
-    rate: the learning rate in force.
-    growth: what the gradient norm was multiplied by per step.
-    limit: the share of ``rate`` from which on it grows.
-    factor: the share that is proposed, at most half of that.
-    after: what the gradient of that direction is multiplied by per step then.
+    """The largest stable rate of a run that diverges, and the proposed one.
+
+    Attributes:
+        first: the step from which on it diverges.
+        rate: the learning rate in force.
+        growth: factor of the gradient norm per step.
+        limit: share of ``rate`` from which on the gradient grows.
+        factor: proposed share of ``rate``, at most half of the limit.
+        after: factor of the gradient of that direction per step at the proposed rate.
     """
 
     first: int
@@ -49,8 +51,8 @@ class StableRate:
     def words(self) -> str:
         """A sentence for a message."""
         return (
-            f"The gradient grows {self.growth:.3g} times per step: gradient descent does that at "
-            f"{1.0 / self.limit:.2g} times the largest rate that is stable here, {self.rate * self.limit:.2g}."
+            f"The gradient grows {self.growth:.3g} times per step, so the learning rate is {1.0 / self.limit:.2g} "
+            f"times the largest stable one, {self.rate * self.limit:.2g}."
         )
 
     @property
@@ -60,7 +62,7 @@ class StableRate:
 
     @property
     def prescription(self) -> Prescription:
-        """Its lower rate."""
+        """The proposed rate."""
         return Prescription(
             title=f"learning rate x {self.factor:g} ({self.rate:.3g} -> {self.rate * self.factor:.3g}): the gradient "
             f"of the steepest direction is multiplied by {self.growth:.2g} -> {self.after:.2g} per step",
@@ -71,13 +73,13 @@ class StableRate:
 
 
 def stable_rate(view: RunView, steps: Sequence[StepFacts]) -> StableRate | None:
-    """Of SGD with one group, unclipped, at one rate.
+    """The stable rate for SGD with one parameter group, without clipping and at a constant rate.
 
-    None for any other, or where the gradient does not grow tenfold and from step to step.
+    None for any other optimizer, or if the gradient does not grow tenfold and from step to step.
 
     Args:
         view: the run.
-        steps: of one optimizer in order, those on which it diverges.
+        steps: the diverging steps of one optimizer, in order.
     """
     optimizer = next((o for o in view.optimizers if steps and text(o.get("name")) == steps[0].optimizer), None)
     groups = list((optimizer or {}).get("groups") or ())
@@ -93,7 +95,7 @@ def stable_rate(view: RunView, steps: Sequence[StepFacts]) -> StableRate | None:
     if growth <= 1.0 or median(norms[-_NORMS:]) < _GROWN * norms[0]:
         return None
     if math.log(norms[-1] / norms[0]) > 2.0 * (len(norms) - 1) * math.log(growth):
-        return None  # it went its course first, and what threw it off then is another matter
+        return None  # the run was stable first, so the rate is not the cause
     product = (1.0 + growth) * (growth + momentum) / growth
     limit = 2.0 * (1.0 + momentum) / product
     factor = rounded_down(limit / 2.0)
@@ -101,7 +103,7 @@ def stable_rate(view: RunView, steps: Sequence[StepFacts]) -> StableRate | None:
 
 
 def _per_step(product: float, momentum: float) -> float:
-    """By what a step multiplies a gradient; ``product`` of rate and curvature. The larger root's magnitude."""
+    """The factor of a gradient per step, the magnitude of the larger root; ``product``: rate times curvature."""
     middle = 1.0 + momentum - product
     inside = middle * middle - 4.0 * momentum
     return math.sqrt(momentum) if inside < 0.0 else (abs(middle) + math.sqrt(inside)) / 2.0

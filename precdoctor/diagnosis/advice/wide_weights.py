@@ -1,4 +1,4 @@
-"""FP32 weights in place of 16-bit ones: the lines that widen what is trained and nothing else, and what they cost."""
+"""FP32 weights instead of 16-bit ones: the lines that widen only trained weights, and their cost in bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FP32_BYTES = 4
 
 
 def wide_weights(view: RunView, dtypes: Sequence[str]) -> str:
-    """Lines that make the trained weights FP32 and compute in BF16 under autocast; frozen weights stay as they are."""
+    """Lines that make the trained weights FP32 and compute in BF16 under autocast; frozen weights are unchanged."""
     return (
         f"import torch\n\n{_widen(view, dtypes)}\n"
         f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
@@ -41,15 +41,15 @@ def fp32_weights(view: RunView, dtypes: Sequence[str]) -> str:
 
 
 def widened_bytes(view: RunView, elements: int, narrow_bytes: int = 2) -> int:
-    """Bytes that so many weight elements take more in FP32.
+    """Additional bytes for weight elements in FP32.
 
     Weight, gradient and the optimizer's state follow the weight's format. From the forward pass to the end of the
-    backward pass autocast also holds a copy of the weight in the format it had.
+    backward pass autocast also holds a copy of the weight in its former format.
     """
     tensors = 2 + states_per_parameter(view)
     return elements * (tensors * (_FP32_BYTES - narrow_bytes) + narrow_bytes)
 
 
 def widened_elements(view: RunView, dtypes: Sequence[str], least: int = 0) -> int:
-    """Elements of the trained weights in these dtypes, all of which the lines widen; ``least`` where more are known."""
+    """Elements of all trained weights in these dtypes, at least ``least``."""
     return max(least, sum(stepped(view, dtypes).values()))

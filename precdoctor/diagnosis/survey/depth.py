@@ -1,4 +1,4 @@
-"""Chains of like layers, or of the calls of one module, and how a magnitude goes along them."""
+"""Chains of like layers, or of the calls of one module, and the course of a magnitude along them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.rows import integer, number, text
 from precdoctor.diagnosis.survey.view import RunView
 
-#: A part of a name that is a number (``blocks.3``) or, where there is none, ends in one (``body.conv3``).
+#: A part of a name that is a number (``blocks.3``), or else ends in one (``body.conv3``).
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 _NUMBERED = re.compile(r"(?:^|\.)[^\d.]*(\d+)(?=\.|$)")
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "phase", "numel", "nan", "pos_inf",
             "neg_inf", "sum_sq", "scale", "order")  # fmt: skip
-#: Steps that are looked at, evenly spread.
+#: Examined steps, evenly spread: bounds the work.
 _STEPS = 32
-#: The recorder takes this call of a module and all later ones of the step together.
+#: The recorder merges this call of a module and all later ones of the step into one row.
 LAST_CALL = 15
 
 #: Root, pattern of the FQN (``blocks.*.mlp``), class, kind.
@@ -32,21 +32,24 @@ ChainKey = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Link:
-    """One layer of a chain."""
+    """One layer or call of a chain.
+
+    Attributes:
+        norm, rms: L2 norm and root mean square without the loss scale, median over steps.
+        order: place in the execution order of a step, if known.
+    """
 
     index: int
     module: str
     dtype: str
-    #: L2 norm and root mean square, unscaled, median over steps; 0 where it is zero throughout.
     norm: float
     rms: float
-    #: Place in the execution order of a step; None where it is not known.
     order: int | None = None
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers of one class whose names differ in one number only, by that number; or several such, end to end."""
+    """Layers of one class whose names differ in one number only, in its order; or several such chains, end to end."""
 
     root: str
     pattern: str
@@ -54,6 +57,11 @@ class Chain:
     kind: str
     links: Sequence[Link]
     steps: int
+
+    @property
+    def of_calls(self) -> bool:
+        """Whether the links are calls of one module."""
+        return self.links[0].module == self.links[-1].module
 
     def as_evidence(self) -> list[dict[str, Any]]:
         """Every layer with its magnitude."""
@@ -72,7 +80,7 @@ def consistent_share(values: Sequence[float], sign: float) -> float:
 
 
 def call_chains(view: RunView, kind: str, least: int) -> list[Chain]:
-    """Modules that a step calls ``least`` times or more, as a recurrent cell is: every call is a link of its own."""
+    """Modules that a step calls at least ``least`` times, as it does a recurrent cell; every call is a link."""
     return [c for c in view.remember(f"call-chains:{kind}", lambda: _call_chains(view, kind)) if len(c.links) >= least]
 
 
@@ -93,10 +101,10 @@ def chains(view: RunView, kind: str, least: int) -> list[Chain]:
 
 
 def joined_chains(view: RunView, kind: str, least: int) -> list[Chain]:
-    """Chains of one class that run one after the other, as an encoder's and its decoder's do, taken as one.
+    """Joins chains of one class that run one after the other, as an encoder's and its decoder's do.
 
-    Only ``kind``s of the backward pass: those run from the last layer to the first. Chains that run side by side
-    (``blocks.*.up`` and ``blocks.*.down``) are not joined; nor are those of which the order is not known.
+    Only for kinds of the backward pass, which run from the last layer to the first. Chains that run side by side
+    (``blocks.*.up`` and ``blocks.*.down``) or in unknown order are not joined.
     """
     found: dict[tuple[str, str], list[Chain]] = {}
     for chain in chains(view, kind, 2):
@@ -121,7 +129,7 @@ def _chains(view: RunView, kind: str) -> list[Chain]:
     norms: dict[ChainKey, dict[tuple[int, str, str], list[tuple[float, float]]]] = {}
     orders: dict[tuple[str, str], int | None] = {}
     for r, norm in _norms(view, kind):
-        found = _place(r)
+        found = _link_of(r)
         if found is not None:
             key, link = found
             norms.setdefault(key, {}).setdefault(link, []).append((norm, norm / math.sqrt(int(r["numel"]))))
@@ -131,7 +139,7 @@ def _chains(view: RunView, kind: str) -> list[Chain]:
 
 
 def _norms(view: RunView, kind: str) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """The finite tensors of some steps, with their L2 norm without the loss scale."""
+    """The finite tensors of the examined steps, each with its L2 norm without the loss scale."""
     steps = watched_steps(view)
     steps = steps[:: max(1, math.ceil(len(steps) / _STEPS))]
     for r in view.scan_records(_COLUMNS, (kind,), steps=steps):
@@ -141,8 +149,8 @@ def _norms(view: RunView, kind: str) -> Iterator[tuple[Mapping[str, Any], float]
             yield r, math.sqrt(energy) / (number(r["scale"]) or 1.0)
 
 
-def _place(r: Mapping[str, Any]) -> tuple[ChainKey, tuple[int, str, str]] | None:
-    """The chain a row belongs to, and its layer; of several numbers in a name the first one counts."""
+def _link_of(r: Mapping[str, Any]) -> tuple[ChainKey, tuple[int, str, str]] | None:
+    """The chain of a row and its link there; the first number in a name counts."""
     module = str(r["module"])
     match = _NUMBER.search(module) or _NUMBERED.search(module)
     if match is None or int(r["call"]) or text(r["name"]) not in ("", "0", "weight"):

@@ -1,13 +1,13 @@
-"""Harm to a tensor that was rounded to a narrow format: the information lost on its bulk, and whether that is proven.
+"""Harm to a tensor that was rounded to a narrow format: the information lost on its bulk, and the proof of it.
 
-The unit is the significant bit. Every element that was meant to be non-zero counts once, however large it is: it keeps
-all bits of the format in the normal range, one less per binade below, and none when it was flushed. Zeros that were
-there before the rounding are not counted. A sum of squares or magnitudes would be that of a few outliers.
+The unit is the significant bit. Every intended non-zero element counts once, however large: it keeps all bits of the
+format in the normal range, one less per binade below, and none if it was flushed. Zeros from before the rounding do not
+count. A sum of squares or magnitudes would measure a few outliers only.
 
-Elements that are small beside the rest may be lost without harm, if they are scattered: a sum over the batch still
-reaches every channel. The weight gradient of the layer shows it. Its rows belong to output channels and its columns to
-input channels, so a channel that is gone on every sample leaves zeros there, and scattered losses leave none. Where a
-small magnitude is the reason for silence, this is the proof.
+The loss of scattered small elements does no harm: a sum over the batch still reaches every channel. The weight gradient
+of the layer shows it. Its rows belong to output channels and its columns to input channels. A channel that is flushed
+on every sample leaves zeros there, scattered losses leave none. If a rule stays silent because the lost magnitude is
+small, this is the proof.
 
 Source: bits by IEEE 754-2019, section 3.3 (gradual underflow); channels by dL/dW = g^T x.
 """
@@ -29,20 +29,20 @@ from precdoctor.numerics.histogram import ExponentHistogram
 #: Root and module.
 Module = tuple[str, str]
 _KINDS = ("weight_grad", "grad_output", "input", "fp8_operand")
-#: By how much a share of zeros may exceed the flushed share that explains it: shares are medians over steps.
+#: Factor by which a share of zeros may exceed the flushed share that explains it: both are medians over steps.
 _SLACK = 1.1
-#: Modules of plain sums of products: their input counts as free of zeros where it was not recorded.
+#: Modules of plain sums of products: their input counts as free of zeros if it was not recorded.
 _PLAIN = re.compile(r"(?:Lazy)?(?:Linear|Conv[123]d)$")
 
 
 @dataclass(frozen=True)
 class BulkLoss:
-    """What rounding left of the elements that were meant to be non-zero.
+    """The intended non-zero elements after rounding.
 
     Attributes:
-        flushed: their share that became zero.
-        subnormal: their share that is subnormal and not zero.
-        bits: significant bits they keep on average; 0 for each flushed one.
+        flushed: share that became zero.
+        subnormal: share that is subnormal and not zero.
+        bits: mean significant bits left; 0 for each flushed element.
         of_bits: significant bits of the format.
     """
 
@@ -53,13 +53,13 @@ class BulkLoss:
 
 
 def bulk_loss(histogram: ExponentHistogram, fmt: Format, flushed: float = 0.0, multiplier: float = 1.0) -> BulkLoss:
-    """The loss of a tensor as it is stored in ``fmt``, or as ``multiplier``, a power of two, would have it stored.
+    """The loss of a tensor stored in ``fmt``, after multiplication by ``multiplier``.
 
     Args:
         histogram: exponents of the non-zero elements.
         fmt: the format.
-        flushed: elements that were rounded to zero and are not in ``histogram``.
-        multiplier: applied before the rounding; elements that it lifts out of zero are not counted.
+        flushed: number of elements that were rounded to zero; they are not in ``histogram``.
+        multiplier: power of two; elements that it lifts out of zero are not counted.
     """
     shift = round(math.log2(multiplier))
     lowest, least = round(math.log2(fmt.min_normal)), round(math.log2(fmt.flush_limit))
@@ -85,9 +85,9 @@ class ChannelZeros:
 
     Attributes:
         weight: of the weight gradient.
-        given: of the module's input or of its output gradient, whichever has more.
-        came: of its output gradient alone.
-        steps: recorded steps on which the weight gradient was zero throughout; 0 unless it was on all of them.
+        given: of the module's input or of its output gradient, the larger one.
+        came: of its output gradient.
+        steps: number of recorded steps if the weight gradient was zero throughout on all of them, else 0.
     """
 
     weight: float
@@ -97,14 +97,16 @@ class ChannelZeros:
 
 
 def lost_to(view: RunView, place: Module, flushed: float, already: float | None = None) -> float:
-    """Share of a module's weight gradient that is zero because channels were flushed, at least; 0 if not known.
+    """Lower bound of the share of a module's weight gradient that is zero because channels were flushed.
+
+    0 if unknown.
 
     Args:
         view: the run.
         place: root and module.
         flushed: share of the module's input or output gradient that was rounded to zero. A channel is lost only with
             all of its elements, so more zeros than that have another reason.
-        already: share of zeros in what the layer multiplies that the rounding did not make; default: as recorded.
+        already: share of zeros in the layer's operands that the rounding did not make; default: as recorded.
     """
     zeros = channel_zeros(view).get(place)
     if zeros is None:
@@ -114,9 +116,9 @@ def lost_to(view: RunView, place: Module, flushed: float, already: float | None 
 
 
 def channel_zeros(view: RunView) -> Mapping[Module, ChannelZeros]:
-    """Per module with one weight matrix and floating-point inputs; one pass, remembered with the view.
+    """The zeros around each module with a weight matrix and floating-point inputs; one pass, remembered by the view.
 
-    Modules to whose output nothing comes back are left out, and so are lookups: most rows of an embedding are not used.
+    Modules without any output gradient are left out, and so are lookups, because most rows of an embedding are unused.
     """
     return view.remember("channel-zeros", lambda: _channel_zeros(view))
 
@@ -151,7 +153,7 @@ def _channel_zeros(view: RunView) -> dict[Module, ChannelZeros]:
 
 
 def input_zeros(view: RunView) -> Mapping[Module, Mapping[int, tuple[int, int]]]:
-    """Per module of :func:`channel_zeros` and step: elements and exact zeros of the input that it was given."""
+    """Elements and exact zeros of the recorded input, per module of :func:`channel_zeros` and step."""
     return view.remember("input-zeros", lambda: _input_zeros(view))
 
 

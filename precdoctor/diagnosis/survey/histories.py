@@ -1,4 +1,4 @@
-"""How the largest magnitude of each tensor went over the run, and robust levels of such series."""
+"""The amax of each tensor over the run, the healthy steps that rules examine, and robust levels of series."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from statistics import median
 from typing import Any
 
 from precdoctor.diagnosis.survey.healthy_steps import is_well
-from precdoctor.diagnosis.survey.rows import Key, integer, known_format, number, text
+from precdoctor.diagnosis.survey.rows import Key, integer, key_of, known_format, number, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Steps a history holds at most: these many of the newest, and as many spread over the rest.
+#: Most steps of a history: of the newest, and spread over the rest. They bound the work.
 _NEWEST, _SPREAD = 128, 256
 _COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "order"),
@@ -23,14 +23,18 @@ _COLUMNS = (
 
 @dataclass
 class History:
-    """The amax of one tensor by step, largest over ranks, on healthy steps where it was finite and not zero."""
+    """One tensor over the healthy steps where it was finite and not zero.
+
+    Attributes:
+        amax: largest magnitude by step, over all ranks.
+        at_max: on some step an element equals the dtype's maximum, as masks and clamps make it.
+        numel, order: elements, and place in the execution order, on the last step.
+    """
 
     dtype: str
     module_class: str
     amax: dict[int, float] = field(default_factory=dict)
-    #: On some step an element was exactly at the dtype's maximum, as masks and clamps put it there.
     at_max: bool = False
-    #: Elements, and place in the execution order, on the last step read.
     numel: int = 0
     order: int = -1
 
@@ -44,7 +48,7 @@ class History:
         return fmt.headroom(amax) if fmt is not None else math.inf
 
     def as_evidence(self, limit: int = 64) -> list[dict[str, Any]]:
-        """The fixed-shape ``history`` entry of a finding's evidence, thinned to ``limit`` points, the last kept."""
+        """The fixed-shape ``history`` entry of a finding's evidence, thinned to ``limit`` points including the last."""
         points = self.points()
         stride = max(1, math.ceil(len(points) / limit))
         kept = points[::-1][::stride][::-1]
@@ -52,20 +56,19 @@ class History:
 
 
 def forward_histories(view: RunView) -> Mapping[Key, History]:
-    """Of every input and output of a module in training, in a floating-point format of 16 bits or more."""
-    return view.remember("forward-histories", lambda: _histories(view, ("input", "output")))
+    """The history of every module input and output in training, in a floating-point format of at least 16 bits."""
+    return view.remember("forward-histories", lambda: _forward_histories(view))
 
 
-def _histories(view: RunView, kinds: Sequence[str]) -> dict[Key, History]:
+def _forward_histories(view: RunView) -> dict[Key, History]:
     found: dict[Key, History] = {}
-    for r in view.scan_records(_COLUMNS, kinds, steps=watched_steps(view)):
+    for r in view.scan_records(_COLUMNS, ("input", "output"), steps=watched_steps(view)):
         if str(r["dtype"]).startswith("float8") or r["phase"] == "recompute":
             continue
         amax = number(r["amax"])
         if not amax or r["nan"] or r["pos_inf"] or known_format(str(r["dtype"])) is None:
             continue
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-        history = found.setdefault(key, History(str(r["dtype"]), text(r["module_class"])))
+        history = found.setdefault(key_of(r), History(str(r["dtype"]), text(r["module_class"])))
         step = int(r["step"])
         history.amax[step] = max(history.amax.get(step, 0.0), amax)
         history.at_max |= bool(r["at_max"])
@@ -74,7 +77,7 @@ def _histories(view: RunView, kinds: Sequence[str]) -> dict[Key, History]:
 
 
 def watched_steps(view: RunView) -> list[int]:
-    """Sampled healthy steps: the newest ones all, the older ones thinned."""
+    """Sampled healthy steps: all of the newest, the older ones thinned."""
     well = sorted(
         {
             facts.step
@@ -88,9 +91,7 @@ def watched_steps(view: RunView) -> list[int]:
 
 
 def by_optimizer(view: RunView) -> Mapping[tuple[Process, str], Sequence[StepFacts]]:
-    """The complete steps of each optimizer in order: of a GAN's two, losses and norms have nothing to do with each
-    other.
-    """
+    """The complete steps of each optimizer in order: losses and norms of a GAN's two optimizers are not comparable."""
     found: dict[tuple[Process, str], list[StepFacts]] = {}
     for process, steps in view.timeline.items():
         for facts in steps:
@@ -102,8 +103,8 @@ def by_optimizer(view: RunView) -> Mapping[tuple[Process, str], Sequence[StepFac
 def after_an_ordinary_update(steps: Sequence[StepFacts], i: int, *, window: int = 32) -> bool:
     """Whether the update before step ``i`` was of the usual size, at the usual rate.
 
-    Such an update cannot have thrown the weights away: a loss that jumps right behind it comes from the batch, or from
-    an objective that was changed there (a term switched on, another stage). False when no norm is known.
+    Such an update cannot have damaged the weights: a loss that jumps right after it comes from the batch, or from an
+    objective that changed there (a term switched on, another stage). False if too few norms are known.
     """
     norms = [s.grad_norm for s in steps[max(0, i - window) : i] if s.grad_norm is not None]
     rates = [s.lr for s in steps[max(0, i - window) : i] if s.lr]

@@ -1,4 +1,4 @@
-"""The course of a loss scale over a run, as the PD3xx rules share it."""
+"""The course of loss scales over a run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: What ``torch.amp.GradScaler`` does when nothing is said.
+#: Default ``growth_interval`` of ``torch.amp.GradScaler``, in steps.
 STOCK_INTERVAL = 2000
 
 
 def scaled_steps(view: RunView) -> list[tuple[Process, Sequence[StepFacts]]]:
-    """Per process and scaler the complete steps that ran under a loss scale; processes without any are left out.
+    """Per process and scaler the complete steps under a loss scale; processes without any are left out.
 
-    The attempts of several optimizers that share a scaler are one step here: a bad batch is one backoff, however many
-    optimizers were to make use of it. Where there are several scalers, as in GANs, each optimizer is taken to have its
-    own: the log does not tell whose scale it was.
+    Step attempts of several optimizers that share a scaler count as one step, because a bad batch is one backoff. With
+    several scalers, as in GANs, each optimizer is assumed to have its own: the log does not record the assignment.
     """
     return [(p, joined_updates(course)) for p in view.timeline for course in _by_scaler(view, p) if course]
 
@@ -31,15 +30,15 @@ def _by_scaler(view: RunView, process: Process) -> Iterable[list[StepFacts]]:
 
 
 def has_several_scalers(view: RunView, process: Process) -> bool:
-    """Whether a process scaled with more than one of them."""
+    """Whether a process used more than one scaler."""
     return sum(s.get("enabled", True) is not False for s in view.facts(process).get("scalers") or ()) > 1
 
 
 def joined_updates(steps: Iterable[StepFacts]) -> Sequence[StepFacts]:
-    """Each run of attempts between which no ``scaler.update()`` lies as one: the skipped one among them, if any.
+    """Merges step attempts without a ``scaler.update()`` in between into one, the skipped one if there is any.
 
-    As in :mod:`~precdoctor.diagnosis.offline.replay.updates`, they are told apart by another optimizer and a state that
-    is still the same.
+    As in :mod:`~precdoctor.diagnosis.offline.replay.updates`, such attempts have different optimizers and the same
+    state of the scaler.
     """
     joined: list[StepFacts] = []
     optimizers: set[str] = set()
@@ -56,29 +55,29 @@ def joined_updates(steps: Iterable[StepFacts]) -> Sequence[StepFacts]:
 
 
 def _same_state(a: StepFacts, b: StepFacts) -> bool:
-    """Whether a scaler object was in the same state at both."""
+    """Whether a scaler object was in the same state at both steps."""
     known = b.growth_tracker is not None
     return known and (a.loss_scale, a.growth_tracker) == (b.loss_scale, b.growth_tracker)
 
 
 def after_calibration(steps: Sequence[StepFacts]) -> Sequence[StepFacts]:
-    """From the first step that was not skipped on: until there a fresh scaler finds its level."""
+    """The steps from the first one that was not skipped: until then a fresh scaler finds its level."""
     return steps[next((i for i, s in enumerate(steps) if not s.skipped), len(steps)) :]
 
 
 def growth_interval(view: RunView, process: Process) -> float | None:
-    """The shortest growth interval among the process's scalers; None when no scaler is on record."""
+    """The shortest growth interval among the process's scalers; None without a recorded scaler."""
     given = [number(s.get("growth_interval")) for s in view.facts(process).get("scalers") or ()]
     return min((i for i in given if i), default=None)
 
 
 def is_dynamic(steps: Sequence[StepFacts]) -> bool:
-    """Whether a scaler object was at work, not a constant written by hand."""
+    """Whether the scale came from a scaler object, not from a constant written by hand."""
     return any(s.growth_tracker is not None for s in steps)
 
 
 def probes(steps: Sequence[StepFacts]) -> list[StepFacts]:
-    """The skipped steps whose scale the scaler had just grown to, one growth above a level that was clean."""
+    """The skipped steps at a scale that the scaler had just grown to from a clean level."""
     found, clean = [], math.inf
     for facts in steps:
         scale = facts.loss_scale or 0.0

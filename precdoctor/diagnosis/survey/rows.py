@@ -20,8 +20,10 @@ TRIGGER_KINDS = ("loss", "weight_grad", "weight_grad_step", "weight", "update")
 #: How many tensors a path names, the finding's own included.
 PATH_LENGTH = 8
 
-#: What identifies a tensor across steps.
+#: What identifies a tensor across steps: root, module, kind, name, call.
 Key = tuple[str, str, str, str, int]
+#: Root, module and name of a weight, whatever is recorded of it.
+Parameter = tuple[str, str, str]
 
 #: The columns a :class:`TensorRow` is built from.
 ROW_COLUMNS = (
@@ -53,6 +55,21 @@ def integer(value: Any) -> int | None:
 def text(value: Any) -> str:
     """``value`` as a string; missing is empty."""
     return value if isinstance(value, str) else ""
+
+
+def key_of(record: Mapping[str, Any]) -> Key:
+    """The tensor that a scanned record is about."""
+    return (*parameter_of(record)[:2], text(record["kind"]), text(record["name"]), int(record["call"]))
+
+
+def parameter_of(record: Mapping[str, Any]) -> Parameter:
+    """The weight that a scanned record is about."""
+    return text(record["root"]), text(record["module"]), text(record["name"])
+
+
+def dotted(module: str, name: str) -> str:
+    """``blocks.0.weight``: a weight below its root."""
+    return f"{module}.{name}".strip(".")
 
 
 def known_format(dtype: str) -> Format | None:
@@ -188,6 +205,11 @@ class TensorRow:
         return own or self.root or "the loss"
 
     @property
+    def parameter(self) -> str:
+        """A weight's module and name: ``blocks.0.weight``."""
+        return dotted(self.module, self.name)
+
+    @property
     def label(self) -> str:
         """How messages call it: ``blocks.3.attn.proj output``."""
         if self.kind == "loss":
@@ -243,6 +265,12 @@ def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
         }
         for row in rows[-PATH_LENGTH:]
     ]
+
+
+def gradient_evidence(rows: Sequence[TensorRow], gradient: TensorRow) -> dict[str, Any]:
+    """The ``range`` and ``path`` entries of a finding about a gradient; the path begins at the loss."""
+    backward = [r for r in rows if r.kind in ("loss", "grad_output")]
+    return {"range": range_evidence(gradient), "path": path_evidence(path_to(backward, gradient))}
 
 
 def path_to(rows: Sequence[TensorRow], target: TensorRow) -> list[TensorRow]:

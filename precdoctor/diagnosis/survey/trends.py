@@ -1,4 +1,4 @@
-"""Straight lines through log2 of a series: how fast it grows, how sure that is, and when it gets somewhere."""
+"""Straight lines through log2 of a series: how fast it grows, with what certainty, and when it reaches a limit."""
 
 from __future__ import annotations
 
@@ -8,22 +8,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
+#: Fewest points for a line: four in the newer half.
+_MIN_POINTS = 8
+#: Standard errors on either side of a slope: an interval of 95 %.
+_ERRORS = 2.0
+
 
 @dataclass(frozen=True)
 class Trend:
-    """A straight line through log2(amax) over steps; slopes in binades per step."""
+    """A straight line through log2(amax) over steps; slopes in binades per step.
+
+    Attributes:
+        low, high: interval of the slope.
+        overall: slope over all steps.
+        climbed: binades that the line climbed over the fitted steps.
+        level: the line's value at the last step.
+        first, last: the fitted steps.
+    """
 
     slope: float
     low: float
     high: float
-    #: Slope over all steps, and binades climbed by the line over the fitted ones.
     overall: float
     climbed: float
-    #: The line's value at the last step.
     level: float
     points: int
     first: int
     last: int
+
+    @property
+    def slackens(self) -> bool:
+        """Whether the slope has fallen below half of that of the whole run."""
+        return self.slope < 0.5 * self.overall
 
     def steps_to(self, limit: float) -> tuple[float, float, float]:
         """Steps from the last one until the line reaches log2 ``limit``: low, estimate, high."""
@@ -32,8 +48,8 @@ class Trend:
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Trend | None:
-    """The trend of the newer half of ``(step, amax)``; None when there are too few points for a line."""
-    if len(points) < 8 or points[-1][0] == points[len(points) // 2][0]:
+    """The trend of the newer half of ``(step, amax)``; None if there are too few points for a line."""
+    if len(points) < _MIN_POINTS or points[-1][0] == points[len(points) // 2][0]:
         return None
     steps = np.array([s for s, _ in points], dtype=np.float64)
     y = np.log2([a for _, a in points])
@@ -48,7 +64,7 @@ def fit(points: Sequence[tuple[int, float]]) -> Trend | None:
     effective = max(3.0, n * (1.0 - max(0.0, rho)) / (1.0 + max(0.0, rho)))
     centred = float(((x - x.mean()) ** 2).sum())
     error = math.sqrt(energy / (n - 2) / centred * n / effective)
-    margin = 2.0 * error
+    margin = _ERRORS * error
     last = float(x[-1])
     return Trend(slope, slope - margin, slope + margin, overall, slope * (last - float(x[0])), slope * last + start, n,
                  int(x[0]), int(last))  # fmt: skip

@@ -47,6 +47,11 @@ class Process:
     attempt: int
 
 
+def process_step(record: Mapping[str, Any]) -> tuple[Process, int]:
+    """The process and the step of one scanned record."""
+    return Process(int(record["rank"]), int(record["attempt"])), int(record["step"])
+
+
 class RunView:
     """A run as the rules see it. Everything is read on first use and kept."""
 
@@ -253,6 +258,10 @@ class RunView:
             while len(self._rows) > _KEPT_STEPS and self._row_count > _KEPT_ROWS:
                 self._row_count -= len(self._rows.pop(next(iter(self._rows))))
         return self._rows[key]
+
+    def any_rows(self, step: int) -> tuple[TensorRow, ...]:
+        """The same of the first process that recorded the step; empty where none did."""
+        return next((rows for p in self.processes if (rows := self.rows(p, step))), ())
 
     @cached_property
     def _inventory(self) -> Mapping[str, tuple[set[tuple[str, ...]], set[int]]]:

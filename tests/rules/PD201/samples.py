@@ -106,8 +106,10 @@ FIRING = {
     "scale_too_low": Sample(
         scale_too_low, module="blocks.0.mlp.up", kind="grad_output", severity="warning", says=("Loss scale: 64",)
     ),
-    "flushed_whole": Sample(flushed_whole, module="blocks.0.attn.proj", says=("Nothing of it survived",)),
-    "loud_channel": Sample(loud_channel, module="blocks.0.mlp.up", says=("exactly zero because of it",)),
+    "flushed_whole": Sample(flushed_whole, module="blocks.0.attn.proj", says=("No element survived",)),
+    "loud_channel": Sample(
+        loud_channel, module="blocks.0.mlp.up", says=("of the module's weight gradient exactly zero",)
+    ),
     "dies_upstream": Sample(dies_upstream, module="blocks.0.mlp.up", says=("2 gradients of 8 above",)),
 }
 HEALTHY = {

@@ -175,11 +175,14 @@ def died_beside_another_optimizer() -> Training:
 FIRING = {
     "died_on_the_way": Sample(
         died, module="blocks.0.attn.qkv", kind="weight_grad", severity="warning",
-        says=("died at step 5", "96 % of what follows", "before, 50 % was", "limit 90 %", "has not fallen since (2.5"),
+        says=(
+            *("died at step 5", "96 % of the activations after", "(50 % before)", "limit 90 %"),
+            "has not fallen since (2.5",
+        ),
     ),
     "died_of_pixels": Sample(
         lambda: died(1, zeros=1.0, pixels=255.0), module="blocks.0.attn.qkv", kind="weight_grad", severity="warning",
-        says=("goes up to 255",),
+        says=("reaches 255",),
     ),
     "saturated_tanh": Sample(
         lambda: before_tanh(40.0), module="blocks.0.attn.qkv", kind="grad_output", severity="warning",

@@ -33,7 +33,7 @@ def nothing_found() -> Training:
 FIRING = {
     "variance": Sample(
         lambda: scanned(underflow()), 0, "blocks.0.attn", severity="warning",
-        says=("flushes to zero", "rsqrt makes wrong numbers", "1e+06 where FP64 gives 1e+04"),
+        says=("flushes to zero", "of the result of rsqrt is wrong", "1e+06 where FP64 gives 1e+04"),
     ),
     "below-float32": Sample(
         lambda: scanned(underflow(dtype="float32", exact_amin=1e-50)), 0, severity="warning", says=("78 %",),

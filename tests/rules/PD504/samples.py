@@ -163,7 +163,7 @@ FIRING = {
     "thrown_off": Sample(thrown_off, module="head", kind="update", severity="warning",
                          says=("the first 3 steps", "limit 0.5", "more than doubled")),
     "diverges": Sample(diverges, module="head", severity="warning",
-                       says=("grows 1.5 times per step", "1.2 times the largest rate that is stable here, 0.08")),
+                       says=("grows 1.5 times per step", "1.2 times the largest stable one, 0.08")),
     "never_fell": Sample(never_fell, module="head", severity="warning",
                          says=("half of the run the loss did not fall", "12 times its initial")),
     "half_of_it_lost": Sample(half_of_it_lost, module="head", severity="warning",

@@ -69,7 +69,7 @@ def clamped(sigma: float) -> Training:
 FIRING = {
     "clamped_to_fit": Sample(
         lambda: clamped(1e5), module="head", kind="output", severity="warning",
-        says=("clamped at 64512", "limit 1 %", "right in front"),
+        says=("clamped at 64512", "limit 1 %", "right before it"),
     ),
     "at_sixty_percent": Sample(
         lambda: amax(lambda s: 40_000.0 + 400 * (s % 5)), module="head", kind="output", severity="warning",

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from precdoctor.diagnosis.engine import view_of
-from precdoctor.diagnosis.families.loss_scaling.scale_prescriptions import lower_bound
+from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_prescriptions import lower_bound
 from precdoctor.diagnosis.offline.replay.updates import updates_of
 from precdoctor.diagnosis.survey.loss_scales import joined_updates
 from precdoctor.diagnosis.survey.step_facts import StepFacts

@@ -1,8 +1,19 @@
-"""PD6xx: numbers on their way out of their format.
+"""PD6xx: numbers that grow towards the end of their format, or out of all proportion, while still finite.
 
-*Headroom* is the distance between a tensor's amax and the largest finite number of its format, in binades. The rules
-find headroom that is nearly used up, or used up soon at the present slope; gradients, losses and logits that grow;
-growth from layer to layer.
+Words of the family:
+
+- *amax*: the largest magnitude of a tensor.
+- *headroom*: distance between amax and the largest finite number of the format, in binades (factors of two).
+- *history*: the amax of one tensor by step, over the healthy recorded steps (``survey.histories``).
+- *trend*: a straight line through log2 of a history, and when it reaches a limit (``survey.trends``).
+- *chain*: like layers, or the calls of one module, in order (``survey.depth``).
+- *logits*: the operand of a softmax; *one-hot*: a softmax that gives nearly all weight to one element.
+- *jump*: a norm or loss that leaves the range of the steps before; it may stay up or come down again.
+- *to diverge*: norm and loss rise over the whole run, without a jump from a level they had.
+
+PD601 finds tensors without headroom, PD602 tensors that use it up soon, PD604 growth from layer to layer. PD603 and
+PD605 find jumps of the gradient norm and of the loss, with the layer or tensor that moved first; the root of such a
+rise comes from ``diagnosis.divergence``. PD606 finds logits that make a softmax one-hot, far below any format's end.
 """
 
 from precdoctor.diagnosis.claims.rule import Rule

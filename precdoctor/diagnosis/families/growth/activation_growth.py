@@ -4,37 +4,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.growth.coarse_logits import CoarseLogits, coarse_logits, spacing
 from precdoctor.diagnosis.families.growth.wider_format import widening
 from precdoctor.diagnosis.survey.histories import History, forward_histories
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.survey.op_dtypes import op_dtypes
+from precdoctor.diagnosis.survey.parameters import HALF
+from precdoctor.diagnosis.survey.rows import (
+    FORWARD_KINDS,
+    Key,
+    TensorRow,
+    known_format,
+    path_evidence,
+    path_to,
+    range_evidence,
+)
+from precdoctor.diagnosis.survey.scans import short_name
 from precdoctor.diagnosis.survey.trends import Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
 Inputs and outputs of modules whose largest magnitude grows exponentially and is already within `max_headroom` binades
-of the largest number of their format. Fit: a straight line through log2(amax) over the newer half of the recorded
-steps; its slope must be above zero with 95 % certainty (residuals taken as autocorrelated at lag one), must not have
-slackened to less than half the slope of the whole run, and the line must have climbed `min_growth` binades. The
-forecast is the headroom over the slope, and its interval comes from the slope's. It is given only where it looks no
-further ahead than `horizon` times what was recorded: the fast growth of the first steps of any run levels off.
+of the largest number of their format. The rule fits a straight line through log2(amax) over the newer half of the
+recorded steps. Its slope must be above zero with 95 % certainty (for residuals autocorrelated at lag one) and at least
+half the slope of the whole run, and the line must have climbed `min_growth` binades. The forecast is the headroom over
+the slope, and its interval comes from the slope's. It may look ahead at most `horizon` times the recorded steps: the
+fast growth of the first steps of any run levels off.
 
-Logits have a limit of their own, far below the largest number: what a softmax reads, in BF16 or FP16, when it has grown
-to `logit_growth` times its size at first and neighbours in its format are `logit_spacing` nats or more apart (from 256
-on in BF16, from 2048 on in FP16) on half of the newest eight recorded steps. Deep scans tell which outputs these are.
+Logits have their own limit, far below the format's largest number. The operand of a softmax in BF16 or FP16 counts if
+it has grown to `logit_growth` times its initial size and its neighbours in the format are at least `logit_spacing`
+nats apart (from 256 on in BF16, from 2048 on in FP16), on half of the newest eight recorded steps. Deep scans show
+which outputs these are.
 """,
     matters="""
-Attention logits, residual streams and gated products that drift upwards are finite until the step at which they are
-not; then the loss is NaN and the last days of training are to be repeated. A straight line in log2 tells the day.
+Attention logits, residual streams and gated products that drift upwards stay finite until one step; then the loss is
+NaN and the last days of training are lost. A straight line in log2 predicts that day.
 
-A softmax sees differences of logits only. Where the format rounds each of them by up to a nat, probabilities are wrong
-by a factor of e, and the softmax is as good as one-hot: it passes almost no gradient back.
+A softmax depends only on differences of logits. If the format rounds each of them by up to a nat, probabilities are
+wrong by a factor of e, and the softmax is as good as one-hot: it passes almost no gradient back.
 """,
     example="""
 Attention logits without query-key normalisation at a high learning rate: amax 4,100 at step 200, 8,300 at step 300.
@@ -42,11 +55,11 @@ One binade per 100 steps; 65504 comes at about step 600.
 """,
     remedy="""
 Stop the growth at its source: normalise queries and keys, cap or regularise logits (z-loss), lower the learning rate or
-raise weight decay on the named layer. Running the module in FP32 or BF16 takes the limit away but not the growth.
-Attention logits want the division by sqrt(d); a learnt temperature wants a clamp.
+raise weight decay on the named layer. FP32 or BF16 for the module removes the limit but not the growth. Divide
+attention logits by sqrt(d), and clamp a learnt temperature.
 """,
     confidence="""
-0.85; 0.7 when the interval of the forecast spans more than a factor of four or fewer than 24 steps were fitted, and for
+0.85; 0.7 if the interval of the forecast spans more than a factor of four or fewer than 24 steps were fitted, and for
 logits: some runs end well with a one-hot softmax.
 """,
     references=(
@@ -55,10 +68,11 @@ logits: some runs end well with a one-hot softmax.
         "Gemma Team, Gemma 2, arXiv:2408.00118, section 2 (logit soft-capping, 50 for attention)",
     ),
 )
-
-
-#: Where Gemma 2 caps the logits of attention.
+#: Recorded steps at the start and at the end of a history whose median is compared; empirical.
+_FIRST, _NEWEST = 4, 8
+#: Gemma 2's soft cap of attention logits.
 _CAP = 50.0
+_SOFTMAX = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "logsumexp")
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -69,17 +83,12 @@ def check(view: RunView, options: Options) -> Checked:
     longest = max(len(h.amax) for h in histories.values())
     seen = plural(len(histories), "activation")
     if longest < 2 * options["min_points"]:
-        return Checked((), f"{seen} on {plural(longest, 'step')}, too few for a trend")
-    growing: dict[Key, Trend] = {}
-    for key, history in histories.items():
-        trend = _growing(history, options)
-        if trend is not None:
-            growing[key] = trend
-    coarse = {} if growing else coarse_logits(view, options["logit_spacing"], options["logit_growth"])
+        return Checked((), f"{seen} on {plural(longest, 'step')}: too few for a trend")
+    growing = {k: trend for k, h in histories.items() if (trend := _growing(h, options)) is not None}
+    coarse = {} if growing else _coarse_logits(view, options)
     if coarse:
-        finding = _coarse_finding(coarse, options)
-        return Checked([finding], f"{plural(len(coarse), 'output')} of {seen}: logits too large for their format",
-                       Status.FAILED)  # fmt: skip
+        reason = f"{plural(len(coarse), 'output')} of {seen}: logits too large for their format"
+        return Checked([_coarse_finding(coarse, options)], reason, Status.FAILED)
     if not growing:
         return Checked((), f"{seen}: none grows within {options['max_headroom']:g} binades of its limit")
     key = min(growing, key=lambda k: growing[k].steps_to(_limit(histories[k]))[1])
@@ -96,12 +105,12 @@ def _growing(history: History, options: Options) -> Trend | None:
     points = history.points()
     if len(points) < 2 * options["min_points"] or history.at_max:
         return None
-    if history.headroom(max(a for _, a in points[-8:])) > options["max_headroom"]:
+    if history.headroom(max(a for _, a in points[-_NEWEST:])) > options["max_headroom"]:
         return None
     trend = fit(points)
     if trend is None or trend.low <= 0.0 or trend.climbed < options["min_growth"]:
         return None
-    if trend.slope < 0.5 * trend.overall:
+    if trend.slackens:
         return None
     recorded = points[-1][0] - points[0][0]
     return trend if trend.steps_to(_limit(history))[1] <= options["horizon"] * recorded else None
@@ -113,15 +122,15 @@ def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Tr
     step, amax = points[-1]
     soonest, expected, latest = trend.steps_to(limit)
     until = f"{soonest:,.0f} to {latest:,.0f}" if math.isfinite(latest) else f"{soonest:,.0f} or more"
-    rows = next((r for p in view.processes if (r := view.rows(p, step))), ())
+    rows = view.any_rows(step)
     row = next((r for r in rows if r.key == key), None)
     label = row.label if row is not None else f"`{key[1] or key[0]}` {key[2]}"
     message = (
         f"{label[0].upper()}{label[1:]} ({history.dtype}) grows by a factor of {2.0 ** (100.0 * trend.slope):.3g} per "
-        f"100 steps: amax {points[0][1]:.4g} at step {points[0][0]}, {amax:.4g} at step {step}, "
+        f"100 steps: amax {points[0][1]:.4g} at step {points[0][0]}, {amax:.4g} at step {step}. That is "
         f"{history.headroom(amax):.1f} binades below {limit:g} (limit {options['max_headroom']:g}). At this rate it "
         f"overflows in {expected:,.0f} steps (95 %: {until}), about step {step + round(expected):,}. "
-        f"{plural(len(growing), 'tensor')} on such a course."
+        f"{plural(len(growing), 'tensor')} with such a trend."
     )
     wide = latest > 4.0 * max(soonest, 1.0)
     evidence = {
@@ -142,65 +151,15 @@ def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Tr
         + (", with a wide interval" if wide else ""),
     }
     if row is not None:
-        forward = [r for r in rows if r.kind in ("batch", "input", "output")]
+        forward = [r for r in rows if r.kind in FORWARD_KINDS]
         evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(forward, row))}
-    return Finding(
-        code="PD602",
-        name="activation-growth",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.7 if wide or trend.points < 24 else 0.85,
         title=f"{label} grows into {history.dtype}'s limit: overflow in about {expected:,.0f} steps",
         message=message,
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
         evidence=evidence,
         prescriptions=(_prescribe(view, key, history, trend, expected, rows),),
-    )
-
-
-def _coarse_finding(coarse: Mapping[Key, CoarseLogits], options: Options) -> Finding:
-    key = max(coarse, key=lambda k: coarse[k].spacing * coarse[k].last)
-    logits = coarse[key]
-    history, place = logits.history, key[1] or key[0]
-    step = history.points()[-1][0]
-    capped = spacing(history.dtype, _CAP)
-    message = (
-        f"The logits `{place}` hands to a softmax are {history.dtype} and have grown from {logits.first:.3g} to "
-        f"{logits.last:.3g} ({logits.last / logits.first:.2g} times, limit {options['logit_growth']:g}). Neighbours in "
-        f"{history.dtype} are {logits.spacing:g} nats apart there (limit {options['logit_spacing']:g}): rounding alone "
-        f"changes a probability by up to {math.exp(logits.spacing / 2.0):.2g} times. "
-        f"{plural(len(coarse), 'such output')} in all."
-    )
-    return Finding(
-        code="PD602",
-        name="activation-growth",
-        severity=Severity.WARNING,
-        confidence=0.7,
-        title=f"the logits of `{place}` have grown to {logits.last:.3g}, where {history.dtype} is {logits.spacing:g} "
-        "nats coarse",
-        message=message,
-        location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
-        evidence={
-            "amax": logits.last,
-            "amax_at_first": logits.first,
-            "spacing_nats": logits.spacing,
-            "limit": options["logit_spacing"],
-            "history": history.as_evidence(),
-            "tensors": [
-                {"root": k[0], "module": k[1], "kind": k[2], "spacing_nats": c.spacing} for k, c in coarse.items()
-            ],
-            "confidence_reason": "a softmax of as many elements follows it; what the rounding costs is not measured",
-        },
-        prescriptions=(
-            Prescription(
-                title=f"cap the logits softly at {_CAP:g}: spacing {logits.spacing:g} -> {capped:g} nats",
-                change={"module": key[1], "logit_cap": _CAP},
-                predicted={"spacing_nats": {"from": logits.spacing, "to": capped}},
-                snippet=(
-                    "import torch\n\n"
-                    f"logits = {_CAP!r} * torch.tanh(logits / {_CAP!r})  # and divide attention's by sqrt(d) before\n"
-                ),
-            ),
-        ),
     )
 
 
@@ -217,6 +176,119 @@ def _prescribe(
     )
 
 
+# -- logits too coarse for a softmax ----------------------------------------------------------------------------------
+#
+# A softmax depends on differences of logits, in nats. Rounding moves a logit by up to half the spacing of its format,
+# and the probability by a factor of e to that power: at a spacing of 2 nats, by a factor of e.
+
+
+@dataclass(frozen=True)
+class _CoarseLogits:
+    """Logits whose format is too coarse at their amax.
+
+    Attributes:
+        first, last: median amax over the first recorded steps, and over the newest ones with a wide spacing.
+        spacing: of the format at ``last``, in nats.
+    """
+
+    history: History
+    first: float
+    last: float
+    spacing: float
+
+
+def _spacing(dtype: str, magnitude: float) -> float:
+    """Distance of neighbours in the format at ``magnitude``, one ulp; 0 for an unknown format."""
+    fmt = known_format(dtype)
+    if fmt is None or magnitude <= 0.0:
+        return 0.0
+    return 2.0 ** (math.floor(math.log2(magnitude)) - fmt.mantissa_bits)
+
+
+def _coarse_logits(view: RunView, options: Options) -> Mapping[Key, _CoarseLogits]:
+    found = {}
+    for key, history in _logits(view).items():
+        points = [amax for _, amax in history.points()]
+        if len(points) < 2 * _NEWEST:
+            continue
+        wide = [a for a in points[-_NEWEST:] if _spacing(history.dtype, a) >= options["logit_spacing"]]
+        first = median(points[:_FIRST])
+        if 2 * len(wide) >= _NEWEST and median(wide) >= options["logit_growth"] * first:
+            found[key] = _CoarseLogits(history, first, median(wide), _spacing(history.dtype, median(wide)))
+    return found
+
+
+def _logits(view: RunView) -> dict[Key, History]:
+    """Half-precision outputs that a softmax reads: deep scans show where softmaxes run and on how many elements.
+
+    It is the last output with as many elements inside the softmax's module, or anywhere if it runs in the loss code.
+    """
+    sizes: dict[tuple[str, str], set[int]] = {}
+    for op in op_dtypes(view):
+        if short_name(op.op) in _SOFTMAX and op.calls:
+            sizes.setdefault((op.root, op.module), set()).add(op.elements // op.calls)
+    if not sizes:
+        return {}
+    histories = forward_histories(view)
+    found: dict[Key, History] = {}
+    for (root, module), wanted in sizes.items():
+        inside = f"{module}." if module else ""
+        near = [
+            k
+            for k, h in histories.items()
+            if k[2] == "output" and h.dtype in HALF and h.numel in wanted
+            if not root or (k[0] == root and (k[1] == module or k[1].startswith(inside)))
+        ]
+        if near:
+            last = max(near, key=lambda k: histories[k].order)
+            found[last] = histories[last]
+    return found
+
+
+def _coarse_finding(coarse: Mapping[Key, _CoarseLogits], options: Options) -> Finding:
+    key = max(coarse, key=lambda k: coarse[k].spacing * coarse[k].last)
+    logits = coarse[key]
+    history, place = logits.history, key[1] or key[0]
+    step = history.points()[-1][0]
+    capped = _spacing(history.dtype, _CAP)
+    message = (
+        f"The {history.dtype} logits from `{place}` to a softmax have grown from {logits.first:.3g} to "
+        f"{logits.last:.3g} ({logits.last / logits.first:.2g} times, limit {options['logit_growth']:g}). Neighbours in "
+        f"{history.dtype} are {logits.spacing:g} nats apart there (limit {options['logit_spacing']:g}). Rounding alone "
+        f"changes a probability by up to {math.exp(logits.spacing / 2.0):.2g} times. "
+        f"{plural(len(coarse), 'such output')} in all."
+    )
+    return RULE.finding(
+        confidence=0.7,
+        title=f"the logits of `{place}` have grown to {logits.last:.3g}, where {history.dtype} resolves only "
+        f"{logits.spacing:g} nats",
+        message=message,
+        location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
+        evidence={
+            "amax": logits.last,
+            "amax_at_first": logits.first,
+            "spacing_nats": logits.spacing,
+            "limit": options["logit_spacing"],
+            "history": history.as_evidence(),
+            "tensors": [
+                {"root": k[0], "module": k[1], "kind": k[2], "spacing_nats": c.spacing} for k, c in coarse.items()
+            ],
+            "confidence_reason": "a softmax of as many elements follows it; the cost of the rounding is not measured",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"cap the logits softly at {_CAP:g}: spacing {logits.spacing:g} -> {capped:g} nats",
+                change={"module": key[1], "logit_cap": _CAP},
+                predicted={"spacing_nats": {"from": logits.spacing, "to": capped}},
+                snippet=(
+                    "import torch\n\n"
+                    f"logits = {_CAP!r} * torch.tanh(logits / {_CAP!r})  # divide attention logits by sqrt(d) before\n"
+                ),
+            ),
+        ),
+    )
+
+
 RULE = Rule(
     code="PD602",
     name="activation-growth",
@@ -224,52 +296,19 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "max_headroom",
-            5.0,
-            "binades",
-            "Only tensors this near their limit are judged.",
-            "Precdoctor's own: activations of 2,048 and more; healthy ones in FP16 rarely pass 1,000.",
-        ),
-        RuleOption(
-            "min_growth",
-            0.5,
-            "binades",
-            "Climbed by the line over the newer half of the steps.",
-            "Precdoctor's own: below it a forecast rests on noise.",
-        ),
-        RuleOption(
-            "min_points",
-            6.0,
-            "steps",
-            "Recorded steps in the newer half, at least.",
-            "A line and its error need a few points.",
-            4.0,
-        ),
-        RuleOption(
-            "horizon",
-            4.0,
-            "times the run",
-            "Forecasts that look further ahead than this are not made.",
-            "Precdoctor's own: growth early in training levels off.",
-        ),
-        RuleOption(
-            "logit_spacing",
-            2.0,
-            "nats",
-            "Distance of neighbours in the format of the logits, at their amax.",
-            "Half of it is the rounding error: one nat changes a probability by a factor of e.",
-            0.0,
-        ),
-        RuleOption(
-            "logit_growth",
-            4.0,
-            "times",
-            "How much larger than in the first four recorded steps the logits must be.",
-            "Precdoctor's own: a large temperature that was chosen is no growth.",
-            1.0,
-        ),
+        RuleOption("max_headroom", 5.0, "binades", "Maximum headroom of an evaluated tensor.",
+                   "Chosen empirically: FP16 activations from 2,048 on; healthy ones rarely exceed 1,000."),
+        RuleOption("min_growth", 0.5, "binades", "Minimum climb of the line over the newer half of the steps.",
+                   "Chosen empirically: below it a forecast rests on noise."),
+        RuleOption("min_points", 6.0, "steps", "Minimum number of recorded steps in the newer half.",
+                   "A line and its error need a few points.", 4.0),
+        RuleOption("horizon", 4.0, "times the run", "Maximum range of a forecast.",
+                   "Chosen empirically: growth early in training levels off."),
+        RuleOption("logit_spacing", 2.0, "nats", "Distance of neighbours in the format of the logits, at their amax.",
+                   "Half of it is the rounding error: one nat changes a probability by a factor of e.", 0.0),
+        RuleOption("logit_growth", 4.0, "times", "Minimum growth of the logits since the first four recorded steps.",
+                   "Chosen empirically: a large temperature by design is no growth.", 1.0),
     ),
     explains=when(same_module, "PD406", "PD601"),
     check=check,
-)
+)  # fmt: skip

@@ -16,17 +16,16 @@ from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
-Chains of like layers (`blocks.0`, `blocks.1`, ...) whose outputs grow steadily from the first to the last, in RMS and
-in the median over the recorded steps: by `growth` binades in all, or by half of that where the last one is within
-`headroom` binades of the largest number of its format; and in at least three quarters of the steps between layers.
-A residual stream adds up: the RMS of L layers grows by about sqrt(L), and trained transformers' by a factor of 100 and
-more. That is no finding; a factor that repeats from layer to layer is. The calls of one module that a step calls
-`min_calls` times and more, a recurrent cell's, are such a chain, too.
+Chains of like layers (`blocks.0`, `blocks.1`, ...) with outputs that grow steadily from the first to the last, in RMS
+and in the median over the recorded steps: by `growth` binades in all, and in at least three quarters of the steps
+between layers. Half of that growth is enough if the last output is within `headroom` binades of the largest number of
+its format. A residual stream adds up: the RMS of L layers grows by about sqrt(L), in trained transformers by a factor
+of 100 and more. That is no finding, unlike a factor that repeats from layer to layer. The calls of one module that a
+step calls at least `min_calls` times, as it does a recurrent cell, also form such a chain.
 """,
     matters="""
-What grows by a factor per layer doubles its logarithm with every doubling of the depth: a few more layers, a slightly
-larger learning rate, and the last ones overflow, in FP16 first. The layers in front are rounded away in any sum, and
-the gradient grows by the same factor backwards.
+Growth by a factor per layer is exponential in depth: with a few more layers or a slightly larger learning rate the last
+ones overflow, in FP16 first. Any sum rounds the first layers away, and the gradient grows by the same factor backwards.
 """,
     example="""
 Weights drawn with three times the standard deviation that keeps the size of activations: 2^1 per ReLU layer, 2^16 over
@@ -34,11 +33,10 @@ Weights drawn with three times the standard deviation that keeps the size of act
 """,
     remedy="""
 Normalise between the layers, or draw the weights with a gain that fits the activation (`kaiming_normal_` for ReLU);
-scale the branches of a residual stack by 1/sqrt(2L) at the start. The finding states the gain that each layer has too
-much.
+scale the branches of a residual stack by 1/sqrt(2L) at the start. The finding states the excess gain of each layer.
 """,
     confidence="""
-0.85; 0.7 when fewer than four steps were recorded or the chain has fewer than six layers.
+0.85; 0.7 if fewer than four steps were recorded or the chain has fewer than six layers.
 """,
     references=(
         "He et al., Delving Deep into Rectifiers, arXiv:1502.01852 (initialisation that keeps the variance)",
@@ -65,19 +63,15 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([_finding(view, worst, options)], f"{_growth(worst):.0f} binades of growth in {seen}", Status.FAILED)
 
 
-def _of_calls(chain: Chain) -> bool:
-    return chain.links[0].module == chain.links[-1].module
-
-
 def _named(chain: Chain, link: Link) -> str:
-    if not _of_calls(chain):
+    if not chain.of_calls:
         return f"`{link.module}`"
     return f"call {link.index}{' and later' * (link.index == LAST_CALL)} of `{link.module}`"
 
 
 def _gain(chain: Chain) -> float:
-    """The factor per link; the last one may stand for many calls."""
-    whole = not _of_calls(chain) or chain.links[-1].index < LAST_CALL
+    """The factor per link; a last link that stands for many calls is left out."""
+    whole = not chain.of_calls or chain.links[-1].index < LAST_CALL
     return float(2.0 ** slope(_sizes(chain) if whole else _sizes(chain)[:-1]))
 
 
@@ -110,16 +104,15 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     first, last, grown, room = alive[0], alive[-1], _growth(chain), _headroom(chain)
     gain = _gain(chain)
     step = watched_steps(view)[-1]
-    rows = next((r for p in view.processes if (r := view.rows(p, step))), ())
-    mine = [r for r in rows if r.kind == "output" and r.module in {k.module for k in alive}]
-    row = next((r for r in mine if r.module == last.module and (r.call == last.index or not _of_calls(chain))), None)
-    along = f"{len(alive)} {'calls' if _of_calls(chain) else 'layers'} of {chain.module_class} (`{chain.pattern}`)"
-    each = "call" if _of_calls(chain) else "layer"
+    mine = [r for r in view.any_rows(step) if r.kind == "output" and r.module in {k.module for k in alive}]
+    row = next((r for r in mine if r.module == last.module and (r.call == last.index or not chain.of_calls)), None)
+    each = "call" if chain.of_calls else "layer"
+    along = f"{plural(len(alive), each)} of {chain.module_class} (`{chain.pattern}`)"
     message = (
         f"Along {along} outputs grow from {first.rms:.3g} at {_named(chain, first)} to {last.rms:.3g} at "
-        f"{_named(chain, last)} (RMS, median of {plural(chain.steps, 'step')}): by 2^{grown:.1f} "
-        f"(limit 2^{options['growth']:g}), a factor of {gain:.3g} per {each}. The last one's RMS is "
-        f"{room:.1f} binades below {last.dtype}'s largest number."
+        f"{_named(chain, last)} (RMS, median of {plural(chain.steps, 'step')}). That is growth by 2^{grown:.1f} "
+        f"(limit 2^{options['growth']:g}), a factor of {gain:.3g} per {each}. The last RMS is {room:.1f} binades below "
+        f"{last.dtype}'s largest number."
     )
     evidence = {
         "growth_binades": grown,
@@ -132,10 +125,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     }
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
-    return Finding(
-        code="PD604",
-        name="growth-with-depth",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
         title=f"activations grow {gain:.3g} times per {each}: {first.rms:.2g} at {_named(chain, first)}, "
         f"{last.rms:.2g} at {_named(chain, last)}",
@@ -148,7 +138,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
 
 def _prescribe(chain: Chain, first: Link, last: Link, gain: float, grown: float) -> Prescription:
     ends = [module_expression(first.module)]
-    ends += [] if _of_calls(chain) else ["...", module_expression(last.module)]
+    ends += [] if chain.of_calls else ["...", module_expression(last.module)]
     return Prescription(
         title=f"divide the layers' initial weights by {gain:.3g}: last / first {2.0**grown:.2g} -> about 1",
         change={"modules": chain.pattern, "initial_gain": {"from": gain, "to": 1.0}},
@@ -170,38 +160,16 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "growth",
-            13.0,
-            "binades",
-            "Growth of the RMS from the first layer to the last that is too much.",
-            "From 1 to FP16's largest number are 16; amax is commonly 2 to 3 binades above the RMS.",
-        ),
-        RuleOption(
-            "headroom",
-            4.0,
-            "binades",
-            "So near its format's limit half of that growth is enough.",
-            "Precdoctor's own: amax is commonly 4 to 8 times the RMS, and two binades vary between batches.",
-        ),
-        RuleOption("min_layers", 4.0, "layers", "Shorter chains are not judged.", "A trend needs a few points.", 3.0),
-        RuleOption(
-            "min_calls",
-            8.0,
-            "calls",
-            "Modules called less often are not judged by their calls.",
-            "A module that two or three inputs share is no recurrence.",
-            3.0,
-        ),
-        RuleOption(
-            "consistent_share",
-            0.75,
-            "fraction",
-            "Steps from layer to layer that must go up.",
-            "Precdoctor's own: one large layer is not growth with depth.",
-            maximum=1.0,
-        ),
+        RuleOption("growth", 13.0, "binades", "Minimum growth of the RMS from the first layer to the last.",
+                   "From 1 to FP16's largest number are 16; amax is commonly 2 to 3 binades above the RMS."),
+        RuleOption("headroom", 4.0, "binades", "Headroom of the last layer's RMS below which half of it is enough.",
+                   "Chosen empirically: amax is commonly 4 to 8 times the RMS, and two binades vary between batches."),
+        RuleOption("min_layers", 4.0, "layers", "Minimum length of a chain.", "A trend needs a few points.", 3.0),
+        RuleOption("min_calls", 8.0, "calls", "Minimum number of calls of a module in a step.",
+                   "A module that two or three inputs share is no recurrence.", 3.0),
+        RuleOption("consistent_share", 0.75, "fraction", "Minimum share of the steps from layer to layer that go up.",
+                   "Chosen empirically: one large layer is not growth with depth.", maximum=1.0),
     ),
     explains=when(anywhere, "PD601", "PD602"),
     check=check,
-)
+)  # fmt: skip

@@ -1,51 +1,57 @@
-"""PD606: logits of attention, of the output or of a router that grow until their softmax is one-hot."""
+"""PD606: logits of attention, of the output or of a router that grow until their softmax is one-hot.
+
+The histories of logits and loss are in :mod:`.logit_growth_histories`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.growth.logit_histories import (
+from precdoctor.diagnosis.families.growth.logit_growth_histories import (
     ONE_HOT,
     LogitHistory,
     LossCourse,
     logit_histories,
     loss_course,
 )
-from precdoctor.diagnosis.families.growth.logit_prescriptions import cures
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.trends import Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
-Logits, as softmaxes read them on the recorded steps, that have grown beyond what any softmax needs. Masked positions do
-not count. Limits: `attention_limit` for the largest logit of an attention head, `output_limit` for the magnitude of
-what the loss's cross-entropy reads, `router_limit` for that of a router (a softmax that chooses by top-k). Reported is
+Logits on the recorded steps, as the softmax reads them, that have grown beyond the needs of any softmax. Masked
+positions do not count. Limits: `attention_limit` for the largest logit of an attention head, `output_limit` for the
+magnitude of the operand of the loss's cross-entropy, `router_limit` for that of a router (a softmax followed by top-k).
+The rule reports three states:
 
-- *large*: above its limit on most of the newest recorded steps, and `growth` times its first size or more; for
-  attention also without growth, where at least `one_hot_heads` of the heads are as good as one-hot;
-- *growing*: attention or router logits above `near` of their limit whose newer half rises on a straight line in log2 by
-  a binade or more, has not slackened, and reaches the limit within `horizon` times the recorded steps;
+- *large*: logits above their limit on most of the newest recorded steps, and at least `growth` times their first size;
+  attention logits also without growth, if at least `one_hot_heads` of the heads are as good as one-hot;
+- *growing*: attention or router logits above `near` of their limit that rise on a straight line in log2 over the newer
+  half of the steps, by at least a binade and without slackening, and reach the limit within `horizon` times the
+  recorded steps;
 - *collapsed*: the entropy of at least `one_hot_heads` of all heads of a layer has fallen below 5 % of the logarithm of
-  the number of keys, after more than 20 % in the first steps, with logits above half their limit.
+  the number of keys, from more than 20 % in the first steps, with logits above half their limit.
 
-Sharp attention is what retrieval, copying and routing learn, so the loss is asked as well. It *stalls* where it is not
-a tenth lower than in its first steps, or has lost a quarter of what it had gained. Collapsed heads, and heads that were
-one-hot from the start, are reported only where it stalls; large logits also while it falls, when they still rise by a
-binade in the newer half, or are ten times their limit; growing ones unless it fell by a tenth in the newer half.
-Nothing is said where it has fallen to a tenth or less and stays there. Output logits must still be rising.
+Retrieval, copying and routing need sharp attention, so the loss decides as well. It *stalls* if it is not a tenth lower
+than in its first steps, or has lost a quarter of its progress. Collapsed heads, and heads that were one-hot from the
+start, count only if it stalls. Large logits also count while it falls, if they still rise by a binade in the newer half
+or are ten times their limit. Growing logits count unless it fell by a tenth in the newer half. Nothing counts once it
+has fallen to a tenth and stays there. Output logits must still be rising.
 """,
     matters="""
-A softmax sees differences in nats. Where one logit leads by 20, the others get 2e-9 of the weight and next to no
+A softmax depends on differences in nats. If one logit leads by 20, the others get 2e-9 of the weight and almost no
 gradient: the head attends to one position and cannot learn any other. Growth feeds itself, because the gradient of
-queries grows with keys and the reverse. The loss diverges long before a format overflows; in BF16 logits of 100 are
-also half a nat coarse.
+queries grows with keys and the reverse. The loss diverges long before a format overflows; in BF16, neighbours of 100
+are also half a nat apart.
 """,
     example="""
 Attention without normalised queries and keys, at a high learning rate: largest logit 8 at step 0, 37 at step 20, 160 at
@@ -56,11 +62,11 @@ step 40, and all heads one-hot.
     remedy="""
 Attention: normalise queries and keys (qk-norm), rescale their weights when a logit passes 100 (qk-clip), divide by
 sqrt(d), lower the learning rate of the query and key projections. Output: z-loss, soft-capping, weight decay on the
-head. Router: router z-loss, FP32 logits. A temperature that is learnt wants a clamp.
+head. Router: router z-loss, FP32 logits. Clamp a learnt temperature.
 """,
     confidence="""
-0.8; 0.7 for a forecast and for outputs, which some trainings bear. Of long sequences some query positions are measured,
-so that the largest logit of all can be larger.
+0.8; 0.7 for a forecast and for outputs, which some trainings tolerate. In long sequences only some query positions are
+measured, so the largest logit of all can be larger.
 """,
     references=(
         "Dehghani et al., Scaling Vision Transformers to 22 Billion Parameters, arXiv:2302.05442 (qk-norm)",
@@ -72,20 +78,31 @@ so that the largest logit of all can be larger.
         "Zhai et al., Stabilizing Transformer Training by Preventing Attention Entropy Collapse, arXiv:2303.06296",
     ),
 )
-#: Recorded steps without which nothing is said.
+#: Fewest recorded steps for a verdict: two quarters of four.
 _MIN_POINTS = 8
-#: Relative entropy that heads had at first, and the part of the limit that collapsed logits are above.
+#: Heads that collapsed: least relative entropy at first, and least share of the limit now. Chosen empirically.
 _OPEN, _HALF = 0.2, 0.5
-#: Times its limit: no logits that grew there are what a training wants. Divergence is reported from 1,000 on.
+#: Times its limit: no training needs logits that grew there. The literature reports divergence from 1,000 on.
 _FAR = 10.0
-_WHAT = {"attention": "attention", "output": "output", "router": "router"}
+#: From this growth on a title gives it. Chosen empirically.
+_VISIBLE = 1.5
+#: Roles by importance.
+_ROLES = ("attention", "router", "output")
+#: Gemma 2's soft caps: of attention logits, and of those of the output.
+_CAPS = {"attention": 50.0, "output": 30.0, "router": 30.0}
+#: Coefficients of PaLM's z-loss (output) and ST-MoE's (router).
+_Z_LOSS = {"output": 1e-4, "router": 1e-3}
+#: Kimi K2's clip of attention logits.
+_CLIP = 100.0
+#: Assumed width of heads of unknown width: few are wider.
+_WIDEST = 256
 
 
 @dataclass(frozen=True)
 class _Case:
-    """How the logits of one softmax went wrong: large, growing or collapsed."""
+    """The logits of one softmax; ``state``: large, growing or collapsed."""
 
-    what: str
+    state: str
     history: LogitHistory
     limit: float
     trend: Trend | None
@@ -93,7 +110,7 @@ class _Case:
 
     @property
     def step(self) -> int:
-        """The first recorded step above the limit; of a forecast, the last."""
+        """The first recorded step above the limit; for a forecast the last step."""
         points = self.history.points()
         return next((p.step for p in points if p.level >= self.limit), points[-1].step)
 
@@ -102,18 +119,17 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding: attention before routers before outputs, the largest beside its limit first."""
     histories = logit_histories(view)
     if not histories:
-        return Checked.not_applicable("no softmax whose use is known was recorded on a healthy step")
+        return Checked.not_applicable("no softmax with a known use was recorded on a healthy step")
     longest = max(len(h.points()) for h in histories.values())
     seen = plural(len(histories), "softmax")
     if longest < _MIN_POINTS:
-        return Checked((), f"{seen} on {plural(longest, 'step')}, too few for a trend")
+        return Checked((), f"{seen} on {plural(longest, 'step')}: too few for a trend")
     loss = loss_course(view)
     cases = {k: case for k, h in histories.items() if (case := _case(h, options, loss)) is not None}
     if not cases:
         largest = max(h.last for h in histories.values())
         return Checked((), f"{seen}: the largest logit is {largest:.3g}")
-    order = ("attention", "router", "output")
-    key = min(cases, key=lambda k: (order.index(cases[k].history.role), -cases[k].history.last / cases[k].limit))
+    key = min(cases, key=lambda k: (_ROLES.index(cases[k].history.role), -cases[k].history.last / cases[k].limit))
     finding = _finding(key, cases, loss)
     return Checked([finding], f"{len(cases):,} of {seen}: logits too large", Status.FAILED)
 
@@ -133,7 +149,7 @@ def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | 
     limit = _limits(options)[history.role]
     trend = fit([(p.step, p.level) for p in points if p.level > 0.0])
     one_hot = median(p.one_hot for p in newest)
-    rising = trend is not None and trend.low > 0.0 and trend.slope >= 0.5 * trend.overall
+    rising = trend is not None and trend.low > 0.0 and not trend.slackens
     doubles = rising and trend is not None and trend.climbed >= 1.0
     above = 2 * sum(p.level >= limit for p in newest) > len(newest)
     grown = history.grown >= options["growth"]
@@ -158,29 +174,29 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
     case = cases[key]
     history, trend = case.history, case.trend
     points, last = history.points(), history.newest()[-1]
-    place, what = key[1] or key[0] or "the loss", _WHAT[history.role]
+    place, role = key[1] or key[0] or "the loss", history.role
     slope = trend.slope if trend is not None and trend.low > 0.0 else None
-    first = (
-        f"The largest {what} logit of `{place}` went from {history.first:.3g} at step {points[0].step} to "
+    course = (
+        f"The largest {role} logit of `{place}` went from {history.first:.3g} at step {points[0].step} to "
         f"{history.last:.3g} at step {points[-1].step} (limit {case.limit:g})."
     )
-    words = [first]
+    words = [course]
     if slope is not None:
         words.append(f"It grows by a factor of {2.0**slope:.3g} per step.")
-    if case.what == "growing" and trend is not None:
+    if case.state == "growing" and trend is not None:
         words.append(f"At this rate it passes {case.limit:g} in {trend.steps_to(case.limit)[1]:,.0f} steps.")
-    if history.role == "attention" and last.heads:
+    if role == "attention" and last.heads:
         words.append(f"{percent(case.one_hot)} of its {plural(len(last.heads), 'head')} are as good as one-hot.")
     if len(cases) > 1:
         words.append(f"{plural(len(cases), 'softmax')} in all.")
-    title = f"{what} logits of `{place}` have grown from {history.first:.3g} to {history.last:.3g}"
-    if case.what == "collapsed":
+    title = f"{role} logits of `{place}` have grown from {history.first:.3g} to {history.last:.3g}"
+    if case.state == "collapsed":
         title = f"attention of `{place}` has collapsed: {percent(case.one_hot)} of its heads are one-hot"
-    elif history.grown < 1.5:
-        title = f"{what} logits of `{place}` are {history.last:.3g}"
+    elif history.grown < _VISIBLE:
+        title = f"{role} logits of `{place}` are {history.last:.3g}"
     evidence = {
-        "state": case.what,
-        "role": history.role,
+        "state": case.state,
+        "role": role,
         "max_logit": history.last,
         "max_logit_at_first": history.first,
         "limit": case.limit,
@@ -196,19 +212,111 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
              "max_logit": c.history.last}
             for k, c in sorted(cases.items(), key=lambda item: -item[1].history.last)[:16]
         ],
-        "confidence_reason": "a forecast" if case.what == "growing" else "logits measured as the softmax reads them",
+        "confidence_reason": "a forecast" if case.state == "growing" else "logits measured as the softmax reads them",
     }  # fmt: skip
-    phase = Phase.LOSS if history.role == "output" else Phase.FORWARD
-    return Finding(
-        code="PD606",
-        name="logit-growth",
-        severity=Severity.WARNING,
-        confidence=0.7 if case.what == "growing" or history.role == "output" else 0.8,
+    phase = Phase.LOSS if role == "output" else Phase.FORWARD
+    return RULE.finding(
+        confidence=0.7 if case.state == "growing" or role == "output" else 0.8,
         title=title,
         message=" ".join(words),
         location=Location(key[0], key[1], history.module_class or None, "logits", phase, 0, case.step),
         evidence=evidence,
-        prescriptions=cures(key, history, slope),
+        prescriptions=_prescriptions(key, history, slope),
+    )
+
+
+# -- prescriptions, with the largest logit that each would leave ------------------------------------------------------
+
+
+def _prescriptions(key: Key, history: LogitHistory, slope: float | None) -> tuple[Prescription, ...]:
+    """The changes for the role of a softmax, the most certain first; ``slope``: of a trend, in binades per step."""
+    level = history.last
+    if history.role == "attention":
+        slower = () if slope is None else (_rate(key, slope),)
+        return (_norm(key, history, level), _clip(key, level), *slower)
+    return (_z_loss(key, history, level), _cap(key, history, level))
+
+
+def _predicted(level: float, to: float) -> dict[str, dict[str, float]]:
+    return {"max_logit": {"from": float(f"{level:.4g}"), "to": float(f"{to:.4g}")}}
+
+
+def _norm(key: Key, history: LogitHistory, level: float) -> Prescription:
+    """With queries and keys of RMS 1 and the usual scale no logit exceeds the root of the head's width."""
+    known = key[3].startswith("sdpa") and len(history.shape) == 4  # the shape of a query; otherwise of the scores
+    width = history.shape[-1] if known else _WIDEST
+    to = min(level, math.sqrt(width))
+    heads = "" if known else f" in heads up to {_WIDEST} wide"
+    return Prescription(
+        title=f"normalise queries and keys per head (qk-norm) and divide scores by the root of the width: largest "
+        f"logit {level:.3g} -> {to:.3g} at gain 1{heads}",
+        change={"module": key[1], "qk_norm": "rms"},
+        predicted=_predicted(level, to),
+        snippet=(
+            "import torch.nn.functional as F\n\n"
+            f"# in {module_expression(key[1])}, before the scores; with a learnt gain per head in front\n"
+            "q = F.rms_norm(q, q.shape[-1:])\n"
+            "k = F.rms_norm(k, k.shape[-1:])\n"
+        ),
+    )
+
+
+def _clip(key: Key, level: float) -> Prescription:
+    factor = math.sqrt(min(1.0, _CLIP / level))
+    to = min(level, _CLIP)
+    words = f"now by {factor:.3g}, " if factor < 1.0 else ""
+    return Prescription(
+        title=f"scale the query and key weights down whenever a logit exceeds {_CLIP:g} (qk-clip): {words}"
+        f"largest logit {level:.3g} -> {to:.3g}",
+        change={"module": key[1], "qk_clip": _CLIP, "factor": factor},
+        predicted=_predicted(level, to),
+        snippet=(
+            "import torch\n\n"
+            f"# after optimizer.step(), on both projections of {module_expression(key[1])}; also on biases\n"
+            "with torch.no_grad():\n"
+            "    for projection in (query_projection, key_projection):\n"
+            f"        projection.weight *= min(1.0, {_CLIP!r} / largest_logit) ** 0.5\n"
+        ),
+    )
+
+
+def _rate(key: Key, slope: float) -> Prescription:
+    """Adam's steps are as large as its rate, so a tenth of the rate makes a tenth of the slope."""
+    now = 100.0 * slope
+    return Prescription(
+        title=f"a tenth of the learning rate for the query and key projections: {now:.3g} -> {now / 10.0:.2g} binades "
+        "per 100 steps",
+        change={"module": key[1], "lr_factor": 0.1, "parameters": "query and key projections"},
+        predicted={"binades_per_100_steps": {"from": float(f"{now:.3g}"), "to": float(f"{now / 10.0:.3g}")}},
+        snippet=(
+            "import torch\n\n"
+            "slow = [*query_projection.parameters(), *key_projection.parameters()]\n"
+            "known = {id(p) for p in slow}\n"
+            "rest = [p for p in model.parameters() if id(p) not in known]\n"
+            "optimizer = torch.optim.AdamW([{'params': rest}, {'params': slow, 'lr': lr / 10}], lr=lr)\n"
+        ),
+    )
+
+
+def _z_loss(key: Key, history: LogitHistory, level: float) -> Prescription:
+    weight = _Z_LOSS[history.role]
+    added = weight * level**2
+    return Prescription(
+        title=f"add a z-loss, {weight:g} times the squared logsumexp: about {added:.2g} at logits of {level:.3g}",
+        change={"module": key[1], "z_loss": weight},
+        predicted={"loss_added": float(f"{added:.3g}")},
+        snippet=f"loss = loss + {weight!r} * logits.float().logsumexp(-1).square().mean()\n",
+    )
+
+
+def _cap(key: Key, history: LogitHistory, level: float) -> Prescription:
+    cap = _CAPS[history.role]
+    to = cap * math.tanh(level / cap)
+    return Prescription(
+        title=f"cap the logits softly at {cap:g}: {level:.3g} -> {to:.3g}",
+        change={"module": key[1], "logit_cap": cap},
+        predicted=_predicted(level, to),
+        snippet=f"import torch\n\nlogits = {cap!r} * torch.tanh(logits / {cap!r})\n",
     )
 
 
@@ -228,59 +336,22 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "attention_limit",
-            100.0,
-            "nats",
-            "Largest attention logit.",
-            "Kimi K2 clips at 100; ViT-22B and Wortsman et al. report divergence from 50 to 10,000 on.",
-        ),
-        RuleOption(
-            "output_limit",
-            110.0,
-            "nats",
-            "Largest magnitude of what the cross-entropy reads.",
-            "CLIP's clamped temperature reaches 100, and trains well; a tenth on top. Gemma 2 caps at 30.",
-        ),
-        RuleOption(
-            "router_limit",
-            50.0,
-            "nats",
-            "Largest magnitude of a router's logits.",
-            "Chosen empirically; ST-MoE's z-loss keeps them near 10.",
-        ),
-        RuleOption(
-            "growth",
-            4.0,
-            "times",
-            "How much larger than in the first four recorded steps the logits must be.",
-            "Chosen empirically: a large temperature that was chosen is no growth.",
-            1.0,
-        ),
-        RuleOption(
-            "near",
-            0.3,
-            "fraction",
-            "Part of its limit from which growth is forecast.",
-            "Chosen empirically: attention logits up to 20 or 30 are common in trained models.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "horizon",
-            1.0,
-            "times the run",
-            "Forecasts that look further ahead than this are not made.",
-            "Chosen empirically: growth early in training levels off.",
-        ),
-        RuleOption(
-            "one_hot_heads",
-            0.75,
-            "fraction",
-            "Heads of a layer that are as good as one-hot.",
-            "Chosen empirically: single heads that copy a position are sharp in every trained model.",
-            maximum=1.0,
-        ),
+        RuleOption("attention_limit", 100.0, "nats", "Largest attention logit.",
+                   "Kimi K2 clips at 100; ViT-22B and Wortsman et al. report divergence from 50 to 10,000 on."),
+        RuleOption("output_limit", 110.0, "nats", "Largest magnitude of the cross-entropy's operand.",
+                   "CLIP trains well at its clamped temperature of 100; plus a tenth. Gemma 2 caps at 30."),
+        RuleOption("router_limit", 50.0, "nats", "Largest magnitude of a router's logits.",
+                   "Chosen empirically; ST-MoE's z-loss keeps them near 10."),
+        RuleOption("growth", 4.0, "times", "Minimum growth of the logits since the first four recorded steps.",
+                   "Chosen empirically: a large temperature by design is no growth.", 1.0),
+        RuleOption("near", 0.3, "fraction", "Share of the limit from which growth is forecast.",
+                   "Chosen empirically: attention logits up to 20 or 30 are common in trained models.", maximum=1.0),
+        RuleOption("horizon", 1.0, "times the run", "Maximum range of a forecast.",
+                   "Chosen empirically: growth early in training levels off."),
+        RuleOption("one_hot_heads", 0.75, "fraction", "Minimum share of a layer's heads that are as good as one-hot.",
+                   "Chosen empirically: single heads that copy a position are sharp in every trained model.",
+                   maximum=1.0),
     ),
     explains=when(same_logits, "PD601", "PD602", "PD709"),
     check=check,
-)
+)  # fmt: skip

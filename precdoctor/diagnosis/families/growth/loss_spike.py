@@ -1,4 +1,4 @@
-"""PD605: the loss jumps, and some tensor moved first."""
+"""PD605: the loss jumps, and a tensor, the gradient norm or the learning rate left its range before it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from precdoctor.diagnosis.survey.rows import (
     FORWARD_KINDS,
     Key,
     TensorRow,
+    location,
     path_evidence,
     range_evidence,
 )
@@ -29,49 +30,62 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
-A loss that leaves the range of the steps before (more than `deviations` robust standard deviations above their median,
-or of those that their highest tenth implies, where that is more) and undoes at least a quarter of the progress made
-since the start. The recorded steps up to it are searched for the tensor that left its own range first: amax more than
-`moved` binades above its median; earliest step, then earliest in execution order. If the loss stays up for three of
-five steps, and such a tensor moved or the update before it was out of the ordinary (gradient norm or rate more than
-twice its median) and the norm left its range (`norm_factor`), it is a warning. Where nothing moved, the objective may
-have been changed on purpose (a term switched on, another stage), and a single high step may be a batch: both are
-information, the latter only when it undoes all progress and doubles the loss. So is a jump at which the batch changed
-its size. A tensor has moved when it stays out of range up to the spike. A learning rate more than `rate_factor` times
-all before it, used in one of the three updates before the jump, is named as the reason.
+A loss that leaves the range of the steps before and loses at least a quarter of the progress since the start. The range
+ends `deviations` robust standard deviations above the median; the deviation that the highest tenth implies counts if it
+is larger. In the recorded steps up to the jump, the rule searches the tensor that left its own range first: amax more
+than `moved` binades above its median, and out of range up to the spike. The earliest step counts, then the earliest
+tensor in execution order.
+
+The finding is a warning if the loss stays up for three of five steps and such a tensor moved. It is also a warning if
+the loss stays up, the update before it was extraordinary (gradient norm or rate more than twice its median), and the
+norm left its range (`norm_factor`). Otherwise it is information: if nothing moved, the objective may have changed on
+purpose (a term switched on, another stage), or the batch changed its size. A single high step may be a batch; it is
+reported only if it loses all progress and doubles the loss. If one of the three updates before the jump used a learning
+rate more than `rate_factor` times all before it, the finding names that as the reason.
 """,
     matters="""
-What a spike leaves behind (weights thrown away from where they were, a second moment that is too large for a thousand
-steps) costs more than the spike. The tensor that moved before the loss did is where to look: a batch, an embedding, the
-logits of one attention layer.
+The consequences of a spike (weights far from where they were, a second moment that is too large for a thousand steps)
+cost more than the spike. Check the tensor that moved before the loss: a batch, an embedding, the logits of one
+attention layer.
 """,
     example="""
 Loss 2.31, 2.29, 2.30, then 7.9 at step 412; `blocks.3.attn.qkv` output had gone from 14 to 310 at step 410.
 """,
     remedy="""
-Resume from before the step at which the tensor moved, with that batch left out, a lower learning rate, or gradients
-clipped. If the same layer moves again, normalise its input or lower its rate alone.
+Resume from before the step at which the tensor moved, without that batch, with a lower learning rate, or with clipped
+gradients. If the same layer moves again, normalise its input or lower only its rate.
 """,
     confidence="""
-0.8 when a tensor was seen to move before the loss or with it, 0.65 when none did or too few steps were recorded to
-know its range. Losses of each optimizer are judged apart.
+0.8 if a tensor moved before the loss or with it, 0.65 if none did or too few steps were recorded to know its range.
+Losses of each optimizer are evaluated separately.
 """,
     references=(
         "Chowdhery et al., PaLM, arXiv:2204.02311 (loss spikes; skipping batches around them)",
         "Molybog et al., A Theory on Adam Instability in Large-Scale Machine Learning, arXiv:2304.09871",
     ),
 )
-_WINDOW, _AFTER, _BEFORE = 32, 5, 8
-#: Updates before the jump among which one at another learning rate is looked for.
+#: Steps before a jump that make its range, and steps after it that show whether the loss stays up. Chosen empirically.
+_WINDOW, _AFTER = 32, 5
+#: Steps before the jump in which a tensor can move first; a cause acts within a few updates. Chosen empirically.
+_BEFORE = 8
+#: Steps of the ``_AFTER`` on which the loss must stay up, and fewest steps that show it.
+_STAY = 3
+#: Fewest recorded values that make the range of a tensor.
+_KNOWN = 4
+#: Updates before the jump in which a spike of the learning rate is searched. Chosen empirically.
 _RATE_WINDOW = 3
-#: Of the standard normal distribution.
+#: Least height of a jump, as a share of the level: without progress any wobble would be one. Chosen empirically.
+_LEAST_HARM = 0.25
+#: Of the standard normal distribution, in standard deviations.
 _NINTH_DECILE = 1.2816
-#: A batch this much larger or smaller is another batch size, not a last batch left over.
+#: Factor that makes another batch size, not a smaller last batch. Chosen empirically.
 _RESIZED = 1.5
 
 
 @dataclass(frozen=True)
 class _Spike:
+    """A jump of the loss at index ``at``, from ``level`` (with ``deviation``) to ``peak``."""
+
     process: Process
     steps: Sequence[StepFacts]
     at: int
@@ -87,6 +101,8 @@ class _Spike:
 
 @dataclass(frozen=True)
 class _Moved:
+    """A tensor that left its range; ``usual``: its median amax before."""
+
     row: TensorRow
     usual: float
 
@@ -104,8 +120,8 @@ def check(view: RunView, options: Options) -> Checked:
     if not spikes:
         return Checked((), f"{plural(count, 'loss')}, none out of range")
     worst = max(spikes, key=lambda s: (s.stays, (s.peak - s.level) / max(s.deviation, 1e-12)))
-    return Checked([_finding(view, worst, options)], f"{plural(len(spikes), 'spike')} in {plural(count, 'loss')}",
-                   Status.FAILED)  # fmt: skip
+    reason = f"{plural(len(spikes), 'spike')} in {plural(count, 'loss')}"
+    return Checked([_finding(view, worst, options)], reason, Status.FAILED)
 
 
 def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _Spike | None:
@@ -118,36 +134,36 @@ def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _S
             continue  # a constant (a term with weight zero) has no range to leave
         deviation = max(deviation, _upper_deviation(before, level))
         progress = max(0.0, median(losses[:8]) - level)
-        harm = max(options["undone_share"] * progress, 0.25 * abs(level))
+        harm = max(options["undone_share"] * progress, _LEAST_HARM * abs(level))
         threshold = level + max(options["deviations"] * deviation, harm)
         if losses[i] <= max(threshold, *before):
             continue
         after = losses[i : i + _AFTER]
-        stays = len(after) >= 3 and sum(x > threshold for x in after) >= 3
+        stays = sum(x > threshold for x in after) >= _STAY
         spike = _Spike(process, steps, i, level, deviation, max(after), stays)
         if stays:
             return spike
-        worth_telling = losses[i] > level + max(progress, abs(level))  # all progress undone, and doubled
-        if worth_telling and (found is None or spike.peak > found.peak):
+        severe = losses[i] > level + max(progress, abs(level))  # all progress lost, and the loss doubled
+        if severe and (found is None or spike.peak > found.peak):
             found = spike
     return found
 
 
 def _upper_deviation(losses: Sequence[float], level: float) -> float:
-    """The standard deviation that the highest tenth implies; of a normal distribution, that of all.
+    """The standard deviation that the highest tenth implies; for a normal distribution, the standard deviation.
 
-    A loss of rare events (rewards, collisions) is low on most steps and high on some: the median deviation sees the
-    former only, and every cluster of such events would be a jump.
+    A loss of rare events (rewards, collisions) is low on most steps and high on some. The median deviation measures
+    only the former, and every cluster of such events would be a jump.
     """
     return (quantiles(losses, n=10, method="inclusive")[-1] - level) / _NINTH_DECILE
 
 
 def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved | None, int]:
-    """The tensor that left its range first, up to the spike; and how many steps made up that range."""
+    """The tensor that left its range first, up to the spike; and the number of steps that make up that range."""
     sampled = [s.step for s in spike.steps[: spike.at + 1] if s.sampled]
     recent = [s for s in sampled if s > spike.steps[max(0, spike.at - _BEFORE)].step]
     usual_steps = [s for s in sampled if s not in recent][-_WINDOW:]
-    if len(usual_steps) < 4 or not recent:
+    if len(usual_steps) < _KNOWN or not recent:
         return None, len(usual_steps)
     seen: dict[Key, list[float]] = {}
     columns = ("root", "module", "kind", "name", "call", "amax")
@@ -156,14 +172,14 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
         known = mine[mine["amax"] > 0.0]
         for root, module, kind, name, call, amax in zip(*(known[c] for c in columns), strict=True):
             seen.setdefault((str(root), str(module), str(kind), str(name), int(call)), []).append(math.log2(amax))
-    # Gradients work through the update they make: behind an ordinary one they are innocent.
+    # Gradients act through the update they make: after an ordinary one they are innocent.
     innocent = after_an_ordinary_update(spike.steps, spike.at)
     moved: dict[int, dict[Key, _Moved]] = {step: {} for step in recent}
     for step in recent:
         for row in view.rows(spike.process, step):
             logs = seen.get(row.key, ())
             harmless = row.kind in BACKWARD_KINDS and (innocent or step == spike.first.step)
-            if not row.amax or len(logs) < 4 or harmless:
+            if not row.amax or len(logs) < _KNOWN or harmless:
                 continue
             middle, deviation = spread(logs)
             amax = math.log2(row.amax)
@@ -173,7 +189,7 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
 
 
 def _lasting(moved: Mapping[int, Mapping[Key, _Moved]]) -> Iterator[_Moved]:
-    """In order of time what moved and did not come back; a gradient has done its work at once."""
+    """In order of time the tensors that moved and did not come back; a gradient acts at once and need not stay."""
     for step, found in moved.items():
         for key, each in found.items():
             gradient = each.row.kind in BACKWARD_KINDS
@@ -182,7 +198,7 @@ def _lasting(moved: Mapping[int, Mapping[Key, _Moved]]) -> Iterator[_Moved]:
 
 
 def _resized(view: RunView, spike: _Spike) -> float:
-    """By which factor the batch grew or shrank at the spike, as the numbers of elements tell; 1 when not known."""
+    """The factor by which the batch grew at the spike, from the numbers of elements of outputs; 1 if unknown."""
     before = next((s.step for s in reversed(spike.steps[: spike.at]) if s.sampled), None)
     after = next((s.step for s in spike.steps[spike.at :] if s.sampled), None)
     if before is None or after is None:
@@ -193,7 +209,7 @@ def _resized(view: RunView, spike: _Spike) -> float:
 
 
 def _norm_rises(spike: _Spike, options: Options) -> bool:
-    """Whether the gradient norm left its range with the loss, and the update before had announced it."""
+    """Whether the gradient norm left its range with the loss, after an extraordinary update."""
     before = [s.grad_norm for s in spike.steps[max(0, spike.at - _WINDOW) : spike.at] if s.grad_norm is not None]
     after = [s.grad_norm for s in spike.steps[spike.at : spike.at + _AFTER] if s.grad_norm is not None]
     if after_an_ordinary_update(spike.steps, spike.at):
@@ -216,7 +232,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         "limit": options["deviations"],
         "last_finite_step": _sound(spike, rate) if spike.stays else None,
         "last_bad_step": first.step,
-        "confidence_reason": "a tensor moved with it" if moved is not None else "no tensor was seen to move first",
+        "confidence_reason": "a tensor moved with it" if moved is not None else "no recorded tensor moved first",
     }
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
@@ -227,25 +243,22 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         because = f", after a learning rate {rate.to / rate.before:.3g} times any before"
     root = "" if rate is not None else root_of_rise(view, spike.process, spike.steps, spike.at)
     jumps = f"the loss jumps from {spike.level:.3g} to {spike.peak:.3g} at step {first.step}{because}"
-    return Finding(
-        code="PD605",
-        name="loss-spike",
-        severity=Severity.WARNING if heavy else Severity.INFO,
+    return RULE.finding(
+        severity=None if heavy else Severity.INFO,
         confidence=0.8 if moved is not None else 0.65,
         title=f"{root}; {jumps}" if root else jumps,
         message=(rate.words() if rate is not None else "") + _message(spike, moved, known, resized, options),
-        location=Location(
-            row.root if row is not None else None,
-            row.module if row is not None else None,
-            (row.module_class or None) if row is not None else None,
-            row.kind if row is not None else "loss",
-            Phase.BACKWARD if row is not None and row.kind in BACKWARD_KINDS else Phase.FORWARD,
-            spike.process.rank,
-            row.step if row is not None else first.step,
-        ),
+        location=_location(spike, row),
         evidence=evidence,
         prescriptions=(_prescribe(spike, moved) if rate is None else _prescribe_rate(spike, rate),),
     )
+
+
+def _location(spike: _Spike, row: TensorRow | None) -> Location:
+    if row is None:
+        return Location(kind="loss", phase=Phase.FORWARD, rank=spike.process.rank, step=spike.first.step)
+    phase = Phase.BACKWARD if row.kind in BACKWARD_KINDS else Phase.FORWARD
+    return location(row, phase, spike.process.rank, row.step)
 
 
 @dataclass(frozen=True)
@@ -257,15 +270,11 @@ class _RateSpike:
     to: float
 
     def words(self) -> str:
-        """A sentence."""
-        return (
-            f"At step {self.step} the learning rate rose to {self.to:.3g}; it had been {self.before:.3g} at most until "
-            "then. "
-        )
+        return f"At step {self.step} the learning rate rose to {self.to:.3g}; before it was at most {self.before:.3g}. "
 
 
 def _sound(spike: _Spike, rate: _RateSpike | None) -> int | None:
-    """The last step before what threw the run off; None where that is the first one."""
+    """The last step before the cause of the jump; None if that is the first one."""
     begun = spike.steps[course_left(spike.steps, spike.at)].step
     begun = begun if rate is None else min(begun, rate.step)
     return max((s.step for s in spike.steps if s.step < begun), default=None)
@@ -308,19 +317,19 @@ def _message(spike: _Spike, moved: _Moved | None, known: int, resized: float, op
     if _other_size(resized):
         message += f"The batch is {resized:.3g} times as large from there on, and so may be a loss that is a sum. "
     if moved is not None:
-        when = f"at step {moved.row.step}" if moved.row.step < first.step else "in the same step, first of all tensors"
-        return message + (
-            f"First to leave its range: {moved.row.label}, {when}: amax {moved.row.amax:.4g}, usually "
-            f"{moved.usual:.3g}."
+        when = f"at step {moved.row.step}" if moved.row.step < first.step else "in the same step, before all others"
+        row = moved.row
+        return (
+            f"{message}First to leave its range, {when}: {row.label}, amax {row.amax:.4g}, usually {moved.usual:.3g}."
         )
-    if known < 4:
-        return message + "Too few steps before it were recorded to say which tensor moved first."
+    if known < _KNOWN:
+        return message + "Too few steps before it were recorded to find the tensor that moved first."
     return message + (
         "No recorded tensor left its range before it: "
         + (
-            "unless the loss or its terms were changed there, look at the data from that step on."
+            "unless the loss or its terms were changed there, check the data from that step on."
             if spike.stays
-            else "the data or labels of that batch are the first guess."
+            else "check the data and labels of that batch first."
         )
     )
 
@@ -329,7 +338,7 @@ def _prescribe(spike: _Spike, moved: _Moved | None) -> Prescription:
     row = moved.row if moved is not None else None
     if moved is not None and moved.row.kind == "batch":
         return Prescription(
-            title=f"clip the input at {moved.usual:.3g}, or leave such batches out: amax {moved.row.amax:.3g} -> "
+            title=f"clip the input at {moved.usual:.3g}, or skip such batches: amax {moved.row.amax:.3g} -> "
             f"{moved.usual:.3g}",
             change={"input_limit": moved.usual},
             predicted={"batch_amax": {"from": moved.row.amax, "to": moved.usual}},
@@ -337,7 +346,7 @@ def _prescribe(spike: _Spike, moved: _Moved | None) -> Prescription:
         )
     until = spike.steps[max(0, spike.at - 1)].step if row is None else max(0, row.step - 1)
     return Prescription(
-        title=f"resume from a checkpoint at or before step {until} with the rate at a tenth around step "
+        title=f"resume from a checkpoint at or before step {until}, with a tenth of the rate around step "
         f"{spike.first.step}: loss {spike.peak:.3g} -> {spike.level:.3g}",
         change={"resume_before": until, "lr_factor": 0.1},
         predicted={"loss": {"from": spike.peak, "to": spike.level}},
@@ -352,47 +361,20 @@ RULE = Rule(
     triage=Triage.LEARNING_RATE,
     page=PAGE,
     options=(
-        RuleOption(
-            "deviations",
-            10.0,
-            "robust standard deviations",
-            "Height above the median of the 32 steps before.",
-            "Precdoctor's own: losses of small batches have heavy tails; 6 is passed by healthy runs.",
-            1.0,
-        ),
-        RuleOption(
-            "undone_share",
-            0.25,
-            "fraction",
-            "Share of the progress since the start that must be undone.",
-            "Precdoctor's own: the wobble of a loss near zero is not a spike.",
-        ),
-        RuleOption(
-            "moved",
-            1.0,
-            "binades",
-            "A tensor this far above its median amax has left its range.",
-            "Amax commonly varies by less than a factor of two between batches.",
-        ),
-        RuleOption(
-            "norm_factor",
-            4.0,
-            "times",
-            "A gradient norm this far above its median has left its range.",
-            "Precdoctor's own: twice the factor of `moved`, for a norm varies more than an amax.",
-            1.0,
-        ),
-        RuleOption(
-            "rate_factor",
-            4.0,
-            "times",
-            "A learning rate this far above all before it is to blame for a jump within three updates.",
-            "Precdoctor's own: a warm-up of eight steps or more rises by less from one step to the next.",
-            1.0,
-        ),
-        RuleOption("min_steps", 16.0, "steps", "Steps before it, for a range.", "Precdoctor's own.", 8.0),
+        RuleOption("deviations", 10.0, "robust standard deviations", "Height above the median of the 32 steps before.",
+                   "Chosen empirically: losses of small batches have heavy tails; healthy runs exceed 6.", 1.0),
+        RuleOption("undone_share", 0.25, "fraction", "Minimum share of the progress since the start that is lost.",
+                   "Chosen empirically: the wobble of a loss near zero is not a spike."),
+        RuleOption("moved", 1.0, "binades", "A tensor this far above its median amax has left its range.",
+                   "Amax commonly varies by less than a factor of two between batches."),
+        RuleOption("norm_factor", 4.0, "times", "A gradient norm this far above its median has left its range.",
+                   "Chosen empirically: twice the factor of `moved`, because a norm varies more than an amax.", 1.0),
+        RuleOption("rate_factor", 4.0, "times",
+                   "A learning rate this far above all before it explains a jump within three updates.",
+                   "Chosen empirically: a warm-up of at least eight steps rises by less per step.", 1.0),
+        RuleOption("min_steps", 16.0, "steps", "Minimum number of steps before it, for a range.", minimum=8.0),
     ),
     sampled_steps=False,
     check=check,
     step_columns=("loss",),
-)
+)  # fmt: skip

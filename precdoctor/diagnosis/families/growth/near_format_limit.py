@@ -1,33 +1,34 @@
-"""PD601: activations that live within a binade of their format's largest number."""
+"""PD601: activations that stay within a binade of their format's largest number."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.growth.clamp_hides_overflow import clamped
-from precdoctor.diagnosis.families.growth.clamp_hides_overflow import finding as clamped_finding
 from precdoctor.diagnosis.families.growth.wider_format import widening
 from precdoctor.diagnosis.survey.histories import History, forward_histories
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, path_evidence, path_to, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.histogram import bin_of
 
 PAGE = RulePage(
     finds="""
 Inputs and outputs of modules whose largest magnitude stays within `headroom` binades of the largest finite number of
 their format (65504 in FP16) on `steps` of the newest recorded steps, while everything is still finite. Tensors with
-elements exactly at the maximum, or whose amax varies by less than `mask_spread`, are additive masks and clamps and do
-not count; neither do scaled gradients, which a dynamic loss scaler keeps near the limit on purpose, nor FP8 operands.
-But where such a constant amax comes right behind a tensor of as many elements in a wider format, of which
-`clamped_share` or more lie beyond the narrower one's range, a clamp hides an overflow: that is a finding.
+elements exactly at the maximum, or with an amax that varies by less than `mask_spread`, are additive masks and clamps
+and do not count. Nor do scaled gradients, which a dynamic loss scaler keeps near the limit on purpose, and FP8
+operands. A clamp is a finding if it hides an overflow: the tensor before it has as many elements in a wider format, and
+at least `clamped_share` of them lie beyond the narrower format's range.
 """,
     matters="""
-One batch that is twice as large as usual makes an infinity, the softmax or norm behind it a NaN. Amax of activations
-commonly varies by a factor of two between batches, so one binade of headroom is none.
+One batch with twice the usual values makes an infinity, and the softmax or norm behind it a NaN. Amax of activations
+commonly varies by a factor of two between batches, so one binade of headroom is not enough.
 """,
     example="""
 The hidden layer of a gated MLP late in FP16 training: amax 41,000, 52,000, 48,000 ... and one day 66,246.
@@ -38,11 +39,11 @@ The hidden layer of a gated MLP late in FP16 training: amax 41,000, 52,000, 48,0
     remedy="""
 Run the named module in FP32, or the model in BF16, whose largest number is 3.4e38. Or lower the magnitude: divide by a
 constant before and multiply after, normalise the input, add a z-loss or soft cap on logits. A clamp only hides that
-numbers do not fit: BF16, or FP32 for the stream, makes it needless.
+numbers do not fit: with BF16, or FP32 for the stream, you can remove it.
 """,
     confidence="""
-0.9: amax is exact. 0.75 when fewer than twice the required steps were seen. Where the tensor also grows, PD602 says
-when it will overflow and tells this finding inside it.
+0.9: amax is exact. 0.75 if fewer than twice the required steps were recorded. If the tensor also grows, PD602 reports
+when it will overflow and includes this finding.
 """,
     references=(
         "IEEE 754-2019, table 3.5 (binary16)",
@@ -51,18 +52,22 @@ when it will overflow and tells this finding inside it.
 )
 
 
+#: Newest steps whose rows show what a clamp hides: bounds the work.
+_CLAMP_STEPS = 8
+
+
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the tensor with least headroom, the others as evidence; or else the one that is clamped most."""
+    """One finding: the tensor with least headroom, the others as evidence; else the worst clamp."""
     histories = forward_histories(view)
     if not histories:
         return Checked.not_applicable("no activation was recorded on a healthy step")
     near = {k: h for k, h in histories.items() if _near(h, options)}
     seen = plural(len(histories), "activation")
     constant = {k: h for k, h in histories.items() if _constant(h, options)} if not near else {}
-    hidden = [c for c in clamped(view, constant) if c.share >= options["clamped_share"]]
-    if hidden:
-        words = f"{hidden[0].row.label} is clamped: {percent(hidden[0].share)} of it is larger"
-        return Checked([clamped_finding(view, hidden[0], options["clamped_share"])], words, Status.FAILED)
+    clamp = _worst_clamp(view, constant)
+    if clamp is not None and clamp.share >= options["clamped_share"]:
+        words = f"{clamp.row.label} is clamped: {percent(clamp.share)} of it is larger"
+        return Checked([_clamp_finding(view, clamp, options)], words, Status.FAILED)
     if not near:
         least = min((h.headroom(max(h.amax.values())) for h in histories.values() if not h.at_max), default=None)
         words = f"{seen}: least headroom {least:.1f} binades" if least is not None else seen
@@ -81,7 +86,7 @@ def _near(history: History, options: Options) -> bool:
 
 
 def _constant(history: History, options: Options) -> bool:
-    """Close to the limit, and always by as much: the code, not the data, makes it so large."""
+    """Whether the amax is close to the limit and constant: the code, not the data, makes it so large."""
     sizes = [a for _, a in _close(history, options)]
     return _stays_close(history, options) and max(sizes) - min(sizes) < options["mask_spread"] * max(sizes)
 
@@ -89,7 +94,7 @@ def _constant(history: History, options: Options) -> bool:
 def _stays_close(history: History, options: Options) -> bool:
     needed, close = int(options["steps"]), _close(history, options)
     newest = {s for s, _ in history.points()[-2 * needed :]}
-    return len(close) >= needed and sum(s in newest for s, _ in close) >= needed
+    return sum(s in newest for s, _ in close) >= needed
 
 
 def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, History], options: Options) -> Finding:
@@ -103,7 +108,7 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
     message = (
         f"On {plural(len(close), 'step')} ({close[0][0]} to {close[-1][0]}) {label} ({history.dtype}) came within "
         f"{options['headroom']:g} binades (limit) of {largest:g}: amax {usual:.4g} in the median, {amax:.4g} at step "
-        f"{step}, which is {100.0 * amax / largest:.0f} % of the largest number and leaves "
+        f"{step}. That is {100.0 * amax / largest:.0f} % of the largest number and leaves "
         f"{history.headroom(amax):.2f} binades. {plural(len(near), 'tensor')} this close."
     )
     evidence = {
@@ -121,12 +126,9 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
     }
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
-    return Finding(
-        code="PD601",
-        name="near-format-limit",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.9 if len(close) >= 2 * options["steps"] else 0.75,
-        title=f"{label} lives at {100.0 * usual / largest:.0f} % of {history.dtype}'s largest number, {largest:g}",
+        title=f"{label} stays at {100.0 * usual / largest:.0f} % of {history.dtype}'s largest number, {largest:g}",
         message=message,
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
         evidence=evidence,
@@ -135,7 +137,7 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
 
 
 def _row(view: RunView, key: Key, step: int) -> tuple[TensorRow | None, tuple[TensorRow, ...]]:
-    """The row behind a point of a history, and the forward rows of its step."""
+    """The row of one point of a history, and the forward rows of its step."""
     for process in view.processes:
         rows = tuple(r for r in view.rows(process, step) if r.kind in ("batch", "input", "output"))
         mine = [r for r in rows if r.key == key]
@@ -145,7 +147,7 @@ def _row(view: RunView, key: Key, step: int) -> tuple[TensorRow | None, tuple[Te
 
 
 def _widen(view: RunView, key: Key, history: History, amax: float, rows: Sequence[TensorRow]) -> Prescription:
-    """A wider format, with the headroom that brings."""
+    """A wider format, with its headroom."""
     change = widening(rows, key, history.dtype, view.device)
     before, after = history.headroom(amax), change.to.headroom(amax)
     return Prescription(
@@ -156,6 +158,105 @@ def _widen(view: RunView, key: Key, history: History, amax: float, rows: Sequenc
     )
 
 
+# -- clamps that hide an overflow -------------------------------------------------------------------------------------
+#
+# ``torch.clamp(x, -65504 + 1000, 65504 - 1000)`` before a cast to FP16 prevents the infinity and hides that there would
+# be one: every element above the limit becomes the same number, with a gradient of zero. The tensor before it, in a
+# wider format, shows how many these are.
+
+
+@dataclass(frozen=True)
+class _Clamp:
+    """A tensor with a constant amax near its format's maximum, and the wider tensor before it.
+
+    Attributes:
+        share: elements of the wider tensor beyond the format's range, median over steps.
+        row, before, rows: both tensors, and all forward rows, on the worst step.
+        steps: recorded steps of the tensor.
+    """
+
+    key: Key
+    share: float
+    row: TensorRow
+    before: TensorRow
+    rows: tuple[TensorRow, ...]
+    steps: int
+
+
+def _worst_clamp(view: RunView, constant: Mapping[Key, History]) -> _Clamp | None:
+    """The clamp with the largest share, among tensors with a constant amax."""
+    found = [c for key, history in constant.items() if (c := _clamp(view, key, history)) is not None]
+    return max(found, key=lambda c: c.share, default=None)
+
+
+def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
+    fmt = known_format(history.dtype)
+    if fmt is None:
+        return None
+    seen: list[tuple[float, TensorRow, TensorRow, tuple[TensorRow, ...]]] = []
+    for step in sorted(history.amax)[-_CLAMP_STEPS:]:
+        rows = tuple(r for r in view.rows(view.processes[0], step) if r.kind in ("batch", "input", "output"))
+        row = next((r for r in rows if r.key == key), None)
+        before = _in_front(row, rows) if row is not None else None
+        if row is not None and before is not None:
+            seen.append((_beyond(before, fmt), row, before, rows))
+    if len(seen) < _CLAMP_STEPS // 2:
+        return None
+    _, row, before, rows = max(seen, key=lambda s: s[0])
+    return _Clamp(key, median(s[0] for s in seen), row, before, rows, len(history.amax))
+
+
+def _in_front(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
+    """The last tensor before ``row`` with as many elements, if it is in another format."""
+    earlier = [r for r in rows if r.order is not None and r.order < (row.order or 0) and r.numel == row.numel]
+    last = max(earlier, key=lambda r: r.order or 0, default=None)
+    return last if last is not None and last.dtype != row.dtype and not last.bad else None
+
+
+def _beyond(row: TensorRow, fmt: Format) -> float:
+    """Share of elements in the bins above the one that holds the format's maximum: a lower bound."""
+    return row.histogram[bin_of(fmt.max) + 1 :].total / row.numel
+
+
+def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
+    row, before, limit = found.row, found.before, options["clamped_share"]
+    change = widening(found.rows, found.key, row.dtype, view.device)
+    fmt = known_format(row.dtype)
+    largest = fmt.max if fmt is not None else 0.0
+    return RULE.finding(
+        confidence=0.85,
+        title=f"{row.label} is clamped at {row.amax or 0.0:g}: {percent(found.share)} of it exceeds {row.dtype}",
+        message=(
+            f"The largest magnitude of {row.label} ({row.dtype}) is {row.amax or 0.0:g} on each of "
+            f"{plural(found.steps, 'step')}, so a clamp sets it. In {before.label} ({before.dtype}), right before it, "
+            f"{percent(found.share)} of the elements (median, limit {percent(limit)}) lie beyond {row.dtype}'s largest "
+            f"number, {largest:g}; they reach {before.amax or 0.0:.3g}. The clamp makes them all equal, and their "
+            "gradient is zero."
+        ),
+        location=Location(
+            found.key[0], found.key[1], row.module_class or None, row.kind, Phase.FORWARD, row.rank, row.step
+        ),
+        evidence={
+            "clamped_share": found.share,
+            "limit": limit,
+            "clamped_at": row.amax,
+            "amax_before": before.amax,
+            "steps_examined": found.steps,
+            "range": range_evidence(row),
+            "path": path_evidence(path_to(found.rows, row)),
+            "confidence_reason": "counted in the tensor before; that this is the clamped one is inferred",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"{change.title}, without the clamp: clamped {percent(found.share)} -> 0 %",
+                change=change.change,
+                predicted={"clamped_share": {"from": found.share, "to": _beyond(before, change.to)}},
+                snippet=change.snippet,
+            ),
+        ),
+    )
+
+
 RULE = Rule(
     code="PD601",
     name="near-format-limit",
@@ -163,38 +264,16 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "headroom",
-            1.0,
-            "binades",
-            "Distance from the largest number that is too near.",
-            "Precdoctor's own: amax of activations commonly varies by a factor of two between batches.",
-        ),
-        RuleOption(
-            "steps",
-            8.0,
-            "steps",
-            "So many of the newest recorded steps (of twice as many) must be that near.",
-            "Precdoctor's own: one large batch is no condition.",
-            1.0,
-        ),
-        RuleOption(
-            "mask_spread",
-            2.0**-8,
-            "fraction",
-            "An amax that varies less over the steps is a constant of the code: a mask of finfo.min / 2, plus scores.",
-            "Scores of 100 and less on a mask of 32752 move it by 0.3 %; data move an amax by more.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "clamped_share",
-            0.01,
-            "fraction",
-            "Part of a clamped tensor that is larger than its format goes.",
-            "Precdoctor's own: a clamp that catches single outliers is meant to.",
-            maximum=1.0,
-        ),
+        RuleOption("headroom", 1.0, "binades", "Minimum distance from the format's largest number.",
+                   "Chosen empirically: amax of activations commonly varies by a factor of two between batches."),
+        RuleOption("steps", 8.0, "steps", "Minimum number of such steps, among twice as many of the newest.",
+                   "Chosen empirically: one large batch is no lasting condition.", 1.0),
+        RuleOption("mask_spread", 2.0**-8, "fraction", "An amax that varies less is a constant of the code, a mask.",
+                   "Scores up to 100 on a mask of finfo.min / 2 (32752) move it by 0.3 %; data move an amax by more.",
+                   maximum=1.0),
+        RuleOption("clamped_share", 0.01, "fraction", "Maximum share of a clamped tensor beyond its format's range.",
+                   "Chosen empirically: a clamp may catch single outliers.", maximum=1.0),
     ),
     explains=when(anywhere, "PD709"),
     check=check,
-)
+)  # fmt: skip

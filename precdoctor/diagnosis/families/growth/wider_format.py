@@ -1,4 +1,4 @@
-"""Which wider format mends an activation that is near the end of its own, so that it stays mended behind it."""
+"""The wider format for an activation near the end of its own, chosen so that no later module narrows it again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow
 from precdoctor.numerics.formats import BF16, FP32, Format
 
-#: Modules whose operands autocast narrows again.
+#: Modules with operands that autocast narrows again.
 _NARROWS = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN|MultiheadAttention")
 
 
 @dataclass(frozen=True)
 class Widening:
-    """A change of format: what to run in which."""
+    """A change of format, as the parts of a prescription."""
 
     title: str
     change: Mapping[str, Any]
@@ -26,10 +26,10 @@ class Widening:
 
 
 def widening(rows: Sequence[TensorRow], key: Key, dtype: str, device: str) -> Widening:
-    """For the tensor ``key`` among the forward ``rows`` of one step.
+    """The change for the tensor ``key`` among the forward ``rows`` of one step.
 
-    FP32 for the module that makes it. Where the next module multiplies matrices, autocast would narrow the tensor
-    again, so only BF16 throughout helps; and what functional code makes cannot be widened from its consumer.
+    Normally FP32 for the module that makes the tensor. If the next module multiplies matrices, autocast narrows the
+    tensor again, so only BF16 throughout helps. The input of a module is widened in the code before it.
     """
     forward = [r for r in rows if r.kind in FORWARD_KINDS and r.order is not None]
     at = next((i for i, r in enumerate(forward) if r.key == key), None)
@@ -44,6 +44,6 @@ def widening(rows: Sequence[TensorRow], key: Key, dtype: str, device: str) -> Wi
     change = {"module": key[1], "dtype": {"from": dtype, "to": "float32"}}
     if key[2] == "input":
         before = forward[at - 1].place if at else "the model's input"
-        title = f"compute in FP32 what goes from `{before}` into `{place}`"
+        title = f"run the code from `{before}` to `{place}` in FP32"
         return Widening(title, change, FP32, snippets.code_in_float32(before, place, device))
     return Widening(f"run `{place}` in FP32", change, FP32, snippets.run_in_float32(key[1], device))

@@ -1,8 +1,17 @@
 """PD3xx: the loss scale, and who applies it.
 
-The scale is right when no FP16 gradient overflows and none is flushed. A fresh scaler may fall until it has found
-that level; one that keeps falling has a layer that overflows at every scale (:mod:`.overflowing_layer`). The other
-rules find a scale that is missing, unneeded, frozen, too low, applied twice, or in force while gradients are clipped.
+The scale is right if no FP16 gradient overflows and none is flushed. Words of the family:
+
+- *scaler*: a ``GradScaler``; a constant written by hand is inferred from the loss and the gradients.
+- *skip*: a step attempt without an update, because a gradient overflowed at the scale in force.
+- *calibration*: the first skips of a fresh scaler, which comes down from 2^16 to its *level*, the first clean scale.
+- *probe*: a skip at a scale that the scaler had just grown to; harmless at the stock interval of 2000 steps.
+- *unscale*: to divide gradients by the scale, once, before anything clips or reads them.
+
+PD301 finds scales that keep falling, PD302 scales that probe too often, PD307 scales that stand still and PD303 scales
+that are too low. PD304 finds a scaler without FP16, PD305 FP16 without a scaler. PD306, PD308 and PD309 find gradients
+that are clipped before unscaling, unscaled in FP16, or unscaled twice. :mod:`.overflowing_layer` names the layer that
+made a scaler skip, :mod:`.scale_level` the gradient that suffers at a level and what would let the scale stay higher.
 """
 
 from precdoctor.diagnosis.claims.rule import Rule

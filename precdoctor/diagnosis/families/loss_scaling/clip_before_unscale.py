@@ -14,15 +14,15 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 PAGE = RulePage(
     finds="""
 `clip_grad_norm_` or `clip_grad_value_` called between `scaler.scale(loss).backward()` and `scaler.step(optimizer)`
-without `scaler.unscale_(optimizer)` before it, for every optimizer whose parameters are clipped. The recorder notes on
-every step whether any of the gradients still carried the scale when they were clipped.
+without `scaler.unscale_(optimizer)` before it, for any optimizer with clipped parameters. The recorder notes on every
+step whether any of the gradients still carried the scale during clipping.
 """,
     matters="""
-The limit is meant for true gradients. Compared with gradients 65,536 times as large it always bites: a limit of 1.0
-becomes 1.5e-5, every step is cut down to that length whatever its gradient, and each time the scaler halves or doubles
-its scale the effective limit doubles or halves. SGD all but stops; Adam, which divides constant factors out again,
-hides the fault and loses the clipping. Where a model has two optimizers and one of them is unscaled, the common norm is
-that of the scaled gradients, and those of the other optimizer are divided by the loss scale.
+The limit is meant for unscaled gradients. Gradients 65,536 times as large always exceed it: a limit of 1.0 becomes
+1.5e-5, and every step is cut down to that length whatever its gradient. Each time the scaler halves or doubles its
+scale, the effective limit doubles or halves. SGD almost stops; Adam divides constant factors out again, which hides the
+fault and disables the clipping. If a model has two optimizers and only one of them is unscaled, the scaled gradients
+dominate the common norm, and clipping divides the other optimizer's gradients by the loss scale.
 """,
     example="""
     scaler.scale(loss).backward()
@@ -34,7 +34,7 @@ Call `scaler.unscale_(optimizer)` before clipping; `scaler.step` then does not u
 several optimizers unscale each of them before a common norm is taken.
 """,
     confidence="""
-0.98: the order of the two calls was observed. 0.9 when no step recorded a gradient norm to show the effect with.
+0.98: the order of the two calls was observed. 0.9 if no step recorded a gradient norm to show the effect.
 """,
     references=("PyTorch documentation: Automatic Mixed Precision examples, gradient clipping",),
 )
@@ -59,7 +59,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _shrink(facts: StepFacts, scale: float) -> float | None:
-    """By how much a gradient multiplied by ``scale`` is cut down to the limit; 1 when it fits."""
+    """The factor by which clipping divides a gradient multiplied by ``scale``; 1 if it fits, None if unknown."""
     if facts.grad_norm is None or not facts.clip_norm:
         return None
     return max(1.0, facts.grad_norm * scale / facts.clip_norm)
@@ -74,7 +74,7 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
     message = (
         f"On {plural(len(steps), 'step')} ({percent(share)} of those that clip, limit "
         f"{percent(options['wrong_share'])}) gradients were clipped to {limit:g} while they still carried the loss "
-        f"scale, {scale:g} at step {first.step}: the limit was in truth {limit / scale:.3g}. "
+        f"scale, {scale:g} at step {first.step}. The effective limit was {limit / scale:.3g}. "
     )
     if done:
         norm = median(s.grad_norm for s in taken if s.grad_norm is not None)
@@ -83,14 +83,10 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
             f"unscaled first, they would have been divided by {median(meant):.3g}."
         )
     if optimizers > 1:
-        message += (
-            f" There are {optimizers} optimizers: each one whose parameters are clipped has to be unscaled first."
-        )
-    bites = bool(done) and median(done) > median(meant)
-    return Finding(
-        code="PD306",
-        name="clip-before-unscale",
-        severity=Severity.ERROR if bites else Severity.WARNING,
+        message += f" There are {optimizers} optimizers: unscale each one with clipped parameters first."
+    harmful = bool(done) and median(done) > median(meant)
+    return RULE.finding(
+        severity=Severity.ERROR if harmful else Severity.WARNING,
         confidence=0.98 if done else 0.9,
         title=f"gradients are clipped before unscaling: to {limit / scale:.3g}, not {limit:g}",
         message=message,
@@ -141,16 +137,10 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        RuleOption(
-            "wrong_share",
-            0.0,
-            "fraction",
-            "Clipped steps that may be clipped too early.",
-            "None: the two orders never mean the same.",
-            maximum=1.0,
-        ),
+        RuleOption("wrong_share", 0.0, "fraction", "Maximum share of clipped steps that are clipped before unscaling.",
+                   "None: the two orders are never equivalent.", maximum=1.0),
     ),
     sampled_steps=False,
     check=check,
     step_columns=("clip_norm", "clipped_before_unscale", "loss_scale"),
-)
+)  # fmt: skip

@@ -1,55 +1,56 @@
-"""PD309: gradients are divided by the loss scale twice."""
+"""PD309: gradients are divided by the loss scale twice, or by a scale that the loss was never multiplied by."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.loss_scaling import loss_not_scaled, unscaled_twice
-from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import number
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
+from precdoctor.diagnosis.survey.rows import Parameter, integer, number, parameter_of, text
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 
 PAGE = RulePage(
     finds="""
-Gradients that reach the optimizer smaller by the loss scale than they should be. Both are recorded: what the backward
-pass left, still multiplied by the scale S, and what the optimizer is given. Their ratio is 1/S, times one factor common
-to all weights where the norm is clipped. It is told where that factor is 1/S once more, to within `tolerance` binades,
-in the median of the weights, on `share` of the steps and more. Scales below `min_scale` are left out: accumulation
-divides by such numbers. Steps that PD306 speaks of, clipped before they were unscaled, are, too. Gradients that keep
-their scale are not told: dividing the learning rate instead is the same to SGD.
+Gradients that reach the optimizer too small by the loss scale. The log holds both gradients: the one that the backward
+pass left, still multiplied by the scale S, and the one that the optimizer gets. Their ratio is 1/S, times one factor
+common to all weights if the norm is clipped. A step counts if that factor is 1/S once more, to within `tolerance`
+binades, in the median of the weights; the finding needs a `share` of such steps. Scales below `min_scale` are not
+evaluated, because accumulation divides by such numbers; nor are steps that PD306 reports, clipped before unscaling.
+Gradients that keep their scale are no finding: dividing the learning rate instead is equivalent under SGD.
 
-So is `scaler.unscale_` that is called after every micro-batch, with `scaler.update()` in between so that it does not
-raise, on `share` of the steps and more: each call divides the sum so far once again, and only the last micro-batch
-counts. The recorder counts the calls on gradients that stayed as they were in between.
+The same happens if `scaler.unscale_` is called after every micro-batch, with `scaler.update()` in between so that it
+does not raise: each call divides the sum so far once again, and only the last micro-batch counts. The recorder counts
+the calls on gradients that stay in between; the finding needs a `share` of such steps.
 
-And so is a loss that `scaler.scale` was given, and that went into `backward` as it was, on `share` of the steps and
-more: what `scale` returned was dropped, and `scaler.step` divides all the same.
+It also happens if the script passes a loss to `scaler.scale` but calls `backward` on the loss itself: the result of
+`scale` is lost, and `scaler.step` still divides. The finding needs a `share` of such steps.
 """,
     matters="""
-SGD takes steps S times too small, 65,536 times with a fresh `GradScaler`, and the loss stands still with nothing to be
-seen but that. Adam divides constant factors out again and hides the fault, until the gradients are as small as its
-eps; clipping never bites, and each change of the scale changes the step.
+SGD takes steps S times too small, 65,536 times with a fresh `GradScaler`; the loss stands still, and nothing else shows
+it. Adam divides constant factors out again and hides the fault, until the gradients are as small as its eps. Clipping
+never takes effect, and each change of the scale changes the step.
 """,
     example="""
     scaler.scale(loss).backward()
     for p in model.parameters():
-        p.grad.div_(scaler.get_scale())   # for a look at the norm
-    scaler.step(optimizer)                # divides again: it was not told
+        p.grad.div_(scaler.get_scale())   # to print the norm
+    scaler.step(optimizer)                # divides again
 """,
     remedy="""
 Call `scaler.unscale_(optimizer)` instead of dividing by hand: the scaler remembers it, and `scaler.step` does not
-unscale again. Call `backward` on what `scaler.scale` returns. When gradients are accumulated, unscale, step and update
-behind the last micro-batch only.
+unscale again. Call `backward` on the result of `scaler.scale`. When you accumulate gradients, unscale, step and update
+only after the last micro-batch.
 """,
     confidence="""
-0.95: both gradients were recorded. 0.8 when fewer than four steps were.
+0.95: both gradients were recorded, or the calls were observed. 0.8 if fewer than four steps were recorded.
 """,
     references=(
         "PyTorch documentation: Automatic Mixed Precision examples, working with unscaled gradients",
@@ -60,10 +61,36 @@ _COLUMNS = ("root", "module", "kind", "name", "numel", "nan", "pos_inf", "neg_in
 _At = tuple[Process, int]
 
 
+def check(view: RunView, options: Options) -> Checked:
+    """One finding over all steps."""
+    again = _most(_repeated_unscales(view), options["share"])
+    if again is not None:
+        reason = f"{again.steps:,} of {plural(again.of, 'step')} unscaled several times"
+        return Checked([_repeated_finding(view, again, options)], reason, Status.FAILED)
+    unused = _most(_unscaled_losses(view), options["share"])
+    if unused is not None:
+        reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
+        return Checked([_unscaled_loss_finding(view, unused, options)], reason, Status.FAILED)
+    steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}
+    if not steps:
+        return Checked.not_applicable("no weight gradient was recorded with its loss scale and without")
+    guilty = {at: s for at, s in steps.items() if s.off <= options["tolerance"]}
+    share = len(guilty) / len(steps)
+    if not guilty or share < options["share"]:
+        usual = median(s.factor for s in steps.values())
+        return Checked((), f"the optimizer gets {usual:.3g} of the unscaled gradients on {plural(len(steps), 'step')}")
+    finding = _finding(guilty, share, options)
+    return Checked([finding], f"{len(guilty):,} of {plural(len(steps), 'step')} unscaled twice", Status.FAILED)
+
+
+# -- both gradients on record -----------------------------------------------------------------------------------------
+
+
 @dataclass
 class _Step:
+    """One step; ``factors``: per weight the gradient that the optimizer got over the unscaled gradient."""
+
     scale: float
-    #: Per weight what the optimizer was given over the unscaled gradient.
     factors: list[float] = field(default_factory=list)
 
     @property
@@ -76,44 +103,22 @@ class _Step:
         return abs(math.log2(self.factor * self.scale)) if self.factor > 0.0 else math.inf
 
 
-def check(view: RunView, options: Options) -> Checked:
-    """One finding over all steps."""
-    again = unscaled_twice.unscaled_again(view, options["share"])
-    if again is not None:
-        reason = f"{again.steps:,} of {plural(again.of, 'step')} unscaled several times"
-        return Checked([unscaled_twice.finding(view, again, options["share"])], reason, Status.FAILED)
-    unused = loss_not_scaled.scale_unused(view, options["share"])
-    if unused is not None:
-        reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
-        return Checked([loss_not_scaled.finding(view, unused, options["share"])], reason, Status.FAILED)
-    steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}
-    if not steps:
-        return Checked.not_applicable("no weight gradient was recorded with its loss scale and without")
-    guilty = {at: s for at, s in steps.items() if s.off <= options["tolerance"]}
-    share = len(guilty) / len(steps)
-    if not guilty or share < options["share"]:
-        usual = median(s.factor for s in steps.values())
-        return Checked((), f"gradients of {plural(len(steps), 'step')} unscaled; {usual:.3g} of that is given")
-    finding = _finding(guilty, share, options)
-    return Checked([finding], f"{len(guilty):,} of {plural(len(steps), 'step')} unscaled twice", Status.FAILED)
-
-
 def _survey(view: RunView) -> Mapping[_At, _Step]:
     """Per step the weights whose gradient was recorded before unscaling and as the optimizer got it."""
-    taken = {
+    evaluated = {
         (p, s.step)
         for p, steps in view.timeline.items()
         for s in steps
         if s.complete and not s.skipped and not s.clipped_before_unscale  # PD306's
     }
-    before: dict[tuple[_At, tuple[str, str, str]], tuple[float, float, int]] = {}
-    after: dict[tuple[_At, tuple[str, str, str]], tuple[float, int]] = {}
+    before: dict[tuple[_At, Parameter], tuple[float, float, int]] = {}
+    after: dict[tuple[_At, Parameter], tuple[float, int]] = {}
     for r in view.scan_records(_COLUMNS, ("weight_grad", "weight_grad_step"), steps=watched_steps(view)):
-        at = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+        at = process_step(r)
         energy, scale = number(r["sum_sq"]), number(r["scale"])
-        if at not in taken or not energy or r["nan"] or r["pos_inf"] or r["neg_inf"]:
+        if at not in evaluated or not energy or r["nan"] or r["pos_inf"] or r["neg_inf"]:
             continue
-        key = (at, (str(r["root"]), str(r["module"]), str(r["name"])))
+        key = (at, parameter_of(r))
         if r["kind"] == "weight_grad" and scale is not None and scale > 0.0:
             before[key] = (math.sqrt(energy) / scale, scale, int(r["numel"]))
         elif r["kind"] == "weight_grad_step" and scale in (None, 1.0):
@@ -131,14 +136,11 @@ def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Fin
     factor, few = median(s.factor for s in guilty.values()), len(guilty) < 4
     message = (
         f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(options['share'])}) the optimizer"
-        f" was given {factor:.3g} of the unscaled gradient, in the median of {plural(len(facts.factors), 'weight')}. "
-        f"The loss scale is {facts.scale:g} at step {first}, and 1 / {facts.scale:g} is {1.0 / facts.scale:.3g}: "
-        "somebody divided by it before the scaler did, or after."
+        f" got {factor:.3g} of the unscaled gradient, in the median of {plural(len(facts.factors), 'weight')}. The loss"
+        f" scale is {facts.scale:g} at step {first}, and 1 / {facts.scale:g} is {1.0 / facts.scale:.3g}: the script "
+        "divided by it once more, before or after the scaler."
     )
-    return Finding(
-        code="PD309",
-        name="double-unscale",
-        severity=Severity.ERROR,
+    return RULE.finding(
         confidence=0.8 if few else 0.95,
         title=f"gradients are unscaled twice: the optimizer gets {factor:.3g} of them",
         message=message,
@@ -154,18 +156,163 @@ def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Fin
         },
         prescriptions=(
             Prescription(
-                title=f"unscale once, by `scaler.unscale_`: share of the gradient that is given {factor:.3g} -> 1",
+                title=f"unscale once, by `scaler.unscale_`: share of the gradient that arrives {factor:.3g} -> 1",
                 change={"unscale": {"from": "twice", "to": "once"}},
                 predicted={"given_share": {"from": factor, "to": 1.0}},
                 snippet=(
                     "scaler.scale(loss).backward()\n"
-                    "scaler.unscale_(optimizer)  # the only division; look at gradients and clip them from here on\n"
+                    "scaler.unscale_(optimizer)  # the only division; read gradients and clip them after it\n"
                     "scaler.step(optimizer)\n"
                     "scaler.update()\n"
                 ),
             ),
         ),
     )
+
+
+# -- calls that the recorder observed ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Misuse:
+    """A misuse of a scaler, from an event of the recorder.
+
+    Attributes:
+        steps, of: step attempts with the misuse, and all step attempts of the scaler.
+        times: most ``unscale_`` calls on the gradients of one step.
+        source: line of the first ``backward`` call on an unscaled loss.
+    """
+
+    process: Process
+    steps: int
+    of: int
+    root: str | None = None
+    optimizer: str = ""
+    times: int = 0
+    source: Source | None = None
+
+    @property
+    def share(self) -> float:
+        return self.steps / max(self.of, 1)
+
+
+def _counts(event: Mapping[str, Any], *names: str) -> Iterator[int]:
+    return (integer(event["data"].get(name)) or 0 for name in names)
+
+
+def _repeated_unscales(view: RunView) -> Iterator[_Misuse]:
+    """Per optimizer the steps whose gradients were unscaled several times."""
+    for process, event in view.warnings_about("unscaled-again"):
+        steps, of, times = _counts(event, "steps", "of", "times")
+        root, optimizer = text(event.get("root")) or None, text(event["data"].get("optimizer"))
+        if times > 1:
+            yield _Misuse(process, steps, of, root, optimizer, times)
+
+
+def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
+    """Per process the steps with every ``backward`` call on a loss that ``scaler.scale`` was given, not its result."""
+    for process, event in view.warnings_about("scale-unused"):
+        steps, of = _counts(event, "steps", "of")
+        file, line = text(event.get("file")), integer(event.get("line"))
+        yield _Misuse(process, steps, of, source=Source(file, line, None) if file and line else None)
+
+
+def _most(found: Iterator[_Misuse], share: float) -> _Misuse | None:
+    """The misuse on most steps, if it reaches ``share``."""
+    most = max(found, key=lambda m: (m.steps, -m.process.rank), default=None)
+    return most if most is not None and most.steps and most.share >= share else None
+
+
+def _repeated_finding(view: RunView, found: _Misuse, options: Options) -> Finding:
+    steps = by_optimizer(view).get((found.process, found.optimizer), ())
+    first = next((s for s in steps if s.loss_scale), None)
+    scale = _scale(first)
+    message = (
+        f"On {plural(found.steps, 'step')} of {found.of:,} ({percent(found.share)}, limit "
+        f"{percent(options['share'])}) the script called `scaler.unscale_` {found.times} times on the same gradients, "
+        "with `scaler.update()` in between. Each call divides the whole sum so far by the loss scale"
+        + (f", {scale:g} at step {first.step}" if first is not None else "")
+        + f". The last micro-batch counts in full, the one before it with 1 / {scale:g}, earlier ones with less."
+    )
+    return RULE.finding(
+        confidence=0.95,
+        title=f"gradients are unscaled {found.times} times a step: one micro-batch of {found.times} counts",
+        message=message,
+        location=Location(
+            root=found.root,
+            module="" if found.root else None,
+            phase=Phase.OPTIMIZER,
+            rank=found.process.rank,
+            step=first.step if first is not None else 0,
+        ),
+        evidence={
+            "unscaled_times": found.times,
+            "given_share": 1.0 / found.times,
+            "loss_scale": scale,
+            "unscaled_twice_share": found.share,
+            "limit": options["share"],
+            "steps": found.steps,
+            "confidence_reason": "the calls were observed, and the gradients stayed between them",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"unscale and update once a step: micro-batches that count 1 -> {found.times}",
+                change={"unscale": {"from": "every micro-batch", "to": "before the step"}},
+                predicted={"micro_batches_that_count": {"from": 1, "to": found.times}},
+                snippet=(
+                    "scaler.scale(loss / accumulated).backward()\n"
+                    "if last_of_the_step:  # not in the other micro-batches\n"
+                    "    scaler.unscale_(optimizer)\n"
+                    "    scaler.step(optimizer)\n"
+                    "    scaler.update()\n"
+                    "    optimizer.zero_grad(set_to_none=True)\n"
+                ),
+            ),
+        ),
+    )
+
+
+def _unscaled_loss_finding(view: RunView, found: _Misuse, options: Options) -> Finding:
+    steps = view.timeline.get(found.process, ())
+    first = next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None)
+    scale = _scale(first)
+    line = f" at {found.source.file}:{found.source.line}" if found.source is not None else ""
+    return RULE.finding(
+        confidence=0.95,
+        title=f"gradients are divided by a loss scale of {scale:g} that the loss was not multiplied by{line}",
+        message=(
+            f"On {plural(found.steps, 'step')} of {found.of:,} ({percent(found.share)}, limit "
+            f"{percent(options['share'])}) the script called `backward` on the loss that it had passed to "
+            "`scaler.scale`, not on the result. `scaler.step` still divides: the optimizer gets gradients "
+            f"{scale:g} times too small, and nothing protects them from being flushed to zero in FP16."
+        ),
+        location=Location(
+            phase=Phase.OPTIMIZER,
+            rank=found.process.rank,
+            step=first.step if first is not None else 0,
+            source=found.source,
+        ),
+        evidence={
+            "given_share": 1.0 / scale,
+            "loss_scale": scale,
+            "unscaled_loss_share": found.share,
+            "limit": options["share"],
+            "steps": found.steps,
+            "confidence_reason": "the tensors were the same object",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"call backward on the result of `scaler.scale`{line}: gradients x {scale:g}",
+                change={"backward": {"from": "loss", "to": "scaler.scale(loss)"}},
+                predicted={"given_share": {"from": 1.0 / scale, "to": 1.0}},
+                snippet="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n",
+            ),
+        ),
+    )
+
+
+def _scale(facts: StepFacts | None) -> float:
+    return (facts.loss_scale if facts is not None else None) or 1.0
 
 
 RULE = Rule(
@@ -175,31 +322,15 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        RuleOption(
-            "tolerance",
-            0.1,
-            "binades",
-            "Between the factor found and one more division by the scale.",
-            "Precdoctor's own: the division is exact; a clipped norm wanders by more than 7 % from step to step.",
-        ),
-        RuleOption(
-            "share",
-            0.8,
-            "fraction",
-            "Of the recorded steps, at least.",
-            "Precdoctor's own: the order of two calls is the same on every step; a clipped norm meets 1/S by chance.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "min_scale",
-            256.0,
-            "loss scale",
-            "Smaller scales are not judged.",
-            "Precdoctor's own: few runs accumulate over more micro-steps.",
-            2.0,
-        ),
+        RuleOption("tolerance", 0.1, "binades", "Distance of the found factor from one more division by the scale.",
+                   "Chosen empirically: the division is exact; a clipped norm varies by more than 7 % between steps."),
+        RuleOption("share", 0.8, "fraction", "Minimum share of the recorded steps.",
+                   "Chosen empirically: the order of two calls is the same on every step; a clipped norm meets 1/S by "
+                   "chance.", maximum=1.0),
+        RuleOption("min_scale", 256.0, "loss scale", "Minimum loss scale.",
+                   "Chosen empirically: few runs accumulate over more micro-steps.", 2.0),
     ),
     explains=when(anywhere, "PD303", "PD503", "PD506"),
     check=check,
     step_columns=("loss_scale",),
-)
+)  # fmt: skip

@@ -14,13 +14,13 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
-A `GradScaler` whose count of clean steps stays at 0 and whose scale never changes, although steps go through: its
-`update()` is never called, the scaler is made anew on every step or epoch, or `update(new_scale)` pins it. Also a
-constant written by hand, if the script skips every single step because its gradients overflow.
+A `GradScaler` whose count of clean steps stays at 0 and whose scale never changes, although steps succeed: the script
+never calls `update()`, makes a new scaler on every step or epoch, or pins the scale with `update(new_scale)`. A
+constant written by hand also counts, if the script skips every step because its gradients overflow.
 """,
     matters="""
-A dynamic scaler that does not move is a constant. It does not back off after an overflow, so every later step
-overflows and is skipped as well, and it never grows when gradients shrink. Made anew each step, it also repeats the
+A dynamic scaler that does not move is a constant. It does not back off after an overflow, so every later step also
+overflows and is skipped; and it never grows when gradients shrink. A scaler made anew on each step also repeats the
 overflows of a fresh scaler for ever.
 """,
     example="""
@@ -32,11 +32,11 @@ overflows of a fresh scaler for ever.
 """,
     remedy="""
 Make one scaler before the loop, keep it in checkpoints (`scaler.state_dict()`), and call `scaler.update()` once after
-every `scaler.step`. If a constant scale is what you want, make that plain with a `growth_interval` longer than the run.
+every `scaler.step`. If you want a constant scale, choose a `growth_interval` longer than the run.
 """,
     confidence="""
-0.95 when an overflow left the scale where it was, 0.9 otherwise: the counter is read from the scaler on every step. 0.9
-for a constant written by hand, which is inferred from the loss and the gradients.
+0.95 if an overflow left the scale unchanged, 0.9 otherwise: the counter is read from the scaler on every step. 0.9 for
+a constant written by hand, which is inferred from the loss and the gradients.
 """,
     references=("PyTorch documentation: torch.amp.GradScaler.update",),
 )
@@ -59,13 +59,13 @@ def check(view: RunView, options: Options) -> Checked:
     longest = max(s.growth_tracker or 0 for _, steps in courses for s in steps)
     count = sum(len(steps) for _, steps in courses)
     if count < options["min_steps"] and not longest:
-        return Checked((), f"{plural(count, 'scaled step')}, too few to tell (fewer than {options['min_steps']:g})")
+        return Checked((), f"{plural(count, 'scaled step')}: too few (fewer than {options['min_steps']:g})")
     return Checked((), f"{plural(count, 'scaled step')}: the scaler counted up to {plural(longest, 'clean step')}")
 
 
 def _stands_still(view: RunView, process: Process, steps: Sequence[StepFacts], options: Options) -> bool:
     if (growth_interval(view, process) or 0.0) <= options["shortest_interval"]:
-        return False  # it grows on every clean step, which sets its count to 0
+        return False  # such a scaler grows on every clean step and resets its count to 0
     moved = len({s.loss_scale for s in steps}) > 1 or any(s.growth_tracker for s in steps)
     return not moved and len(steps) >= options["min_steps"]
 
@@ -77,15 +77,12 @@ def _always_overflows(steps: Sequence[StepFacts], options: Options) -> bool:
 
 def _finding_by_hand(view: RunView, process: Process, steps: Sequence[StepFacts], options: Options) -> Finding:
     scale, count = steps[0].loss_scale or 0.0, plural(len(steps), "step")
-    return Finding(
-        code="PD307",
-        name="frozen-loss-scale",
-        severity=Severity.ERROR,
+    return RULE.finding(
         confidence=0.9,
         title=f"the loss scale stands still at {scale:g}, and every step overflows and is skipped",
         message=(
-            f"Over {count} (limit {options['min_steps']:g}) the loss was multiplied by {scale:g}, the gradients held "
-            "an Inf or a NaN, and the script threw them away: the weights have not moved, nor has the scale."
+            f"Over {count} (limit {options['min_steps']:g}) the script multiplied the loss by {scale:g}, the gradients "
+            "held an Inf or a NaN, and the script skipped the update. Neither the weights nor the scale have changed."
         ),
         location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=steps[0].step),
         evidence={
@@ -119,15 +116,13 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
         f"{plural(len(skipped), 'overflow')}. "
     )
     message += (
-        f"{plural(made, 'scaler')} were made, so each starts over: one before the loop is enough."
+        f"The script made {plural(made, 'scaler')}, and each starts over: make one before the loop."
         if made > 1
-        else "Either `scaler.update()` is not called, or a new scaler is made each time, or its scale is pinned."
+        else "The script does not call `scaler.update()`, makes a new scaler each time, or pins its scale."
     )
     if skipped:
         message += f" Overflows at steps {', '.join(str(s.step) for s in skipped[:5])} did not lower it."
-    return Finding(
-        code="PD307",
-        name="frozen-loss-scale",
+    return RULE.finding(
         severity=Severity.ERROR if skipped else Severity.WARNING,
         confidence=0.95 if skipped else 0.9,
         title=f"the loss scale stands still at {scale:g}: the scaler is never updated",
@@ -176,25 +171,13 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        RuleOption(
-            "min_steps",
-            8.0,
-            "steps",
-            "Steps without any movement before it is said.",
-            "Precdoctor's own: the count of a working scaler moves after the first clean step.",
-            2.0,
-        ),
-        RuleOption(
-            "shortest_interval",
-            1.0,
-            "steps",
-            "Growth intervals up to this one are not judged.",
-            "At an interval of 1 the count is reset on every clean step.",
-            1.0,
-        ),
+        RuleOption("min_steps", 8.0, "steps", "Minimum number of steps without any movement.",
+                   "Chosen empirically: the count of a working scaler moves after the first clean step.", 2.0),
+        RuleOption("shortest_interval", 1.0, "steps", "Growth intervals up to this one are not evaluated.",
+                   "At an interval of 1 the scaler resets its count on every clean step.", 1.0),
     ),
     sampled_steps=False,
     explains=when(anywhere, "PD301", "PD302", "PD303", "PD709"),
     check=check,
     step_columns=("loss_scale", "growth_tracker", "skipped"),
-)
+)  # fmt: skip

@@ -1,4 +1,8 @@
-"""PD301: the dynamic loss scale keeps falling."""
+"""PD301: the dynamic loss scale keeps falling.
+
+Beside it: gradients that skipped steps leave behind (:mod:`.loss_scale_collapse_leftover`) and the prescriptions
+(:mod:`.loss_scale_collapse_prescriptions`).
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, mended_by_the_scale, same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.loss_scaling.leftover_gradients import kept_gradients
+from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_leftover import find_leftover_gradients
+from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_prescriptions import lower_bound, prescriptions
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, culprits
-from precdoctor.diagnosis.families.loss_scaling.scale_level import LostGradient, kept_up, lost_gradient
-from precdoctor.diagnosis.families.loss_scaling.scale_prescriptions import cures, lower_bound
+from precdoctor.diagnosis.families.loss_scaling.scale_level import LostGradient, higher_level, lost_gradient
 from precdoctor.diagnosis.survey.loss_scales import scaled_steps
 from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -22,21 +26,20 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 PAGE = RulePage(
     finds="""
 A dynamic loss scale that (a) falls below 1, (b) loses `fall_binades` within `window` steps after it found its level, or
-(c) stays busy: more than `skipped_share` of the steps after calibration are skipped. The overflows that let a fresh
-scaler come down from its initial 2^16 to the first clean steps are its normal way of finding that level. They are not
-counted if gradients live at the level it found. They are (d) if it fell `fall_binades` or more to a level at which an
-FP16 gradient is flushed or has few bits left, by the measure of PD201 and PD303; or (e) if every step of the run,
-`never_steps` at least, was skipped. The layer that overflows first is named from the recorded tensors of the skipped
-steps, forward pass first.
+(c) stays busy: more than `skipped_share` of the steps after calibration are skipped. A fresh scaler normally comes down
+from its initial 2^16 by overflows until the first clean steps. These overflows count only (d) if the scale fell by at
+least `fall_binades` to a level at which an FP16 gradient is flushed or has few bits left, by the measure of PD201 and
+PD303; or (e) if every step of the run was skipped, `never_steps` at least. The rule names the layer that overflows
+first from the recorded tensors of the skipped steps, forward pass first.
 
-A script that leaves out `zero_grad()` together with a skipped step adds the next gradients to an Inf, and skips for
-ever: where the non-finite elements of an overflow never become fewer, over `kept_steps` and to the end of the run,
-while every gradient that comes down the backward pass is finite, that is told instead.
+A script that omits `zero_grad()` together with a skipped step adds the next gradients to an Inf, and skips for ever.
+The finding reports this instead if the non-finite elements of an overflow never become fewer, over `kept_steps` steps
+and to the end of the run, although every gradient that arrives is finite.
 """,
     matters="""
-Every skipped step is a batch thrown away. A scale far below where it started multiplies gradients that are small anyway
-by less, so other layers underflow while one overflows; below 1 the scaler *divides*. A stock scaler has no floor: it
-halves to 0, and then every gradient is 0 or NaN.
+Every skipped step discards a batch. A lower scale also multiplies small gradients by less, so other layers underflow
+while one overflows; below 1 the scaler *divides*. A stock scaler has no floor: it halves to 0, and then every gradient
+is 0 or NaN.
 """,
     example="""
 A logit without `1/sqrt(d)` or an auxiliary loss multiplied by 1e4 overflows in FP16 at any scale worth having: 65536,
@@ -44,14 +47,14 @@ A logit without `1/sqrt(d)` or an auxiliary loss multiplied by 1e4 overflows in 
 """,
     remedy="""
 Run the named layer in FP32 or BF16, or fix the magnitude there; then the scale recovers by itself. If many layers
-overflow together, start lower and grow more slowly. A scaler that may not go below some value (`min_scale`, as those of
-DeepSpeed, Megatron and fairseq have it) skips for ever what overflows there: take the bound away. Zero the gradients
-after every step, under no `if`. With BF16 there is nothing to scale: drop the scaler. A change that by its own
-prediction saves less than a quarter of the skips is not advised.
+overflow together, start lower and grow more slowly. A scaler with a lower bound (`min_scale` in DeepSpeed, Megatron and
+fairseq) skips for ever if gradients overflow at that bound: remove it. Zero the gradients after every step, under no
+`if`. BF16 needs no scale: drop the scaler. The finding omits a change that is predicted to save less than a quarter of
+the skips.
 """,
     confidence="""
-0.95 when the scale fell below 1 or the overflowing layer was recorded, 0.8 otherwise. With a non-finite loss at the
-same steps the finding is folded into PD101, PD103 or PD104: then the scale is a victim.
+0.95 if the scale fell below 1 or the overflowing layer was recorded, 0.8 otherwise. If the loss is non-finite at the
+same steps, PD101, PD103 or PD104 reports it and includes this finding: then the scale is a victim.
 """,
     references=(
         "PyTorch documentation: torch.amp.GradScaler (init_scale 2**16, growth 2 every 2000, backoff 0.5, no floor)",
@@ -63,11 +66,10 @@ same steps the finding is folded into PD101, PD103 or PD104: then the scale is a
 
 @dataclass(frozen=True)
 class _Course:
-    """A loss scale of one process over the run."""
+    """A loss scale of one process over the run; ``calibrated``: index of the first step that was not skipped."""
 
     process: Process
     steps: Sequence[StepFacts]
-    #: Index of the first step that was not skipped: until there the scaler was finding its level.
     calibrated: int
 
     @property
@@ -77,16 +79,21 @@ class _Course:
 
 @dataclass(frozen=True)
 class _Collapse:
-    """What is wrong with a course, from which step to which."""
+    """A collapse of a course.
 
-    what: str
+    Attributes:
+        first, last: steps between which it happened.
+        start, end: the scale before and after.
+        measured: the measurement and its limit, as the first words of the message.
+        lost: the gradient that suffers at the level that a fresh scaler found.
+    """
+
     first: int
     last: int
     start: float
     end: float
     measured: str
     severe: bool
-    #: What suffers at the level that a fresh scaler found.
     lost: LostGradient | None = None
 
 
@@ -95,13 +102,13 @@ def check(view: RunView, options: Options) -> Checked:
     courses = [_course(p, steps) for p, steps in scaled_steps(view)]
     if not courses:
         return Checked.not_applicable("no loss scale: neither a GradScaler nor scaling by hand was seen")
-    judged = [(c, found) for c in courses if (found := _judge(view, c, options)) is not None]
+    collapses = [(c, found) for c in courses if (found := _collapse(view, c, options)) is not None]
     seen = f"the loss scale of {plural(len(courses[0].steps), 'step')}"
-    if not judged:
+    if not collapses:
         skipped = sum(s.skipped for s in courses[0].steps)
         low = min(s.loss_scale or 0.0 for s in courses[0].steps)
         return Checked((), f"{seen}: lowest {low:g}, {plural(skipped, 'skipped step')}")
-    course, collapse = max(judged, key=lambda j: (j[1].severe, -j[1].end, -j[0].process.rank))
+    course, collapse = max(collapses, key=lambda c: (c[1].severe, -c[1].end, -c[0].process.rank))
     return Checked([_finding(view, course, collapse, options)], f"{collapse.measured} in {seen}", Status.FAILED)
 
 
@@ -109,7 +116,7 @@ def _course(process: Process, steps: Sequence[StepFacts]) -> _Course:
     return _Course(process, steps, next((i for i, s in enumerate(steps) if not s.skipped), len(steps)))
 
 
-def _judge(view: RunView, course: _Course, options: Options) -> _Collapse | None:
+def _collapse(view: RunView, course: _Course, options: Options) -> _Collapse | None:
     scales = [s.loss_scale or 0.0 for s in course.steps]
     low = next((i for i, x in enumerate(scales) if x < options["floor"]), None)
     fell = low is not None and max(scales[: low + 1]) >= options["floor"]  # a scale *set* below 1 is the user's choice
@@ -117,20 +124,20 @@ def _judge(view: RunView, course: _Course, options: Options) -> _Collapse | None
         begin = max(range(low), key=lambda i: (scales[i], i))
         words = f"the loss scale fell from {scales[begin]:g} to {min(scales[low:]):g} (limit {options['floor']:g}),"
         first, last = course.steps[begin].step, course.steps[-1].step
-        return _Collapse("fell below 1", first, last, scales[begin], min(scales[low:]), words, severe=True)
+        return _Collapse(first, last, scales[begin], min(scales[low:]), words, severe=True)
     never = _never(course, options)
     return never or _cascade(course, options) or _busy(view, course, options) or _fresh(view, course, options)
 
 
 def _never(course: _Course, options: Options) -> _Collapse | None:
-    """A scaler that skipped every step there was: nothing was trained."""
+    """A scaler that skipped every step of the run."""
     if course.after or len(course.steps) < options["never_steps"]:
         return None
     first, last = course.steps[0], course.steps[-1]
     start, end = first.loss_scale or 0.0, last.loss_scale or 0.0
     words = f"no weight has moved: all {plural(len(course.steps), 'step')} were skipped (limit "
     words += f"{options['never_steps']:g}), at loss scales from {start:g} to {end:g},"
-    return _Collapse("never", first.step, last.step, start, end, words, severe=True)
+    return _Collapse(first.step, last.step, start, end, words, severe=True)
 
 
 def _fresh(view: RunView, course: _Course, options: Options) -> _Collapse | None:
@@ -145,7 +152,7 @@ def _fresh(view: RunView, course: _Course, options: Options) -> _Collapse | None
     words = f"a fresh loss scale fell {binades:.0f} binades (limit {options['fall_binades']:g}), from {start:g} to "
     words += f"{level:g}, where {lost.words},"
     last = course.steps[course.calibrated - 1].step
-    return _Collapse("fresh", course.steps[0].step, last, start, level, words, severe=False, lost=lost)
+    return _Collapse(course.steps[0].step, last, start, level, words, severe=False, lost=lost)
 
 
 def _cascade(course: _Course, options: Options) -> _Collapse | None:
@@ -163,12 +170,12 @@ def _cascade(course: _Course, options: Options) -> _Collapse | None:
             binades = math.log2(peak / scale)
             words = f"the loss scale fell {binades:.0f} binades (limit {limit:g}), from {peak:g} to {scale:g},"
             words += f" within {plural(facts.step - after[top].step, 'step')},"
-            worst = _Collapse("cascade", after[top].step, facts.step, peak, scale, words, severe=False)
+            worst = _Collapse(after[top].step, facts.step, peak, scale, words, severe=False)
     return worst
 
 
 def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
-    """Skipping too often for a scaler that probes upwards once per growth interval."""
+    """A scaler that skips more often than one that probes upwards once per growth interval."""
     after = course.after
     if len(after) < options["busy_steps"]:
         return None
@@ -181,50 +188,40 @@ def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
     words = f"{percent(share)} of the steps after calibration were skipped (limit {percent(limit)}),"
     end = min(s.loss_scale or 0.0 for s in after)
     start = max(s.loss_scale or 0.0 for s in after)
-    return _Collapse("busy", after[0].step, after[-1].step, start, end, words, severe=False)
+    return _Collapse(after[0].step, after[-1].step, start, end, words, severe=False)
 
 
 def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Options) -> Finding:
     steps = [s for s in course.steps if s.skipped and collapse.first <= s.step <= collapse.last]
     skipped = [s.step for s in steps]
-    kept = kept_gradients(view, course.process, course.steps, options["kept_steps"])
-    found = culprits(view, course.process, [s for s in steps if kept is None or s.step <= kept.first])
-    shown = found.shown
+    leftover = find_leftover_gradients(view, course.process, course.steps, options["kept_steps"])
+    found = culprits(view, course.process, [s for s in steps if leftover is None or s.step <= leftover.first])
+    known = found.shown is not None
     message = f"On rank {course.process.rank}, {collapse.measured} at steps {collapse.first} to {collapse.last}: "
     message += f"{plural(len(skipped), 'step')} skipped. {found.words(view)}"
-    if kept is not None:
-        message += f" {kept.words}"
+    if leftover is not None:
+        message += f" {leftover.words}"
     bound = lower_bound(course.steps, options["held_skips"])
-    if bound is not None and kept is None:
+    if bound is not None and leftover is None:
         held = sum((s.loss_scale or 0.0) <= bound for s in steps)
-        message += f" {plural(held, 'skip')} at {bound:g} left the scale where it was: the scaler may not go lower."
+        message += f" {plural(held, 'skip')} at {bound:g} did not lower the scale: the scaler may not go lower."
     evidence = _evidence(course, collapse, found, skipped)
-    evidence |= {"lower_bound": bound, "gradients_kept_since": kept.first if kept is not None else None}
+    evidence |= {"lower_bound": bound, "gradients_kept_since": leftover.first if leftover is not None else None}
     if collapse.lost is not None:
         evidence["flushed_at_level"] = collapse.lost.series.share
-    because = f" because of {found.name(view)}" if shown is not None else ""
-    if kept is not None:
+    because = f" because of {found.name(view)}" if known else ""
+    if leftover is not None:
         because = ": gradients of skipped steps are never zeroed"
-    return Finding(
-        code="PD301",
-        name="loss-scale-collapse",
+    return RULE.finding(
         severity=Severity.ERROR if collapse.severe else Severity.WARNING,
-        confidence=0.95 if collapse.severe or shown is not None else 0.8,
+        confidence=0.95 if collapse.severe or known else 0.8,
         title=f"{collapse.measured.rstrip(',')}{because}",
         message=message,
-        location=Location(
-            root=shown.root if shown is not None else None,
-            module=shown.module if shown is not None else None,
-            module_class=(shown.module_class or None) if shown is not None else None,
-            kind=shown.row.kind if shown is not None else None,
-            phase=shown.phase if shown is not None else Phase.BACKWARD,
-            rank=course.process.rank,
-            step=collapse.first,
-        ),
+        location=found.location(course.process.rank, collapse.first),
         evidence=evidence,
         prescriptions=_prescriptions(view, course, collapse, found, bound)
-        if kept is None
-        else (kept.prescription(sum(s.skipped for s in course.steps)),),
+        if leftover is None
+        else (leftover.prescription(sum(s.skipped for s in course.steps)),),
     )
 
 
@@ -232,8 +229,8 @@ def _prescriptions(
     view: RunView, course: _Course, collapse: _Collapse, found: Culprits, bound: float | None
 ) -> tuple[Prescription, ...]:
     if collapse.lost is not None:
-        return kept_up(view, collapse.lost, found.shown, collapse.end)
-    return cures(view, course.steps, collapse.start, collapse.end, found, bound)
+        return higher_level(view, collapse.lost, found.shown, collapse.end)
+    return prescriptions(view, course.steps, collapse.start, collapse.end, found, bound)
 
 
 def _evidence(course: _Course, collapse: _Collapse, found: Culprits, skipped: Sequence[int]) -> dict[str, object]:
@@ -246,15 +243,15 @@ def _evidence(course: _Course, collapse: _Collapse, found: Culprits, skipped: Se
         "culprits": found.as_evidence(),
         "loss_scale_history": [[s.step, s.loss_scale] for s in _thinned(course.steps)],
         "last_finite_step": None,
-        "confidence_reason": "the overflowing layer is recorded" if shown is not None else "no overflow was sampled",
+        "confidence_reason": "the overflowing layer was recorded" if shown is not None else "no overflow was sampled",
     }
     return evidence if shown is None else evidence | shown.as_evidence()
 
 
 def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]:
-    """First and last of every level of the scale, at most ``limit``."""
-    kept = [s for i, s in enumerate(steps) if i in (0, len(steps) - 1) or s.loss_scale != steps[i - 1].loss_scale]
-    return kept[:: max(1, math.ceil(len(kept) / limit))]
+    """The first and the last step, and the first of every level of the scale; at most ``limit``."""
+    moves = [s for i, s in enumerate(steps) if i in (0, len(steps) - 1) or s.loss_scale != steps[i - 1].loss_scale]
+    return moves[:: max(1, math.ceil(len(moves) / limit))]
 
 
 def flushed_at_its_level(cause: Finding, _effect: Finding) -> bool:
@@ -270,55 +267,21 @@ RULE = Rule(
     page=PAGE,
     options=(
         RuleOption("floor", 1.0, "loss scale", "Below this the scaler divides.", "By definition of scaling up."),
-        RuleOption(
-            "fall_binades",
-            5.0,
-            "binades",
-            "Fall within the window that is a collapse; each backoff is one binade.",
-            "Precdoctor's own: a bad batch costs one, a growth probe one; five in a row is a change of phase.",
-            1.0,
-        ),
-        RuleOption("window", 100.0, "steps", "Steps over which the fall is measured.", "Precdoctor's own.", 1.0),
-        RuleOption(
-            "skipped_share",
-            0.1,
-            "fraction",
-            "Skipped steps after calibration that are too many.",
-            "A stock scaler skips one step in 2000; with a shorter growth interval three per interval are allowed.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "busy_steps",
-            40.0,
-            "steps",
-            "Steps after calibration before that share is judged.",
-            "Precdoctor's own.",
-            1.0,
-        ),
-        RuleOption(
-            "never_steps",
-            12.0,
-            "steps",
-            "Minimum length of a run in which every step was skipped.",
-            "A stock scaler that starts at 2^16 is at 2^4 by then. Chosen empirically.",
-            2.0,
-        ),
-        RuleOption(
-            "held_skips",
-            3.0,
-            "steps",
-            "Skips that leave a scale at its lowest before it is said to have a lower bound.",
-            "Precdoctor's own: without one, every skip lowers the scale.",
-            1.0,
-        ),
-        RuleOption(
-            "kept_steps",
-            6.0,
-            "steps",
-            "Skips behind an overflow, to the end of the run, by which gradients that are never zeroed are told.",
-            "Precdoctor's own: each halves the scale, and an overflow that is real has other elements each time.",
-            2.0,
-        ),
+        RuleOption("fall_binades", 5.0, "binades", "Minimum fall within the window; each backoff is one binade.",
+                   "Chosen empirically: a bad batch costs one, a growth probe one; five in a row is a change of phase.",
+                   1.0),
+        RuleOption("window", 100.0, "steps", "Steps over which the fall is measured.", minimum=1.0),
+        RuleOption("skipped_share", 0.1, "fraction", "Maximum share of skipped steps after calibration.",
+                   "A stock scaler skips one step in 2000; shorter growth intervals may skip three per interval.",
+                   maximum=1.0),
+        RuleOption("busy_steps", 40.0, "steps", "Minimum number of steps after calibration for that share.",
+                   minimum=1.0),
+        RuleOption("never_steps", 12.0, "steps", "Minimum length of a run in which every step was skipped.",
+                   "A stock scaler that starts at 2^16 is at 2^4 by then. Chosen empirically.", 2.0),
+        RuleOption("held_skips", 3.0, "steps", "Minimum number of skips at the lowest scale that prove a lower bound.",
+                   "Chosen empirically: without one, every skip lowers the scale.", 1.0),
+        RuleOption("kept_steps", 6.0, "steps", "Minimum number of skips that prove leftover gradients.",
+                   "Chosen empirically: each halves the scale, and a real overflow has other elements each time.", 2.0),
     ),
     sampled_steps=False,
     explains={
@@ -329,4 +292,4 @@ RULE = Rule(
     },
     check=check,
     step_columns=("loss_scale", "skipped"),
-)
+)  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -24,14 +24,14 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
-A dynamic loss scale whose growth interval is so short that the scaler spends its time finding the same ceiling: it
-doubles, overflows, halves, and doubles again. Counted are skipped steps whose scale had just been grown to from a level
-that was clean. A bad batch (a skip at a scale that was not grown) and the overflows of a fresh scaler do not count.
+A dynamic loss scale with a growth interval so short that the scaler keeps finding the same ceiling: it doubles,
+overflows, halves, and doubles again. The rule counts skipped steps at a scale that the scaler had just grown to from a
+clean level. A bad batch (a skip at a scale that had not grown) and the overflows of a fresh scaler do not count.
 """,
     matters="""
-Every probe throws a batch away, and the scale is back where it was. With the stock interval of 2000 clean steps that
-costs 0.05 % of the batches; with an interval of 8 it costs one in nine, and the optimizer's moments miss them all. A
-few per cent cost time and nothing else: the run ends at the same loss a little later.
+Every probe discards a batch and leaves the scale where it was. With the stock interval of 2000 clean steps probes cost
+0.05 % of the batches; with an interval of 8 they cost one in nine, and the optimizer's moments miss them all. A few per
+cent cost only time: the run ends at the same loss a little later.
 """,
     example="""
     scaler = torch.amp.GradScaler("cuda", growth_interval=8)  # one step in nine is thrown away
@@ -39,10 +39,10 @@ few per cent cost time and nothing else: the run ends at the same loss a little 
 """,
     remedy="""
 Lengthen the growth interval to the stock 2000 steps and start at the level the run settled on. The finding replays the
-run's own ceiling with that interval. If the ceiling is set by one layer, running that layer in FP32 raises it for all.
+run's own ceiling with that interval. If one layer sets the ceiling, running that layer in FP32 raises it for all.
 """,
     confidence="""
-0.95: scale and skips are recorded exactly, on every step. 0.85 when fewer than five probes were seen.
+0.95: scale and skips are recorded exactly, on every step. 0.85 if the log shows fewer than five probes.
 """,
     references=(
         "PyTorch documentation: torch.amp.GradScaler (growth_interval 2000)",
@@ -85,7 +85,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def replayed_skips(steps: int, level: float, ceiling: float, interval: int) -> int:
-    """Skips of a scaler that starts at ``level``, when every scale from ``ceiling`` on overflows."""
+    """Skips of a scaler that starts at ``level``, if every scale from ``ceiling`` on overflows."""
     scale, clean, skips = level, 0, 0
     for _ in range(steps):
         if scale >= ceiling:
@@ -106,12 +106,11 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
     interval = f"a growth interval of {thrash.interval:g}" if thrash.interval else "its growth interval"
     message = (
         f"{plural(len(thrash.probes), 'step')} of {steps:,} ({percent(thrash.share)}, limit "
-        f"{percent(limit)}) were skipped only because the scaler had just doubled its scale to "
-        f"{thrash.ceiling:g} or more, which overflows, after {level:g} had been clean: {interval} is too short. "
-        + ("" if harmful else "These batches are thrown away; the training is not harmed otherwise. ")
+        f"{percent(limit)}) were skipped because the scaler had just doubled its scale to {thrash.ceiling:g} or more, "
+        f"which overflows. {level:g} had been clean, so {interval} is too short. "
+        + ("" if harmful else "These batches are lost; the training is not harmed otherwise. ")
         + found.words(view)
     )
-    shown = found.shown
     evidence = {
         "wasted_share": thrash.share,
         "limit": limit,
@@ -122,35 +121,25 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
         "last_bad_step": thrash.probes[-1].step,
         "confidence_reason": "scale and skips are recorded on every step",
     }
-    if shown is not None:
-        evidence |= shown.as_evidence()
-    return Finding(
-        code="PD302",
-        name="loss-scale-thrash",
+    if found.shown is not None:
+        evidence |= found.shown.as_evidence()
+    return RULE.finding(
         severity=Severity.WARNING if harmful else Severity.INFO,
         confidence=0.95 if len(thrash.probes) >= 5 else 0.85,
-        title=f"the loss scaler throws away {percent(thrash.share)} of the steps probing {thrash.ceiling:g}",
+        title=f"the loss scaler loses {percent(thrash.share)} of the steps probing {thrash.ceiling:g}",
         message=message,
-        location=Location(
-            root=shown.root if shown is not None else None,
-            module=shown.module if shown is not None else None,
-            module_class=(shown.module_class or None) if shown is not None else None,
-            kind=shown.row.kind if shown is not None else None,
-            phase=shown.phase if shown is not None else Phase.BACKWARD,
-            rank=thrash.process.rank,
-            step=thrash.probes[0].step,
-        ),
+        location=found.location(thrash.process.rank, thrash.probes[0].step),
         evidence=evidence,
         prescriptions=(_prescribe(view, thrash, level, after),),
     )
 
 
 def _prescribe(view: RunView, thrash: _Thrash, level: float, after: int) -> Prescription:
-    skips = {"from": len(thrash.probes), "to": after}
+    before = len(thrash.probes)
     return Prescription(
-        title=f"growth_interval={STOCK_INTERVAL}, starting at {level:g}: skipped steps {skips['from']} -> {after}",
+        title=f"growth_interval={STOCK_INTERVAL}, starting at {level:g}: skipped steps {before} -> {after}",
         change={"growth_interval": {"from": thrash.interval, "to": STOCK_INTERVAL}, "init_scale": level},
-        predicted={"skipped_steps": skips},
+        predicted={"skipped_steps": {"from": before, "to": after}},
         snippet=snippets.grad_scaler(view.device, level, STOCK_INTERVAL),
     )
 
@@ -162,26 +151,16 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        RuleOption(
-            "wasted_share",
-            0.04,
-            "fraction",
-            "Steps after calibration lost to probes from which on it is told, as information.",
-            "Precdoctor's own: 80 times what the stock interval costs; reached by intervals below 25.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "harmful_share",
-            0.1,
-            "fraction",
-            "From this share on it is a warning.",
-            "Precdoctor's own: one batch in ten, at intervals of 9 and less. A GPT-2 less 6 % ends at the same loss.",
-            maximum=1.0,
-        ),
-        RuleOption("min_probes", 3.0, "steps", "Probes before it is a habit.", "Precdoctor's own.", 1.0),
+        RuleOption("wasted_share", 0.04, "fraction", "Minimum share of the steps after calibration lost to probes.",
+                   "Chosen empirically: 80 times what the stock interval costs; reached by intervals below 25.",
+                   maximum=1.0),
+        RuleOption("harmful_share", 0.1, "fraction", "Share from which the finding is a warning, not information.",
+                   "Chosen empirically: reached by intervals up to 9; a GPT-2 without 6 % of its steps ends alike.",
+                   maximum=1.0),
+        RuleOption("min_probes", 3.0, "steps", "Minimum number of probes.", minimum=1.0),
     ),
     sampled_steps=False,
     explains=when(anywhere, "PD709"),
     check=check,
     step_columns=("loss_scale", "skipped", "growth_tracker"),
-)
+)  # fmt: skip

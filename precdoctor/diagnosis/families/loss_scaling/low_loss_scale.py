@@ -5,53 +5,56 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.advice.larger_loss_scale import out_of_subnormals, subnormal_share
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
-from precdoctor.diagnosis.families.loss_scaling.scale_level import LostGradient, kept_up, largest_gradient
+from precdoctor.diagnosis.families.loss_scaling.scale_level import LostGradient, higher_level, largest_gradient
 from precdoctor.diagnosis.survey.gradient_underflow import (
+    DYING_SHARE,
     ENOUGH_BITS,
+    FAINT_SHARE,
     FINE_BITS,
+    MARGIN_BINADES,
     MAX_STEPS,
+    SUBNORMAL_SHARE,
     GradientSeries,
     is_faint,
-    out_of_subnormals,
-    subnormal_share,
     survey,
 )
 from precdoctor.diagnosis.survey.loss_scales import growth_interval, is_dynamic, scaled_steps
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16
 
 PAGE = RulePage(
     finds="""
-A loss scale in force, by a `GradScaler` or by hand, at which FP16 gradients still lie among the subnormals (below
-2^-14, where each binade down costs one of the 11 significant bits), although it could be at least `room` binades larger
-without an overflow on any recorded step, or one layer alone keeps it from being larger while a gradient has fewer than
-`enough_bits` left. It got there by a small start value, by one bad batch that halved it several
-times, or is a constant; a stock scaler needs 2000 clean steps for each doubling. Counted are gradients of which a
-share of the magnitude is subnormal, not those that a few elements carry, and only with fewer than `fine_bits`
-significant bits on average: BF16 has no more. A warning below `enough_bits`, information before. When elements are lost
-altogether, PD201 or PD202 says so and this finding is told inside it.
+A loss scale, by a `GradScaler` or by hand, that leaves FP16 gradients among the subnormals: below 2^-14 each binade
+costs one of the 11 significant bits. The scale could be at least `room` binades larger without an overflow on any
+recorded step, or only one layer keeps it low while a gradient has fewer than `enough_bits` left. Such a scale comes
+from a small initial value, from one bad batch that halved it several times, or is a constant; a stock scaler needs 2000
+clean steps for each doubling. A gradient counts if a share of its magnitude is subnormal, so that no few elements carry
+it, and if it keeps fewer than `fine_bits` significant bits on average: BF16 has no more. Below `enough_bits` the
+finding is a warning, otherwise information. If elements are lost altogether, PD201 or PD202 reports it and includes
+this finding.
 """,
     matters="""
-The scaler is at work and gradients lose bits all the same, and then elements. Nothing tells: the loss is finite, no
-step is skipped, and by the growth interval it takes as long as the run to mend itself.
+Despite the scaler, gradients lose bits and then elements. Nothing shows it: the loss is finite and no step is skipped.
+At the pace of the growth interval, the scale takes as long as the run to recover.
 """,
     example="""
     scaler = torch.amp.GradScaler("cuda", init_scale=1.0)   # 16 doublings to the stock start: 32,000 steps
     scaler = torch.amp.GradScaler("cuda")                   # starts at 65536 and comes down within a few steps
 """,
     remedy="""
-Start at the scale in the finding (or the stock 65536: coming down takes a step per halving, going up two thousand).
-After a bad batch, set it back with `scaler.update(new_scale)`. A constant by hand is better replaced by `GradScaler`.
+Start at the scale in the finding, or at the stock 65536: a halving takes one step, a doubling two thousand. After a bad
+batch, restore it with `scaler.update(new_scale)`. Replace a constant by `GradScaler`.
 """,
     confidence="""
-0.9: subnormal elements are counted, and so is the room above. 0.7 when fewer than four steps were sampled.
+0.9: subnormal elements are counted, and so is the room above. 0.7 if fewer than four steps were sampled.
 """,
     references=(
         "PyTorch documentation: torch.amp.GradScaler (growth_interval 2000)",
@@ -71,7 +74,7 @@ class _Course:
         return self.steps[-1].loss_scale or 1.0
 
     def words(self) -> str:
-        """How it came to be this low."""
+        """The history of the scale."""
         highest = max(s.loss_scale or 0.0 for s in self.steps)
         fell = f" It was at {highest:g} before." if highest > self.scale else ""
         if not is_dynamic(self.steps):
@@ -103,12 +106,11 @@ def check(view: RunView, options: Options) -> Checked:
         worst = max(t.subnormal_share for t in half.values())
         return Checked((), f"{seen}: {percent(worst)} subnormal in the worst")
     if room < options["room"]:
-        poor = {k: t for k, t in guilty.items() if t.mean_bits < options["enough_bits"]}
-        if not poor:
-            return Checked((), f"{seen}: subnormal ones, but only {room:.1f} binades of room for a larger scale")
-        guilty = poor
-    return Checked([_finding(view, courses[0], guilty, room, options)], f"{plural(len(guilty), 'gradient')} of {seen} "
-                   "among the subnormals", Status.FAILED)  # fmt: skip
+        guilty = {k: t for k, t in guilty.items() if t.mean_bits < options["enough_bits"]}
+        if not guilty:
+            return Checked((), f"{seen}: some are subnormal, but only {room:.1f} binades are left for a larger scale")
+    reason = f"{plural(len(guilty), 'gradient')} of {seen} among the subnormals"
+    return Checked([_finding(view, courses[0], guilty, room, options)], reason, Status.FAILED)
 
 
 def _finding(
@@ -123,17 +125,15 @@ def _finding(
     limiting = largest_gradient(rows) if room < options["room"] else None
     message = (
         f"{percent(tensor.subnormal_share)} of the gradient of the output of `{row.place}` (float16) is subnormal in "
-        f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['subnormal_share'])}): its "
+        f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['subnormal_share'])}). Its "
         f"elements keep {bits:.1f} of 11 significant bits on average (limit {options['fine_bits']:g}). "
         f"{course.words()} {_room_words(limiting, room)} "
         f"{plural(len(guilty), 'gradient')} above the limit."
     )
     few = len(tensor.shares) < 4
-    advice = kept_up(view, LostGradient(key, tensor), limiting, course.scale) if limiting is not None else ()
-    return Finding(
-        code="PD303",
-        name="low-loss-scale",
-        severity=Severity.WARNING if bits < options["enough_bits"] else Severity.INFO,
+    advice = higher_level(view, LostGradient(key, tensor), limiting, course.scale) if limiting is not None else ()
+    return RULE.finding(
+        severity=None if bits < options["enough_bits"] else Severity.INFO,
         confidence=0.7 if few else 0.9,
         title=f"the loss scale is stuck at {course.scale:g}: {percent(tensor.subnormal_share)} of the gradient of "
         f"`{row.place}` is subnormal",
@@ -150,8 +150,7 @@ def _finding(
                 {"root": k[0], "module": k[1], "subnormal_share": t.subnormal_share}
                 for k, t in sorted(guilty.items(), key=lambda item: -item[1].subnormal_share)[:16]
             ],
-            "range": range_evidence(row),
-            "path": path_evidence(path_to([r for r in rows if r.kind in ("loss", "grad_output")], row)),
+            **gradient_evidence(rows, row),
             "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
         },
         prescriptions=advice or (_prescribe(view, course, row, binades, after, room),),
@@ -162,8 +161,8 @@ def _room_words(limiting: Overflow | None, room: float) -> str:
     if limiting is None:
         return f"It could be 2^{int(room)} times larger without an overflow on any recorded step."
     return (
-        f"`{limiting.module or limiting.root}` keeps it so low: its gradient reaches {limiting.row.amax or 0.0:.3g}, "
-        f"and FP16 ends at {FP16.max:g}."
+        f"`{limiting.module or limiting.root}` keeps it so low: its gradient reaches {limiting.row.amax or 0.0:.3g}; "
+        f"FP16 ends at {FP16.max:g}."
     )
 
 
@@ -187,42 +186,14 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        RuleOption(
-            "subnormal_share",
-            0.25,
-            "fraction",
-            "Subnormals among the non-zero elements of a gradient, median over steps.",
-            "As for PD305.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "faint_share",
-            0.05,
-            "fraction",
-            "Subnormal share of the sum of magnitudes; with less, the weight gradient must have lost bits as well.",
-            "As for PD305.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "room",
-            3.0,
-            "binades",
-            "By so much the scale could be larger, the margin left free.",
-            "Precdoctor's own: a dynamic scale is commonly one doubling below its ceiling, and two are no fault.",
-        ),
+        SUBNORMAL_SHARE,
+        FAINT_SHARE,
+        RuleOption("room", 3.0, "binades", "Minimum distance of the scale from its ceiling, besides the margin.",
+                   "Chosen empirically: a dynamic scale is often one doubling below its ceiling; two are no fault."),
         FINE_BITS,
         ENOUGH_BITS,
-        RuleOption(
-            "dying_share", 0.04, "fraction", "Flushed share from which zeros are taken for flushed ones.", "As PD201.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "margin_binades",
-            2.0,
-            "binades",
-            "Kept free below overflow.",
-            "Gradient amax varies by a factor of 2 to 4 between steps.",
-        ),
+        DYING_SHARE,
+        MARGIN_BINADES,
         MAX_STEPS,
     ),
     check=check,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.loss_scales import is_dynamic, scaled_steps
@@ -11,13 +11,13 @@ from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
-A `GradScaler` at work in a run in which no tensor, weight or autocast region is FP16. BF16 has the exponents of FP32:
-gradients do not underflow in it, and there is nothing to scale. On its own that is information; once the scaler has
-skipped steps it is a warning, because without FP16 those overflows were real.
+A `GradScaler` in a run without any FP16 tensor, weight or autocast region. BF16 has the exponents of FP32: its
+gradients do not underflow and need no scale. This is information; once the scaler has skipped steps it is a warning,
+because without FP16 those overflows were real.
 """,
     matters="""
-The scaler costs a pass over all gradients and a wait for the device on every step. Worse, it skips any step whose
-gradients are non-finite without a word: in FP16 that is its purpose, in BF16 it hides a fault of the model or the data.
+The scaler costs a pass over all gradients and a wait for the device on every step. Worse, it silently skips any step
+with non-finite gradients: in FP16 that is its purpose, in BF16 it hides a fault of the model or the data.
 """,
     example="""
     with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -26,11 +26,11 @@ gradients are non-finite without a word: in FP16 that is its purpose, in BF16 it
     scaler.step(optimizer)
 """,
     remedy="""
-Remove the scaler, or make it with `enabled=False`. If it has skipped steps, look for what made them non-finite first:
-after the change they will reach the weights.
+Remove the scaler, or make it with `enabled=False`. If it has skipped steps, first find what made their gradients
+non-finite: after the change they will reach the weights.
 """,
     confidence="""
-0.95; 0.8 when modules were left out of the recording. Not judged when rows were dropped.
+0.95; 0.8 if modules were left out of the recording. Not evaluated if rows were dropped.
 """,
     references=("PyTorch documentation: Automatic Mixed Precision, BF16 and gradient scaling",),
 )
@@ -47,30 +47,28 @@ def check(view: RunView, options: Options) -> Checked:
     if half is not None:
         return Checked((), f"the scaler scales {half} over {plural(count, 'step')}")
     if view.missing is not None:
-        return Checked.indeterminate(f"no FP16 tensor is on record, but {view.missing}")
+        return Checked.indeterminate(f"no FP16 tensor was recorded, but {view.missing}")
     if count < options["min_steps"]:
-        return Checked((), f"{plural(count, 'scaled step')}, too few to tell")
+        return Checked((), f"{plural(count, 'scaled step')}: too few")
     process, steps = max(courses, key=lambda item: (sum(s.skipped for s in item[1]), -item[0].rank))
     skipped = [s for s in steps if s.skipped]
     tensors, _ = view.tensor_count(("output", "grad_output", "weight_grad"))
     dtype = next((s.autocast_dtype for s in steps if s.autocast_dtype), None) or "float32"
     last = steps[-1].loss_scale or 0.0
     message = (
-        f"Loss scale {last:g} is in force after {plural(len(steps), 'step')}, but of {plural(tensors, 'tensor')} "
-        f"recorded in the forward and backward pass none is FP16 (limit 0); the run computes in {dtype}, whose "
-        f"smallest normal number is 1.2e-38."
+        f"Loss scale {last:g} is in force after {plural(len(steps), 'step')}, but none of {plural(tensors, 'tensor')} "
+        f"recorded in the forward and backward pass is FP16 (limit 0). The run computes in {dtype}, whose smallest "
+        "normal number is 1.2e-38."
     )
     if skipped:
         message += (
-            f" It skipped {plural(len(skipped), 'step')} (first: {skipped[0].step}): those gradients were non-finite "
-            f"at a scale {dtype} can hold, and nobody was told."
+            f" The scaler silently skipped {plural(len(skipped), 'step')} (first: {skipped[0].step}): their gradients "
+            f"were non-finite at a scale that {dtype} can hold."
         )
-    finding = Finding(
-        code="PD304",
-        name="needless-loss-scaler",
+    finding = RULE.finding(
         severity=Severity.WARNING if skipped else Severity.INFO,
         confidence=0.8 if view.partial_modules else 0.95,
-        title=f"a GradScaler (scale {last:g}) in a {dtype} run: nothing there to scale",
+        title=f"a GradScaler (scale {last:g}) in a {dtype} run, which needs no loss scale",
         message=message,
         location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=skipped[0].step if skipped else steps[0].step),
         evidence={
@@ -81,7 +79,7 @@ def check(view: RunView, options: Options) -> Checked:
             "computed_in": dtype,
             "skipped_steps": len(skipped),
             "last_bad_step": steps[-1].step,
-            "confidence_reason": "dtypes of all tensors, weights and autocast regions are on record",
+            "confidence_reason": "dtypes of all tensors, weights and autocast regions were recorded",
         },
         prescriptions=(
             Prescription(
@@ -96,7 +94,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _half_precision(view: RunView) -> str | None:
-    """What is FP16 in this run, in words; None when nothing is."""
+    """What is FP16 in this run; None without any."""
     for process in view.processes:
         facts = view.facts(process)
         if any(text(a).endswith(f":{_FP16}") for a in facts.get("autocast") or ()):
@@ -119,7 +117,7 @@ RULE = Rule(
     severity=Severity.INFO,
     triage=Triage.LOSS_SCALE,
     page=PAGE,
-    options=(RuleOption("min_steps", 3.0, "steps", "Scaled steps before it is said.", "Precdoctor's own.", 1.0),),
+    options=(RuleOption("min_steps", 3.0, "steps", "Minimum number of scaled steps.", minimum=1.0),),
     sampled_steps=False,
     check=check,
     step_columns=("loss_scale", "growth_tracker", "autocast_dtype"),

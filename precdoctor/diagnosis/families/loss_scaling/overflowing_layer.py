@@ -1,4 +1,4 @@
-"""Which layer made a loss scaler skip its steps: the first non-finite tensor of the skipped steps on record."""
+"""The layer that made a loss scaler skip its steps: the first non-finite tensor of the recorded skipped steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from precdoctor.diagnosis.claims.finding import Phase
+from precdoctor.diagnosis.claims.finding import Location, Phase
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.healthy_steps import reference_of
 from precdoctor.diagnosis.survey.origin import locate_forward, suspicious
@@ -21,13 +21,17 @@ from precdoctor.diagnosis.survey.rows import (
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Skipped steps whose tensors are looked at, evenly spread.
+#: Skipped steps whose rows are read, evenly spread: bounds the work.
 _EXAMINED = 16
 
 
 @dataclass(frozen=True)
 class Overflow:
-    """Where one skipped step first became non-finite."""
+    """Where one skipped step first became non-finite.
+
+    Attributes:
+        dtype: format of the computation; autocast widens the gradient of an FP32 weight after it was computed in FP16.
+    """
 
     row: TensorRow
     root: str
@@ -35,7 +39,6 @@ class Overflow:
     module_class: str
     phase: Phase
     path: tuple[TensorRow, ...]
-    #: What it was computed in: under autocast the gradient of an FP32 weight is made in FP16 and widened.
     dtype: str
 
     def as_evidence(self) -> dict[str, object]:
@@ -45,29 +48,29 @@ class Overflow:
 
 @dataclass(frozen=True)
 class Culprits:
-    """What the examined steps agree on."""
+    """Where the examined steps first became non-finite."""
 
     overflows: Sequence[Overflow]
 
     @property
     def places(self) -> Counter[tuple[str, str]]:
-        """``(root, module)`` and on how many steps it was the first."""
+        """``(root, module)`` and the number of steps on which it was the first."""
         return Counter((o.root, o.module) for o in self.overflows)
 
     @property
     def shown(self) -> Overflow | None:
-        """An overflow at the most frequent place; None when no skipped step was recorded."""
+        """An overflow at the most frequent place; None if no skipped step was recorded."""
         places = self.places.most_common(1)
         return next((o for o in self.overflows if (o.root, o.module) == places[0][0]), None) if places else None
 
     @property
     def hits(self) -> int:
-        """Steps on which it was that place."""
+        """Steps on which that place was the first."""
         places = self.places.most_common(1)
         return places[0][1] if places else 0
 
     def name(self, view: RunView) -> str:
-        """The most frequent place, with its root where there are several."""
+        """The most frequent place, with its root if there are several."""
         shown = self.shown
         if shown is None:
             return "an unknown layer"
@@ -78,7 +81,7 @@ class Culprits:
         """A sentence for the message."""
         shown = self.shown
         if shown is None:
-            return "No skipped step was recorded with its tensors, so the overflowing layer is not known."
+            return "No skipped step was recorded with its tensors, so the overflowing layer is unknown."
         when = f"in {self.hits} of {plural(len(self.overflows), 'examined step')}"
         if shown.phase is Phase.FORWARD:
             return (
@@ -87,19 +90,26 @@ class Culprits:
             )
         return f"First to overflow {when}: {shown.row.label} ({shown.dtype}), in {shown.root}."
 
+    def location(self, rank: int, step: int) -> Location:
+        """The most frequent place; without any the backward pass."""
+        shown = self.shown
+        if shown is None:
+            return Location(phase=Phase.BACKWARD, rank=rank, step=step)
+        return Location(shown.root, shown.module, shown.module_class or None, shown.row.kind, shown.phase, rank, step)
+
     def as_evidence(self) -> list[dict[str, object]]:
         """The five most frequent places."""
         return [{"root": k[0], "module": k[1], "steps": n} for k, n in self.places.most_common(5)]
 
 
-def _computed(view: RunView, row: TensorRow) -> str:
+def _computed_in(view: RunView, row: TensorRow) -> str:
     facts = view.step_facts(Process(row.rank, row.attempt), row.step)
     autocast = facts.autocast_dtype if facts is not None else None
     return autocast if autocast == "float16" and row.kind == "weight_grad" else row.dtype
 
 
 def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> Culprits:
-    """Per examined step the first non-finite tensor: in the forward pass if there is one, else backward."""
+    """The first non-finite tensor of each examined step: in the forward pass if there is one, else backward."""
     sampled = [s.step for s in skipped if s.sampled]
     chosen = sampled[:: max(1, len(sampled) // _EXAMINED)][:_EXAMINED]
     found: list[Overflow] = []
@@ -120,7 +130,6 @@ def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> C
         if bad:
             row = min(bad, key=lambda r: r.position)
             path = tuple(path_to(gradients, row))
-            found.append(
-                Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, path, _computed(view, row))
-            )
+            dtype = _computed_in(view, row)
+            found.append(Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, path, dtype))
     return Culprits(found)

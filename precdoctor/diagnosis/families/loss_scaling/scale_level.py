@@ -1,24 +1,25 @@
-"""Whether the level that a loss scaler found is one at which gradients live, and which layer kept it so low."""
+"""The gradient that suffers most at the level of a loss scale, and what would let the scale stay higher."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from precdoctor.diagnosis.advice.larger_loss_scale import multiplied, plan_scale
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
 from precdoctor.diagnosis.survey.gradient_underflow import (
     ENOUGH_BITS,
+    FAINT_SHARE,
     FLUSH_OPTIONS,
     MARGIN_BINADES,
     MAX_STEPS,
+    SUBNORMAL_SHARE,
     GradientSeries,
     is_faint,
     is_harmed,
-    plan,
     survey,
 )
 from precdoctor.diagnosis.survey.origin import is_below
@@ -26,14 +27,13 @@ from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
 
+#: The limits of PD201.
 _FLUSHED, _MAGNITUDE = (o.default for o in FLUSH_OPTIONS[:2])
-#: As PD303's options of that name.
-_SUBNORMAL, _FAINT = 0.25, 0.05
 
 
 @dataclass(frozen=True)
 class LostGradient:
-    """The FP16 gradient that suffers most, over the steps that were taken."""
+    """The FP16 gradient that suffers most, over the healthy steps."""
 
     key: Key
     series: GradientSeries
@@ -48,16 +48,16 @@ class LostGradient:
 
 
 def lost_gradient(view: RunView) -> LostGradient | None:
-    """None where every FP16 output gradient keeps its bulk: PD201's and PD303's measure of harm."""
+    """The FP16 output gradient with most harm by PD201's and PD303's measure; None if none has any."""
     found = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
     half = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
     hurt = {k: t for k, t in half.items() if is_harmed(view, k, t, (_FLUSHED, _MAGNITUDE))} or {
         k: t
         for k, t in half.items()
         if not t.dead
-        and t.subnormal_share >= _SUBNORMAL
+        and t.subnormal_share >= SUBNORMAL_SHARE.default
         and t.mean_bits < ENOUGH_BITS.default
-        and is_faint(view, k, t, _FAINT, ENOUGH_BITS.default)
+        and is_faint(view, k, t, FAINT_SHARE.default, ENOUGH_BITS.default)
     }
     if not hurt:
         return None
@@ -65,13 +65,13 @@ def lost_gradient(view: RunView) -> LostGradient | None:
     return LostGradient(key, series)
 
 
-def kept_up(view: RunView, lost: LostGradient, shown: Overflow | None, level: float) -> tuple[Prescription, ...]:
-    """What lets the scale stay higher: the overflowing layer in FP32, priced by the gradients of all others.
+def higher_level(view: RunView, lost: LostGradient, shown: Overflow | None, level: float) -> tuple[Prescription, ...]:
+    """Prescriptions for a higher scale: the overflowing layer in FP32, up to the limit of all other gradients; or BF16.
 
     Args:
         view: the run.
         lost: the gradient that needs a larger scale.
-        shown: the layer that overflows; None where it is not known.
+        shown: the layer that overflows, if known.
         level: the scale in force.
     """
     wide = Prescription(
@@ -88,15 +88,14 @@ def kept_up(view: RunView, lost: LostGradient, shown: Overflow | None, level: fl
     if not largest:
         return (wide,)
     room = replace(found, headroom=FP16.headroom(largest))
-    chosen = plan(
-        view, room, {lost.key: lost.series}, target=_FLUSHED / 10.0, margin=MARGIN_BINADES.default
-    )  # fmt: skip
+    guilty = {lost.key: lost.series}
+    chosen = plan_scale(view, room, guilty, target=_FLUSHED / 10.0, margin=MARGIN_BINADES.default)
     if chosen.binades < 1:
         return (wide,)
-    scale = 2.0 ** (round(math.log2(level)) + chosen.binades)
+    scale = multiplied(level, chosen.binades)
     return (
         Prescription(
-            title=f"run `{shown.module}` in FP32, and the scale can stay at {scale:g}: flushed in "
+            title=f"run `{shown.module}` in FP32, so that the scale can stay at {scale:g}: flushed in "
             f"`{lost.key[1] or lost.key[0]}` {percent(chosen.before)} -> {percent(chosen.after)}",
             change={
                 "module": shown.module,
@@ -114,16 +113,16 @@ def kept_up(view: RunView, lost: LostGradient, shown: Overflow | None, level: fl
 
 
 def largest_gradient(rows: Sequence[TensorRow]) -> Overflow | None:
-    """The largest FP16 output gradient of a step, as what would overflow first; None without any."""
-    held = [r for r in rows if r.kind == "grad_output" and r.dtype == FP16.dtype and r.amax]
-    row = max(held, key=lambda r: r.amax or 0.0, default=None)
+    """The largest FP16 output gradient of a step, which would overflow first; None without any."""
+    half = [r for r in rows if r.kind == "grad_output" and r.dtype == FP16.dtype and r.amax]
+    row = max(half, key=lambda r: r.amax or 0.0, default=None)
     if row is None:
         return None
     return Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, (row,), row.dtype)
 
 
 def _within(row: TensorRow, shown: Overflow) -> bool:
-    """Whether a gradient is of the overflowing layer, or of what is around or inside it."""
+    """Whether a gradient belongs to the overflowing layer, or to a module around or inside it."""
     if row.root != shown.root:
         return False
     return row.module == shown.module or is_below(row.module, shown.module) or is_below(shown.module, row.module)

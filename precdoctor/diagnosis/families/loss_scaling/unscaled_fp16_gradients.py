@@ -4,38 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from precdoctor.diagnosis.advice.larger_loss_scale import out_of_subnormals, subnormal_share
 from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.gradient_underflow import (
+    DYING_SHARE,
     ENOUGH_BITS,
+    FAINT_SHARE,
     FINE_BITS,
     MARGIN_BINADES,
     MAX_STEPS,
+    SUBNORMAL_SHARE,
     GradientSeries,
-    Survey,
+    GradientSurvey,
     is_faint,
-    out_of_subnormals,
-    subnormal_share,
     survey,
 )
-from precdoctor.diagnosis.survey.rows import Key, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.survey.rows import Key, gradient_evidence, location
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
 
 PAGE = RulePage(
     finds="""
-A run whose backward pass is in FP16 while no loss scale is in force (no `GradScaler`, none written by hand), and whose
-gradients therefore lie among FP16's subnormals: below 2^-14 = 6.1e-5, where each binade down costs one more of the 11
-significant bits, until 2^-25 is zero. Told when the elements of a gradient keep fewer than `fine_bits` significant bits
-on average, for BF16 has no more than 8; a warning below `enough_bits`, information before. When elements are lost
-altogether, PD201 or PD202 says so and this finding is told inside it.
+A run with an FP16 backward pass and no loss scale (no `GradScaler`, none written by hand), so that gradients lie among
+FP16's subnormals: below 2^-14 = 6.1e-5 each binade costs one more of the 11 significant bits, until 2^-25 is zero. A
+gradient counts if its elements keep fewer than `fine_bits` significant bits on average: BF16 has no more than 8. Below
+`enough_bits` the finding is a warning, otherwise information. If elements are lost altogether, PD201 or PD202 reports
+it and includes this finding.
 """,
     matters="""
-Activation gradients of common networks lie between 1e-9 and 1e-4. Without a scale most of FP16's range above stays
-empty while the gradients sit on its floor: first they lose bits, then, as the loss falls, they are flushed and layers
-stop training.
+Activation gradients of common networks lie between 1e-9 and 1e-4. Without a scale they sit on the floor of FP16's
+range, and the rest of it stays empty. First they lose bits; as the loss falls, they are flushed and layers stop
+training.
 """,
     example="""
     with torch.autocast("cuda", dtype=torch.float16):
@@ -44,11 +46,11 @@ stop training.
     scaler.scale(loss).backward()   # none
 """,
     remedy="""
-Use `torch.amp.GradScaler`, which finds the scale by itself; the finding names the one at which the worst gradient is
+Use `torch.amp.GradScaler`, which finds the scale by itself; the finding names the scale that lifts the worst gradient
 out of the subnormal range. BF16 needs no scaling at all.
 """,
     confidence="""
-0.9: subnormal elements are counted exactly. 0.7 when fewer than four steps were sampled.
+0.9: subnormal elements are counted exactly. 0.7 if fewer than four steps were sampled.
 """,
     references=(
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.2 and figure 3",
@@ -67,8 +69,8 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no output gradient is in FP16")
     half = {k: t for k, t in every.items() if is_faint(view, k, t, options["faint_share"], options["enough_bits"])}
     if not half:
-        seen = f"{plural(len(every), 'FP16 gradient')}: few elements carry them, and weight gradients are whole"
-        return Checked((), seen)
+        reason = f"{plural(len(every), 'FP16 gradient')}: few elements carry them, and weight gradients are whole"
+        return Checked((), reason)
     limit = options["subnormal_share"]
     guilty = {k: t for k, t in half.items() if t.subnormal_share >= limit and t.mean_bits < options["fine_bits"]}
     if not guilty:
@@ -80,7 +82,9 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([_finding(view, found, key, guilty, options)], seen, Status.FAILED)
 
 
-def _finding(view: RunView, found: Survey, key: Key, guilty: Mapping[Key, GradientSeries], options: Options) -> Finding:
+def _finding(
+    view: RunView, found: GradientSurvey, key: Key, guilty: Mapping[Key, GradientSeries], options: Options
+) -> Finding:
     tensor = guilty[key]
     process, step = tensor.worst
     rows = view.rows(process, step)
@@ -90,23 +94,21 @@ def _finding(view: RunView, found: Survey, key: Key, guilty: Mapping[Key, Gradie
     )
     bits = tensor.mean_bits
     message = (
-        f"No loss scale is in force, and {percent(tensor.subnormal_share)} of the gradient of the output of "
+        f"No loss scale is in force. {percent(tensor.subnormal_share)} of the gradient of the output of "
         f"`{row.place}` (float16) is subnormal in the median of {plural(len(tensor.shares), 'step')} (limit "
-        f"{percent(options['subnormal_share'])}): its non-zero elements keep {bits:.1f} of 11 significant bits on "
+        f"{percent(options['subnormal_share'])}). Its non-zero elements keep {bits:.1f} of 11 significant bits on "
         f"average (limit {options['fine_bits']:g}). Its largest element is {row.amax or 0.0:.3g}; "
         f"{found.headroom:.1f} binades above the largest gradient of the run are unused. "
         f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limit."
     )
     few = len(tensor.shares) < 4
-    return Finding(
-        code="PD305",
-        name="unscaled-fp16-gradients",
-        severity=Severity.WARNING if bits < options["enough_bits"] else Severity.INFO,
+    return RULE.finding(
+        severity=None if bits < options["enough_bits"] else Severity.INFO,
         confidence=0.7 if few else 0.9,
         title=f"FP16 without a loss scale: {percent(tensor.subnormal_share)} of the gradient of `{row.place}` is "
         "subnormal",
         message=message,
-        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.BACKWARD, process.rank, step),
+        location=location(row, Phase.BACKWARD, process.rank, step),
         evidence={
             "subnormal_share": tensor.subnormal_share,
             "limit": options["subnormal_share"],
@@ -117,8 +119,7 @@ def _finding(view: RunView, found: Survey, key: Key, guilty: Mapping[Key, Gradie
                 {"root": k[0], "module": k[1], "subnormal_share": t.subnormal_share}
                 for k, t in sorted(guilty.items(), key=lambda item: -item[1].subnormal_share)[:16]
             ],
-            "range": range_evidence(row),
-            "path": path_evidence(path_to([r for r in rows if r.kind in ("loss", "grad_output")], row)),
+            **gradient_evidence(rows, row),
             "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
         },
         prescriptions=(
@@ -142,35 +143,14 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        RuleOption(
-            "subnormal_share",
-            0.25,
-            "fraction",
-            "Subnormals among the non-zero elements of a gradient, median over steps.",
-            "Precdoctor's own: a Gaussian with a quarter of its elements below 2^-14 has 3e-4 of them below 2^-25.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "faint_share",
-            0.05,
-            "fraction",
-            "Subnormal share of the sum of magnitudes; with less, the weight gradient must have lost bits as well.",
-            "Precdoctor's own.",
-            maximum=1.0,
-        ),
+        SUBNORMAL_SHARE,
+        FAINT_SHARE,
         FINE_BITS,
         ENOUGH_BITS,
-        RuleOption(
-            "dying_share",
-            0.04,
-            "fraction",
-            "Flushed share from which a gradient of zeros is taken for a flushed one.",
-            "As for PD201.",
-            maximum=1.0,
-        ),
+        DYING_SHARE,
         MARGIN_BINADES,
         MAX_STEPS,
     ),
     check=check,
     step_columns=("loss_scale",),
-)
+)  # fmt: skip

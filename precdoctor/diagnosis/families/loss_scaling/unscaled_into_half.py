@@ -12,21 +12,31 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import TensorRow, known_format, location, path_evidence, range_evidence
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import (
+    Parameter,
+    TensorRow,
+    dotted,
+    known_format,
+    location,
+    parameter_of,
+    path_evidence,
+    range_evidence,
+)
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.numerics.formats import FP16
 from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(
     finds="""
-FP16 weight gradients that carry a loss scale after the backward pass and are divided by it within FP16, before the
-optimizer gets them: elements that were non-zero become zero. Both tensors are recorded, so the loss is counted, not
-estimated: zeros in what the optimizer was given less zeros in what was accumulated. Steps that clip are left out, since
-clipping makes gradients smaller, too. torch's own `GradScaler` refuses to unscale FP16 gradients; this is what scaling
-by hand does.
+FP16 weight gradients that carry a loss scale after the backward pass and are divided by it in FP16, before the
+optimizer gets them: non-zero elements become zero. The log holds both tensors, so the rule counts the loss exactly:
+zeros in the gradient that the optimizer got, less zeros in the accumulated one. Steps that clip are left out, because
+clipping also makes gradients smaller. torch's own `GradScaler` refuses to unscale FP16 gradients; scaling by hand does
+it.
 """,
     matters="""
-A loss scale is of use only if the division happens in a wider format. Divided in FP16, everything below 2^-25 is zero
-again and everything below 2^-14 has lost bits: all that the scale cost, for nothing.
+A loss scale helps only if the division happens in a wider format. After a division in FP16, everything below 2^-25 is
+zero again and everything below 2^-14 has lost bits: the scale was useless.
 """,
     example="""
     (loss * 4096).backward()
@@ -36,11 +46,11 @@ again and everything below 2^-14 has lost bits: all that the scale cost, for not
 """,
     remedy="""
 Keep FP32 master weights, convert the gradient to FP32 first and divide it there. `GradScaler` with FP32 weights and
-FP16 autocast does all of it. If nothing but a plain SGD step follows, leaving the gradients scaled and dividing the
-learning rate instead loses nothing, either.
+FP16 autocast does all of it. If only a plain SGD step follows, you can also leave the gradients scaled and divide the
+learning rate instead.
 """,
     confidence="""
-0.9: both tensors were counted. 0.75 when fewer than four steps were recorded.
+0.9: both tensors were counted. 0.75 if fewer than four steps were recorded.
 """,
     references=(
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, sections 3.1 and 3.2",
@@ -48,11 +58,12 @@ learning rate instead loses nothing, either.
     ),
 )
 _COLUMNS = ("root", "module", "kind", "name", "dtype", "numel", "zero", "nan", "pos_inf", "neg_inf", "scale")
-_Place = tuple[str, str, str]
 
 
 @dataclass
-class _Gradient:
+class _GradientHistory:
+    """A weight's gradient; ``shares``: per process and step the non-zero elements that unscaling set to zero."""
+
     numel: int
     shares: dict[tuple[Process, int], float] = field(default_factory=dict)
 
@@ -65,7 +76,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight that loses most."""
     gradients = _survey(view)
     if not gradients:
-        return Checked.not_applicable("no FP16 weight gradient carries a loss scale that is taken out before the step")
+        return Checked.not_applicable("no FP16 weight gradient carries a loss scale that is removed before the step")
     seen = f"{plural(len(gradients), 'FP16 gradient')} before and after unscaling"
     guilty = {p: g for p, g in gradients.items() if g.share >= options["flushed_share"]}
     if not guilty:
@@ -75,34 +86,27 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{len(guilty):,} of {seen} above the limit", Status.FAILED)
 
 
-def _survey(view: RunView) -> dict[_Place, _Gradient]:
+def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
     plain = {(p, s.step) for p, steps in view.timeline.items() for s in steps if not s.skipped and s.clip_norm is None}
-    zeros: dict[tuple[_Place, Process, int], dict[str, tuple[int, int]]] = {}
-    terms = [("dtype", "in", ("float16",))]
-    for r in view.scan_records(_COLUMNS, ("weight_grad", "weight_grad_step"), steps=watched_steps(view), where=terms):
-        process, step = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+    zeros: dict[tuple[Parameter, tuple[Process, int]], dict[str, tuple[int, int]]] = {}
+    where = [("dtype", "in", ("float16",))]
+    for r in view.scan_records(_COLUMNS, ("weight_grad", "weight_grad_step"), steps=watched_steps(view), where=where):
+        at = process_step(r)
         scaled = r["scale"] is not None and float(r["scale"]) > 1.0
         bad = r["nan"] or r["pos_inf"] or r["neg_inf"]
-        if (process, step) not in plain or bad or scaled != (r["kind"] == "weight_grad"):
-            continue
-        place = (str(r["root"]), str(r["module"]), str(r["name"]))
-        zeros.setdefault((place, process, step), {})[str(r["kind"])] = (int(r["zero"]), int(r["numel"]))
-    found: dict[_Place, _Gradient] = {}
-    for (place, process, step), pair in zeros.items():
+        if at in plain and not bad and scaled == (r["kind"] == "weight_grad"):
+            zeros.setdefault((parameter_of(r), at), {})[str(r["kind"])] = (int(r["zero"]), int(r["numel"]))
+    found: dict[Parameter, _GradientHistory] = {}
+    for (place, at), pair in zeros.items():
         if len(pair) == 2:
             (before, numel), (after, _) = pair["weight_grad"], pair["weight_grad_step"]
-            gradient = found.setdefault(place, _Gradient(numel))
-            gradient.shares[process, step] = max(0, after - before) / max(1, numel - before)
+            gradient = found.setdefault(place, _GradientHistory(numel))
+            gradient.shares[at] = max(0, after - before) / max(1, numel - before)
     return found
 
 
-def _row(view: RunView, place: _Place, process: Process, step: int, kind: str) -> TensorRow:
-    rows = view.rows(process, step)
-    return next(r for r in rows if r.kind == kind and (r.root, r.module, r.name) == place)
-
-
 def _lost(row: TensorRow) -> float:
-    """Share of the sum of magnitudes that the division by its scale takes below FP16's flush limit."""
+    """Share of the sum of magnitudes that falls below FP16's flush limit if divided by the scale."""
     fmt = known_format(row.dtype)
     limit = (fmt.flush_limit if fmt is not None else 0.0) * (row.scale or 1.0)
     total = magnitude(row.histogram)
@@ -110,27 +114,24 @@ def _lost(row: TensorRow) -> float:
     return 1.0 - kept / total if total else 0.0
 
 
-def _finding(view: RunView, guilty: Mapping[_Place, _Gradient], options: Options) -> Finding:
+def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], options: Options) -> Finding:
     place, gradient = max(guilty.items(), key=lambda item: (item[1].share, item[1].numel))
     process, step = max(gradient.shares, key=lambda k: gradient.shares[k])
-    row = _row(view, place, process, step, "weight_grad")
-    given = _row(view, place, process, step, "weight_grad_step")
-    parameter = ".".join(p for p in place[1:] if p)
+    mine = {r.kind: r for r in view.rows(process, step) if (r.root, r.module, r.name) == place}
+    row, given = mine["weight_grad"], mine["weight_grad_step"]
     lost, scale = _lost(row), row.scale or 1.0
     few = len(gradient.shares) < 4
     message = (
-        f"{percent(gradient.share)} of the non-zero gradient of `{parameter}` (float16) became zero when it was "
-        f"divided by the loss scale, {scale:g}, in the median of {plural(len(gradient.shares), 'step')} (limit "
-        f"{percent(options['flushed_share'])}), and {percent(lost)} of its magnitude with it: amax "
-        f"{row.amax or 0.0:.3g} before, {given.amax or 0.0:.3g} after, and FP16 flushes up to 2.98e-08. "
+        f"The division by the loss scale, {scale:g}, in float16 set {percent(gradient.share)} of the non-zero gradient "
+        f"of `{row.parameter}` to zero, in the median of {plural(len(gradient.shares), 'step')} (limit "
+        f"{percent(options['flushed_share'])}). It removed {percent(lost)} of the magnitude: amax "
+        f"{row.amax or 0.0:.3g} before, {given.amax or 0.0:.3g} after; FP16 flushes up to {FP16.flush_limit:.3g}. "
         f"{plural(len(guilty), 'gradient')} above the limit."
     )
-    return Finding(
-        code="PD308",
-        name="unscaled-into-half",
+    return RULE.finding(
         severity=Severity.ERROR if gradient.share >= options["error_share"] else Severity.WARNING,
         confidence=0.75 if few else 0.9,
-        title=f"{percent(gradient.share)} of the gradient of `{parameter}` is flushed by unscaling it in FP16",
+        title=f"{percent(gradient.share)} of the gradient of `{row.parameter}` is flushed by unscaling it in FP16",
         message=message,
         location=location(given, Phase.OPTIMIZER, process.rank, step),
         evidence={
@@ -139,7 +140,7 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Gradient], options: Options
             "lost_magnitude_share": lost,
             "loss_scale": scale,
             "tensors": [
-                {"root": p[0], "parameter": f"{p[1]}.{p[2]}".strip("."), "flushed_share": g.share}
+                {"root": p[0], "parameter": dotted(p[1], p[2]), "flushed_share": g.share}
                 for p, g in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
             ],
             "range": range_evidence(given),
@@ -165,23 +166,11 @@ RULE = Rule(
     triage=Triage.LOSS_SCALE,
     page=PAGE,
     options=(
-        RuleOption(
-            "flushed_share",
-            0.04,
-            "fraction",
-            "Elements that become zero by unscaling, among the non-zero ones, median over steps.",
-            "As for PD201.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "error_share",
-            0.2,
-            "fraction",
-            "From this share on the finding is an error, below a warning.",
-            "As for PD201.",
-            maximum=1.0,
-        ),
+        RuleOption("flushed_share", 0.04, "fraction",
+                   "Non-zero elements that unscaling sets to zero, median over steps.", "As in PD201.", maximum=1.0),
+        RuleOption("error_share", 0.2, "fraction", "Share from which the finding is an error, not a warning.",
+                   "As in PD201.", maximum=1.0),
     ),
     check=check,
     step_columns=("loss_scale", "clip_norm"),
-)
+)  # fmt: skip

@@ -2,51 +2,69 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.advice.larger_loss_scale import loss_scale_of, plan_scale, prescribe_scale
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.underflow.flushing_ops import check_flushes
 from precdoctor.diagnosis.survey.gradient_underflow import (
     FLUSH_OPTIONS,
     GradientSeries,
-    Survey,
+    GradientSurvey,
     is_harmed,
     lost_channels,
-    plan,
-    prescribe,
     survey,
     tail_of,
 )
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.rows import (
+    Key,
+    TensorRow,
+    known_format,
+    location,
+    path_evidence,
+    range_evidence,
+    text,
+)
+from precdoctor.diagnosis.survey.scans import (
+    Fact,
+    Group,
+    check_facts,
+    elsewhere_words,
+    evidence_of,
+    locate,
+    place_words,
+)
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
 
 PAGE = RulePage(
     finds="""
-Gradients of module outputs in FP16 or BF16 of which a large share was rounded to zero. A tensor that is already in the
-narrow format shows only its zeros, and most zeros are structural: ReLU, dropout, padding, untouched rows. They are told
-apart by the mark underflow leaves. Estimator: the exponents of the surviving elements in the ten binades above the
-format's flush limit (half the smallest subnormal: 2^-25 in FP16, 2^-134 in BF16) are matched by likelihood with a
-family of distributions (Gaussians of unequal scales, Laplace, Student, log-normals), rounding to subnormal steps
-included; the median of what fits says how many elements lie below the limit, and never more than there are zeros. A
-tensor whose survivors stay clear of the limit has a flushed share of 0 whatever its zeros.
+Gradients of module outputs in FP16 or BF16 with a large share rounded to zero. A tensor that is already in the narrow
+format shows only its zeros, and most zeros are structural: ReLU, dropout, padding, untouched rows. Flushed elements
+are told apart by the mark that underflow leaves. Estimator: the rule takes the exponents of the surviving elements in
+the ten binades above the format's flush limit (half the smallest subnormal: 2^-25 in FP16, 2^-134 in BF16). It matches
+them by likelihood with a family of distributions (Gaussians of unequal scales, Laplace, Student, log-normals), rounding
+to subnormal steps included. The median of the distributions that fit estimates how many elements lie below the limit;
+there are never more than there are zeros. If the survivors stay clear of the limit, the flushed share is 0, however
+many zeros there are.
 
-A tensor counts when, in the median over the steps, its flushed share (flushed / (flushed + non-zero)) exceeds its
-limit, and so does the share of its total magnitude that was lost. Gradients in which a few elements carry everything,
-such as the logits of a confident classifier, lose little magnitude. They are spared only if the gradient of the
-module's weight has no more zeros than other reasons explain: channels that are flushed on every sample leave zeros
-there, scattered elements leave none. A tensor that is zero throughout counts only when the gradient before it in the
-backward pass was dying already.
+A tensor counts if its flushed share (flushed / (flushed + non-zero)) exceeds its limit in the median over the steps,
+and so does the flushed share of its total magnitude. Gradients in which a few elements carry everything, such as the
+logits of a confident classifier, lose little magnitude. They are exempt unless the gradient of the module's weight has
+more zeros than other reasons explain: a channel that is flushed on every sample leaves zeros there, scattered elements
+leave none. A tensor that is zero throughout counts only if the gradient before it in the backward pass was already
+dying.
 
-Where no such tensor is found, an op of the backward pass counts that was seen to flush most of a gradient (half of its
-non-zero elements and a quarter of its magnitude, on two scanned steps or more, see `record --deep-scan`): the cast
-behind the loss, for instance, in front of which no module is.
+If no such tensor is found, deep scans are asked (see `record --deep-scan`): an op of the backward pass counts if it
+flushed half of the non-zero elements and a quarter of the magnitude of a gradient, on at least two scanned steps. The
+cast behind the loss, for instance, precedes every module.
 """,
     matters="""
-A flushed gradient does not train. Layers far from the loss go first; the loss goes down more slowly or stops, and
+A flushed gradient does not train. Layers far from the loss go first; the loss falls more slowly or stops falling, and
 nothing is ever NaN.
 """,
     example="""
@@ -57,15 +75,15 @@ everything up to 2^-25 = 3e-8 to zero.
     scaler.scale(loss).backward()   # 0.3 %
 """,
     remedy="""
-Scale the loss by the power of two in the finding: it is the smallest that brings the flushed share of the worst tensor
+Scale the loss by the power of two in the finding. It is the smallest that brings the flushed share of the worst tensor
 to a tenth of the limit, or the largest that leaves `margin_binades` below overflow on every recorded step. Use
-`GradScaler` so that overflows are skipped. BF16 needs no scaling.
+`GradScaler`, which skips steps that overflow. BF16 needs no scaling.
 """,
     confidence="""
-0.9; 0.7 when fewer than four steps were sampled or the worst tensor is zero throughout; 0.6 below 1,000 surviving
-elements. The estimator is within a fifth of the truth for shapes of its family, within a factor of 1.7 for others, and
-underestimates densities with a peak at zero, such as products of random variables, by up to a factor of 5; a false
-alarm is the worse error. tests/unit/numerics/test_tail.py holds it to that.
+0.9; 0.7 if fewer than four steps were sampled or the worst tensor is zero throughout; 0.6 below 1,000 surviving
+elements. The estimator is within a fifth of the truth for shapes of its family and within a factor of 1.7 for others.
+It underestimates densities with a peak at zero, such as products of random variables, by up to a factor of 5, because
+a false alarm is the worse error. tests/unit/numerics/test_tail.py holds it to that.
 """,
     references=(
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.2",
@@ -73,104 +91,152 @@ alarm is the worse error. tests/unit/numerics/test_tail.py holds it to that.
         "IEEE 754-2019, section 7.5 (underflow)",
     ),
 )
+#: Share of the non-zero elements, and of the magnitude, that a scanned op must flush. Chosen empirically: most of it.
+_OP_FLUSHED, _OP_LOST = 0.5, 0.25
 
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the worst tensor, with all others above the limits as evidence."""
     found = survey(view, max_steps=options["max_steps"], dying_share=options["flushed_share"])
-    flushes = check_flushes(view)
+    flushes = _check_ops(view)
     if not found.tensors:
-        if flushes.findings:
-            return flushes
-        return Checked.not_applicable("no output gradient is in FP16 or BF16")
+        return flushes if flushes.findings else Checked.not_applicable("no output gradient is in FP16 or BF16")
     seen = f"{plural(len(found.tensors), 'output gradient')} on {plural(len(found.steps), 'step')}"
     limits = options["flushed_share"], options["lost_magnitude"]
     guilty = {k: t for k, t in found.tensors.items() if is_harmed(view, k, t, limits)}
-    if not guilty and flushes.findings:
+    if guilty:
+        reason = f"{plural(len(guilty), 'gradient')} of {seen} above {percent(options['flushed_share'])}"
+        return Checked([_finding(view, found, guilty, options)], reason, Status.FAILED)
+    if flushes.findings:
         return flushes
-    if not guilty:
-        worst = max(t.share for t in found.tensors.values())
-        tail = ", a tail: no recorded weight gradient misses a channel" if worst >= limits[0] else ""
-        return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limits[0])}){tail}")
-    finding = _finding(view, found, guilty, options)
-    return Checked(
-        [finding],
-        f"{plural(len(guilty), 'gradient')} of {seen} above {percent(options['flushed_share'])}",
-        Status.FAILED,
-    )
+    worst = max(t.share for t in found.tensors.values())
+    tail = ", a tail: no recorded weight gradient misses a channel" if worst >= limits[0] else ""
+    return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limits[0])}){tail}")
 
 
-# -- telling ----------------------------------------------------------------------------------------------------------
-
-
-def _finding(view: RunView, found: Survey, guilty: Mapping[Key, GradientSeries], options: Options) -> Finding:
+def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, GradientSeries], options: Options) -> Finding:
     key, tensor = max(guilty.items(), key=lambda item: (not item[1].dead, item[1].share))
     process, step = tensor.worst
     rows = view.rows(process, step)
     row = next(r for r in rows if r.key == key)
-    facts = view.step_facts(process, step)
-    current = (row.scale or (facts.loss_scale if facts is not None else None)) or 1.0
-    chosen = plan(view, found, guilty, target=options["flushed_share"] / 10.0, margin=options["margin_binades"])
-    lost, limit = percent(tensor.lost_share), percent(options["lost_magnitude"])
+    current = loss_scale_of(view, row)
+    chosen = plan_scale(view, found, guilty, target=options["flushed_share"] / 10.0, margin=options["margin_binades"])
+    channels = lost_channels(view, key, tensor)
+    confidence, why = _confidence(tensor, row, found)
     message = (
-        f"{percent(tensor.share)} of the gradient of the output of `{row.place}` ({row.dtype}) was rounded to zero in "
-        f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}), {lost} of "
-        f"its magnitude (limit {limit}). {_channel_words(view, key, tensor)}{_range_words(row, tensor.fmt)} "
+        f"Rounding to {row.dtype} set {percent(tensor.share)} of the gradient of the output of `{row.place}` to zero, "
+        f"in the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}). It "
+        f"removed {percent(tensor.lost_share)} of the magnitude (limit {percent(options['lost_magnitude'])}). "
+        f"{_channel_words(channels)}{_range_words(row, tensor.fmt)} "
         f"Loss scale: {current:g}. {plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits."
     )
-    severe = tensor.share >= options["error_share"]
-    known = [r for r in rows if r.kind in ("loss", "grad_output") and r.order is not None]
-    path = [r for r in known if r.position <= row.position]
-    evidence = {
-        "flushed_share": tensor.share,
-        "limit": options["flushed_share"],
-        "lost_magnitude_share": tensor.lost_share,
-        "lost_channel_share": lost_channels(view, key, tensor),
-        "structural_zero_share": max(0.0, row.zero - tail_of(row, tensor.fmt).total) / row.numel,
-        "subnormal_share": row.subnormal / row.numel,
-        "loss_scale": current,
-        "steps_examined": len(found.steps),
-        "tensors": [
-            {"root": k[0], "module": k[1], "flushed_share": t.share, "lost_magnitude_share": t.lost_share}
-            for k, t in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
-        ],
-        "range": range_evidence(row),
-        "path": path_evidence(path),
-        "confidence_reason": _confidence(tensor, row, found)[1],
-    }
-    return Finding(
-        code="PD201",
-        name="activation-gradient-underflow",
-        severity=Severity.ERROR if severe else Severity.WARNING,
-        confidence=_confidence(tensor, row, found)[0],
+    backward = [r for r in rows if r.kind in ("loss", "grad_output") and r.order is not None]
+    return RULE.finding(
+        severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
+        confidence=confidence,
         title=f"{percent(tensor.share)} of the gradient of `{row.place}` is flushed to zero in {tensor.fmt.name}",
         message=message,
-        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.BACKWARD, process.rank, step),
-        evidence=evidence,
-        prescriptions=(prescribe(view, tensor.fmt, current, chosen),),
+        location=location(row, Phase.BACKWARD, process.rank, step),
+        evidence={
+            "flushed_share": tensor.share,
+            "limit": options["flushed_share"],
+            "lost_magnitude_share": tensor.lost_share,
+            "lost_channel_share": channels,
+            "structural_zero_share": max(0.0, row.zero - tail_of(row, tensor.fmt).total) / row.numel,
+            "subnormal_share": row.subnormal / row.numel,
+            "loss_scale": current,
+            "steps_examined": len(found.steps),
+            "tensors": [
+                {"root": k[0], "module": k[1], "flushed_share": t.share, "lost_magnitude_share": t.lost_share}
+                for k, t in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
+            ],
+            "range": range_evidence(row),
+            "path": path_evidence([r for r in backward if r.position <= row.position]),
+            "confidence_reason": why,
+        },
+        prescriptions=(prescribe_scale(view, tensor.fmt, current, chosen),),
     )
 
 
-def _channel_words(view: RunView, key: Key, tensor: GradientSeries) -> str:
-    lost = lost_channels(view, key, tensor)
-    return f"{percent(lost)} of the module's weight gradient is exactly zero because of it. " if lost else ""
+def _channel_words(lost: float) -> str:
+    return f"It leaves {percent(lost)} of the module's weight gradient exactly zero. " if lost else ""
 
 
 def _range_words(row: TensorRow, fmt: Format) -> str:
     limit = f"{fmt.name} flushes up to {fmt.flush_limit:.3g}"
-    if row.amax:
-        return f"Its largest element is {row.amax:.3g}; {limit}."
-    return f"Nothing of it survived; {limit}."
+    return f"Its largest element is {row.amax:.3g}; {limit}." if row.amax else f"No element survived; {limit}."
 
 
-def _confidence(tensor: GradientSeries, row: TensorRow, found: Survey) -> tuple[float, str]:
+def _confidence(tensor: GradientSeries, row: TensorRow, found: GradientSurvey) -> tuple[float, str]:
     if row.numel - row.zero < 1000 and not tensor.dead:
         return 0.6, "fewer than 1,000 elements survive"
     if tensor.dead:
         return 0.7, "the tensor is zero throughout; the gradient before it was dying"
     if len(found.steps) < 4:
         return 0.7, "fewer than four steps were sampled"
-    return 0.9, "the survivors pile up at the flush limit as the zeros continue them"
+    return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
+
+
+def _check_ops(view: RunView) -> Checked:
+    """One finding: the scanned op of the backward pass that flushed most."""
+
+    def guilty(fact: Fact) -> float:
+        share = fact.count("flushed") / max(fact.count("of"), 1)
+        return fact.number("lost") if share >= _OP_FLUSHED and fact.number("lost") >= _OP_LOST else 0.0
+
+    found = check_facts(
+        view, ("flush",), guilty, lambda g: _op_finding(view, g), seen="no gradient that was flushed",
+        keep=lambda g: len(g.steps) > 1,
+    )  # fmt: skip
+    return Checked(tuple(found.findings)[:1], found.reason, found.status)
+
+
+def _op_finding(view: RunView, group: Group) -> Finding:
+    fact = group.worst
+    flushed, of, zero = fact.count("flushed"), fact.count("of"), fact.count("zero_gradients")
+    fmt = known_format(text(fact.data.get("dtype")))
+    smallest = fmt.min_normal if fmt is not None else 0.0
+    exponent = max(1, math.ceil(math.log2(smallest / max(fact.number("exact_median"), 1e-300))))
+    listed = fact.data.get("zero_gradients_of")
+    dead = [text(name) for name in listed] if isinstance(listed, list) else []
+    names = ", ".join(f"`{n}`" for n in dead[:3])
+    message = (
+        f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} returned zeros for {flushed:,} of {of:,} "
+        f"elements that are not zero in FP64 (limit {percent(_OP_FLUSHED)}). They hold {percent(fact.number('lost'))} "
+        f"of the gradient's magnitude (limit {percent(_OP_LOST)}); {percent(fact.number('channels'))} of the channels "
+        f"are zero throughout. Their exact values reach {fact.number('exact_amax'):.3g}. "
+        f"Weights whose gradient is exactly zero: {zero}{f' ({names})' if names else ''}.{elsewhere_words(group)}"
+    )
+    return RULE.finding(
+        severity=Severity.ERROR if zero else Severity.WARNING,
+        confidence=0.9,
+        title=f"{percent(flushed / max(of, 1))} of a gradient is flushed to zero by {fact.short} "
+        f"{place_words(fact)}{fact.line}",
+        message=message,
+        location=_op_location(view, group, dead),
+        evidence=evidence_of(
+            group,
+            {"flushed_share": _OP_FLUSHED, "lost_magnitude": _OP_LOST},
+            "the op's zeros were compared with FP64 results from the same operands",
+        ),
+        prescriptions=(
+            Prescription(
+                title=f"loss scale 2^{exponent}: the median of the flushed gradient becomes a normal number; "
+                f"flushed elements {flushed:,} -> at most {of // 2:,}",
+                change={"loss_scale": 2.0**exponent},
+                predicted={"flushed_elements": {"from": flushed, "to": of // 2}},
+                snippet=f"scaler = torch.amp.GradScaler(init_scale=2.0**{exponent})\n",
+            ),
+        ),
+    )
+
+
+def _op_location(view: RunView, group: Group, dead: list[str]) -> Location:
+    """Where the op ran; for an op outside all modules, the last layer whose weight gradient is zero."""
+    place = locate(view, group)
+    if place.module or not dead or len(view.models) != 1:
+        return place
+    return replace(place, root=next(iter(view.models)), module=dead[-1].rpartition(".")[0])
 
 
 RULE = Rule(

@@ -1,4 +1,9 @@
-"""PD203: layers whose weights get a gradient of exactly zero, or none, for the whole run."""
+"""PD203: layers whose weights get a gradient of exactly zero, or none.
+
+Four detectors, one finding: layers with a zero gradient for good (here), whose gradient FP16 flushed
+(:mod:`.dead_layer_flushed`), that died during the run (:mod:`.dead_layer_dying`), or whose output saturates the
+function behind it (:mod:`.dead_layer_saturated`).
+"""
 
 from __future__ import annotations
 
@@ -9,153 +14,166 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.underflow.dying_layer import died
-from precdoctor.diagnosis.families.underflow.dying_layer import finding as died_finding
-from precdoctor.diagnosis.families.underflow.saturated_layer import finding as saturated_finding
-from precdoctor.diagnosis.families.underflow.saturated_layer import saturated
-from precdoctor.diagnosis.families.underflow.zero_gradients import finding as flushed_finding
-from precdoctor.diagnosis.families.underflow.zero_gradients import flushed_zeros
+from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
+from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
+from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import TensorRow, location, path_evidence, path_to, range_evidence, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import (
+    Parameter,
+    TensorRow,
+    dotted,
+    location,
+    parameter_of,
+    path_evidence,
+    path_to,
+    range_evidence,
+    text,
+)
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(
     finds="""
 Weight matrices that require gradients and take part in the forward pass, but whose gradient is exactly zero in every
-element on all recorded steps, or from some step on and for most of them: a ReLU that never fires, a gate stuck at zero,
-a path cut by rounding. Of a chain of dead layers the output that is zero throughout is named where there is one, else
-the layer nearest the loss. If that layer's output is neither all negative nor saturated, and what arrives there is zero
-already, then the loss itself gives it nothing (a term with weight zero, a mask): that is information. So are layers
-that no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss). Biases, frozen
-weights, modules that never ran, steps without a learning rate, and the first steps of zero-initialised layers are not
-judged. Single dead units or unused embedding rows are not a dead layer.
+element, on all recorded steps or from some step on: a ReLU that never fires, a gate stuck at zero, a path cut by
+rounding. In a chain of dead layers the rule names the output that is zero throughout; without one it names the layer
+nearest the loss. If that layer's output is neither all negative nor saturated, and the gradient that arrives there is
+already zero, the loss itself gives it no gradient (a term with weight zero, a mask): that is information. Layers that
+no gradient reaches at all (`grad` stays None: detached, or their output is not used in the loss) are also information.
+Not evaluated are biases, frozen weights, modules that never ran, steps without a learning rate, and the first steps of
+zero-initialised layers. Single dead units or unused embedding rows are not a dead layer.
 
-In FP16 all of that may be underflow. If the last gradient before the zeros lies at or below FP16's smallest normal
-number throughout, or if every FP16 gradient is zero from the loss on, the gradient was flushed: a warning, or an error
-with half of the elements of all weight matrices. The finding names where the zeros begin, and the loss scale that
-brings the last gradient with non-zero elements out of the subnormals.
+In FP16 all of that may be underflow. The gradient was flushed if the last gradient before the zeros lies at or below
+FP16's smallest normal number throughout, or if every FP16 gradient is zero from the loss on. This is a warning, or an
+error if it affects half of the elements of all weight matrices. The finding names where the zeros begin, and the loss
+scale that brings the last gradient with non-zero elements out of the subnormals.
 
-A layer that was alive has died where, from some step on and for at least half of those recorded, `died_share` of the
-activation behind it is zero and as much of its weights' gradient, and the loss, which still gives the layer nearest to
-it a gradient, has not fallen by a tenth since. Runs with several optimizers are left out of that.
+A live layer has died if, from some step on and for at least half of the recorded steps, `died_share` of the activation
+behind it and of its weight's gradient is zero. The loss must still give the layer nearest to it a gradient, and must
+not have fallen by a tenth since. Runs with several optimizers are not evaluated for this.
 
-A layer is as good as dead where `saturated_share` of its output is so large that the tanh or sigmoid behind it is flat,
-and as much of the gradient that comes back exactly zero, in three quarters of the steps from the beginning on.
+A layer is as good as dead if `saturated_share` of its output is so large that the tanh or sigmoid behind it is flat,
+and as much of its gradient is exactly zero, on three quarters of the steps from the beginning on.
 """,
     matters="""
-The layer never learns; weight decay shrinks it all the same. The rest of the network works around it, so the loss goes
-down and nothing looks wrong, only slower and to a worse end.
+The layer never learns, but weight decay still shrinks it. The rest of the network works around it: the loss falls and
+nothing looks wrong, but it falls more slowly and ends higher.
 """,
     example="""
-A bias initialised to -10 before a ReLU: the unit's input never becomes positive, the gradient is zero for ever.
+A bias initialised to -10 before a ReLU: the unit's input never becomes positive, so the gradient stays zero.
 
     nn.init.constant_(layer.bias, -10.0)
     y = layer(x).relu()   # all zeros
 """,
     remedy="""
-Look at what follows the named layer. If an activation there is all zeros, lower the learning rate that pushed it
-there or use a leaky activation, and initialise the layer again. Where it died in the first steps, bring the inputs to
-order one (pixels of 0..255 are not), or warm the learning rate up. A layer before a saturated tanh starts with a
-smaller gain (a policy's last layer with 0.01), or its input is normalised. If no gradient reaches the layer, look for
-`detach()`, `no_grad()`, `.item()`, an argmax, or an output that never enters the loss; if that is meant, freeze the
-layer with `requires_grad_(False)`.
+Check what follows the named layer. If an activation there is all zeros, lower the learning rate that pushed it there
+or use a leaky activation, and initialise the layer again. If it died in the first steps, bring the inputs to order one
+(pixels of 0..255 are not), or warm the learning rate up. A layer before a saturated tanh needs a smaller initial gain
+(0.01 for a policy's last layer) or a normalised input. If no gradient reaches the layer, search for `detach()`,
+`no_grad()`, `.item()`, an argmax, or an output that never enters the loss. If this is intended, freeze the layer with
+`requires_grad_(False)`.
 """,
     confidence="""
-0.9; 0.75 when fewer than twice the required steps were recorded; 0.8 for layers no gradient reaches; 0.85 for one that
-died, 0.7 where some of its units are left. That there is no gradient is not concluded when rows were dropped.
+0.9; 0.75 if fewer than twice the required steps were recorded; 0.8 for layers that no gradient reaches; 0.85 for a
+layer that died, 0.7 if some of its units still live. If rows were dropped, a missing gradient proves nothing.
 """,
     references=(
         "Lu et al., Dying ReLU and Initialization, arXiv:1903.06733",
         "PyTorch documentation: torch.Tensor.grad, autograd mechanics",
     ),
 )
-#: A layer that died within the run has been dead for this share of the recorded steps, or is not judged.
+#: Share of the recorded steps on which a layer must be dead or saturated. Chosen empirically: most of the run.
 _MOST = 0.75
-_COLUMNS = ("root", "module", "module_class", "kind", "name", "phase", "shape", "numel", "zero")
+#: Share of the sum of magnitudes that is negative in an output that stops at a ReLU. Chosen empirically: nearly all.
+_NEGATIVE = 0.75
+#: tanh is 1 in FP32 from here on, in magnitude; a sigmoid from 17 on.
+_FLAT = 9.0
+_COLUMNS = ("root", "module", "kind", "name", "phase", "shape", "numel", "zero")
 
-#: Root, module and name of a parameter.
-_Place = tuple[str, str, str]
 #: Kinds that the path to a tensor of a kind goes through.
 _AROUND = {"output": ("batch", "input", "output"), "weight_grad": ("loss", "grad_output")}
 
 
 @dataclass
-class _Gradient:
-    """What was seen of one weight's gradient."""
+class _GradientHistory:
+    """One weight's gradient over the run.
 
-    module_class: str
+    Attributes:
+        steps: steps on which any rank recorded it.
+        alive: last step on which an element was not zero on any rank; -1 if none was.
+        last: process and step of the last row.
+    """
+
     numel: int
-    #: Those it was recorded on, on any rank.
     steps: set[int] = field(default_factory=set)
-    #: The last step on which an element was not zero, on any rank.
     alive: int = -1
     last: tuple[Process, int] = (Process(0, 0), 0)
 
     @property
     def dead_steps(self) -> int:
-        """Recorded steps since the last one that gave it anything."""
+        """Recorded steps after the last one with a non-zero element."""
         return sum(s > self.alive for s in self.steps)
+
+
+_Gradients = Mapping[Parameter, _GradientHistory]
 
 
 def check(view: RunView, options: Options) -> Checked:
     """At most two findings: the dead layer nearest the loss, or a saturated one; and the layers no gradient reaches."""
-    steps = _judged_steps(view)
+    steps = _training_steps(view)
     gradients = _gradients(view, steps)
     if not gradients:
         return Checked.not_applicable("no weight matrix got a gradient on a step with a learning rate")
     most = max(len(g.steps) for g in gradients.values())
     seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}"
     if most < options["min_steps"]:
-        return Checked((), f"{seen}, too few to tell")
+        return Checked((), f"{seen}: too few steps")
     dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MOST * len(g.steps))}
-    flat = {} if dead else saturated(view, steps, options["saturated_share"], _MOST)
+    flat = {} if dead else find_saturated_layers(view, steps, options["saturated_share"], _MOST)
     never = any(g.alive < 0 for g in dead.values())
-    death = None if never or flat else died(view, steps, options["died_share"], options["min_steps"])
+    death = None if never or flat else find_death(view, steps, options["died_share"], options["min_steps"])
     findings = []
     if death is not None:
-        findings.append(died_finding(view, death, options["died_share"]))
+        findings.append(dying_finding(RULE, view, death, options["died_share"]))
     elif dead:
         findings.append(_dead_finding(view, dead, gradients, options))
     elif flat:
-        findings.append(saturated_finding(view, flat, options["saturated_share"]))
+        findings.append(saturated_finding(RULE, view, flat, options["saturated_share"]))
     if view.missing is None and not view.partial_modules:
         unreached = _unreached(view, gradients, steps, options)
         if unreached:
             findings.append(_unreached_finding(unreached, most, options))
-    words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: every one of them non-zero on some step"
+    words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: each is non-zero on some step"
     words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in flat) if flat else ""
-    words += f"; {len(death.layers)} died on the way" if death is not None else ""
+    words += f"; {len(death.layers)} died during the run" if death is not None else ""
     return Checked(findings, words, Status.FAILED if findings else None)
 
 
-def _judged_steps(view: RunView) -> list[int]:
-    """Recorded healthy steps that were taken at a learning rate above zero."""
+def _training_steps(view: RunView) -> list[int]:
+    """Recorded healthy steps with an update at a learning rate above zero."""
     moving = {
         s.step for steps in view.timeline.values() for s in steps if not s.skipped and (s.lr is None or s.lr > 0.0)
     }
     return [s for s in watched_steps(view) if s in moving]
 
 
-def _gradients(view: RunView, steps: Sequence[int]) -> Mapping[_Place, _Gradient]:
-    found: dict[_Place, _Gradient] = {}
+def _gradients(view: RunView, steps: Sequence[int]) -> _Gradients:
+    found: dict[Parameter, _GradientHistory] = {}
     for r in view.scan_records(_COLUMNS, ("weight_grad",), steps=steps):
         shape = r["shape"]
         if shape is None or len(shape) < 2:
             continue
-        place = (str(r["root"]), str(r["module"]), str(r["name"]))
-        gradient = found.setdefault(place, _Gradient(text(r["module_class"]), int(r["numel"])))
-        gradient.steps.add(int(r["step"]))
+        gradient = found.setdefault(parameter_of(r), _GradientHistory(int(r["numel"])))
+        gradient.last = process_step(r)
+        step = gradient.last[1]
+        gradient.steps.add(step)
         if int(r["zero"]) != int(r["numel"]):
-            gradient.alive = max(gradient.alive, int(r["step"]))
-        gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+            gradient.alive = max(gradient.alive, step)
     return found
 
 
-def _unreached(
-    view: RunView, gradients: Mapping[_Place, _Gradient], steps: Sequence[int], options: Options
-) -> dict[_Place, str]:
-    """Trainable matrices of modules that ran in training, in a root that was trained, without any gradient; class."""
+def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], options: Options) -> dict[Parameter, str]:
+    """Trainable matrices without any gradient, of modules that ran in a root that was trained; with their class."""
     trained = {root for root, _, _ in gradients}
     touched = {(root, module) for root, module, _ in gradients}
     ran: dict[tuple[str, str], set[int]] = {}
@@ -163,7 +181,7 @@ def _unreached(
         chosen = frame.loc[frame["phase"] == "train", ["root", "module", "step"]].drop_duplicates()
         for root, module, step in zip(chosen["root"], chosen["module"], chosen["step"], strict=True):
             ran.setdefault((str(root), str(module)), set()).add(int(step))
-    found: dict[_Place, str] = {}
+    found: dict[Parameter, str] = {}
     for process in view.processes:
         for root in view.facts(process).get("roots") or ():
             name = text(root.get("name"))
@@ -180,37 +198,31 @@ def _unreached(
     return found
 
 
-def _dead_finding(
-    view: RunView, dead: Mapping[_Place, _Gradient], every: Mapping[_Place, _Gradient], options: Options
-) -> Finding:
+def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: Options) -> Finding:
     process, step = next(iter(dead.values())).last
     rows = view.rows(process, step)
     row = next(r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead)  # nearest the loss
     gradient = dead[row.root, row.module, row.name]
     steps, all_steps = gradient.dead_steps, len(gradient.steps)
     blocker = _blocker(rows, dead)
-    zeros = flushed_zeros(view, process, step, frozenset(dead)) if blocker is None else None
+    elements = sum(g.numel for g in dead.values())
+    parameters = [dotted(m, n) for _, m, n in dead]
+    zeros = find_flushed_zeros(view, process, step, frozenset(dead)) if blocker is None else None
     if zeros is not None:
-        parts = tuple(sum(g.numel for g in some.values()) for some in (dead, every))
-        names = [f"{m}.{n}".strip(".") for _, m, n in dead]
-        lasting = steps, all_steps
-        return flushed_finding(view, zeros, names, (parts[0], parts[1]), lasting, options["min_steps"])
+        parts = elements, sum(g.numel for g in every.values())
+        return flushed_finding(RULE, view, zeros, parameters, parts, (steps, all_steps), options["min_steps"])
     culprit = blocker or row
     why, unused = _why(row, blocker, rows)
-    elements = sum(g.numel for g in dead.values())
-    parameters = [f"{m}.{n}".strip(".") for _, m, n in dead]
     message = (
         f"The gradient of {_listed(parameters)} was exactly zero in every element on "
         f"{'all' if steps == all_steps else f'the last {steps:,} of'} {plural(all_steps, 'recorded step')} (limit "
-        f"{options['min_steps']:g}), steps up to {step}: {elements:,} elements "
-        f"in {len(dead)} of {len(every):,} weight matrices get nothing from the loss. {why}"
+        f"{options['min_steps']:g}), up to step {step}. {elements:,} elements in {len(dead)} of {len(every):,} weight "
+        f"matrices get no gradient. {why}"
     )
     who = f"`{culprit.module or culprit.root}`"
     title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is {'not trained' if unused else 'dead'}"
-    return Finding(
-        code="PD203",
-        name="dead-layer",
-        severity=Severity.INFO if unused else Severity.WARNING,
+    return RULE.finding(
+        severity=Severity.INFO if unused else None,
         confidence=0.9 if steps >= 2 * options["min_steps"] else 0.75,
         title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on "
         f"{'all' if steps == all_steps else 'the last'} {steps} steps",
@@ -236,25 +248,23 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _why(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
-    """What stops the gradient, in a sentence; and whether it is the loss that gives none."""
+    """A sentence on what stops the gradient; and whether the loss itself gives none."""
     if blocker is not None:
-        return (
-            f"All {blocker.numel:,} elements of {blocker.label} ({blocker.module_class}) are zero: nothing passes.",
-            False,
+        words = (
+            f"All {blocker.numel:,} elements of {blocker.label} ({blocker.module_class}) are zero: no gradient passes."
         )
+        return words, False
     if not _output_gradient_is_zero(row, rows):
         return "A gradient does arrive at its output: its input, or the code between, is zero.", False
     cut = _how_cut(row, rows)
+    words = "The gradient that arrives at its output is also zero"
     if cut:
-        return f"The gradient arriving at its output is zero as well, and that output {cut}.", False
-    words = (
-        "The gradient arriving at its output is zero as well: the loss does not use it, or gives it the weight zero."
-    )
-    return words, True
+        return f"{words}, and that output {cut}.", False
+    return f"{words}: the loss does not use it, or gives it the weight zero.", True
 
 
-def _revive(dead: Mapping[_Place, _Gradient], blocker: TensorRow | None, row: TensorRow, elements: int) -> Prescription:
-    """Start again with the layer that feeds what is zero, or with the dead layer itself."""
+def _revive(dead: _Gradients, blocker: TensorRow | None, row: TensorRow, elements: int) -> Prescription:
+    """Initialise again the layer that feeds the zero output, or the dead layer itself."""
     behind = [m for _, m, _ in dead if blocker is None or m < blocker.module]
     module = behind[-1] if blocker is not None and behind else row.module
     return Prescription(
@@ -269,7 +279,7 @@ def _revive(dead: Mapping[_Place, _Gradient], blocker: TensorRow | None, row: Te
     )
 
 
-def _blocker(rows: Sequence[TensorRow], dead: Mapping[_Place, _Gradient]) -> TensorRow | None:
+def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
     """The first output that is zero throughout, from the first dead layer on in execution order."""
     outputs = [r for r in rows if r.kind == "output" and r.order is not None and r.phase == "train"]
     places = {(root, module) for root, module, _ in dead}
@@ -285,37 +295,32 @@ def _output_gradient_is_zero(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
 
 
 def _how_cut(row: TensorRow, rows: Sequence[TensorRow]) -> str:
-    """What of the layer's output makes an activation behind it flat; empty when nothing does.
-
-    An output that is almost all negative stops at a ReLU. From 9 on tanh, from 17 on a sigmoid is flat in FP32.
-    """
+    """The property of the layer's output that makes an activation behind it flat; empty without any."""
     mine = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
     for output in mine:
-        if output.sum is not None and -output.sum >= 0.75 * magnitude(output.histogram) > 0.0:
+        if output.sum is not None and -output.sum >= _NEGATIVE * magnitude(output.histogram) > 0.0:
             return "is almost all negative: a ReLU behind it never fires"
-        if output.amin_nonzero is not None and output.amin_nonzero >= 9.0 and not output.zero:
-            return f"is nowhere below {output.amin_nonzero:.3g} in magnitude: what follows is saturated"
+        if output.amin_nonzero is not None and output.amin_nonzero >= _FLAT and not output.zero:
+            return f"is nowhere below {output.amin_nonzero:.3g} in magnitude: the function behind it is saturated"
     return ""
 
 
-def _unreached_finding(places: Mapping[_Place, str], steps: int, options: Options) -> Finding:
+def _unreached_finding(places: Mapping[Parameter, str], steps: int, options: Options) -> Finding:
     (root, module, _), module_class = next(iter(places.items()))
-    names = [f"{m}.{n}".strip(".") for _, m, n in places]
-    return Finding(
-        code="PD203",
-        name="dead-layer",
+    names = [dotted(m, n) for _, m, n in places]
+    return RULE.finding(
         severity=Severity.INFO,
         confidence=0.8,
         title=f"no gradient ever reaches `{module or root}`, although it runs and requires one",
         message=f"Over {plural(steps, 'recorded step')} (limit {options['min_steps']:g}) {_listed(names)} took part in "
-        "the forward pass and never got a gradient: detached, or not used by the loss. Freeze what is not to be "
-        "trained.",
+        "the forward pass and never got a gradient: detached, or not used by the loss. Freeze weights that need no "
+        "training.",
         location=Location(root, module, module_class or None, "weight_grad", Phase.BACKWARD),
         evidence={
             "weights": names[:16],
             "steps": steps,
             "limit": options["min_steps"],
-            "confidence_reason": "no gradient of it is on record, others of the same model are",
+            "confidence_reason": "its gradient was never recorded, those of other layers of the model were",
         },
         prescriptions=(_freeze(module or root, module, len(names)),),
     )
@@ -337,32 +342,15 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "min_steps",
-            6.0,
-            "steps",
-            "Recorded steps on all of which the gradient must be zero.",
-            "Precdoctor's own: layers behind a zero-initialised one get theirs after the first updates.",
-            2.0,
-        ),
-        RuleOption(
-            "saturated_share",
-            0.5,
-            "fraction",
-            "Part of a layer's output gradient that is zero because what follows the layer is flat.",
-            "Half of it; tanh is 1 in FP32 from 9 on.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "died_share",
-            0.9,
-            "fraction",
-            "Part of an activation, and of the gradient of the weight before it, that is zero after the layer died.",
-            "Precdoctor's own: nearly all; of a healthy ReLU's output half is zero.",
-            0.5,
-            1.0,
-        ),
+        RuleOption("min_steps", 6.0, "steps", "Recorded steps that must all have a gradient of zero.",
+                   "Chosen empirically: layers behind a zero-initialised one get theirs after the first updates.", 2.0),
+        RuleOption("saturated_share", 0.5, "fraction",
+                   "Share of a layer's output gradient that is zero because the function behind the layer is flat.",
+                   "Half of it; tanh is 1 in FP32 from 9 on.", maximum=1.0),
+        RuleOption("died_share", 0.9, "fraction",
+                   "Share of an activation, and of the gradient of the weight before it, that is zero since the death.",
+                   "Chosen empirically: nearly all; half of a healthy ReLU's output is zero.", 0.5, 1.0),
     ),
     check=check,
     step_columns=("lr", "skipped"),
-)
+)  # fmt: skip

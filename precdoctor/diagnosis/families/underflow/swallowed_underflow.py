@@ -1,4 +1,4 @@
-"""PD206: an intermediate result that is zero only because its format ends, and the wrong result it leads to."""
+"""PD206: an op underflows to zero, and a finite but wrong result follows."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
-An op, on a step that was looked at op by op (`record --deep-scan`), whose result is zero for a quarter or more of the
-elements that are not zero in FP64: products, squares, exponentials, casts. The right values are carried along in FP64,
-and the finding is about what comes of it: finite numbers, representable ones, that are off by more than half. Zeros
-that nothing is made of are no finding: probabilities that only weigh other terms, squares below an epsilon that is
-larger, ReLU, dropout and masks, which are zero in FP64 as well. A guard at the least number of the format itself
-(`clamp(min=torch.finfo(x.dtype).tiny)`) is taken to be that of FP64 there. Nor are wrong numbers that end as less than
-`effect` of a sum, or that a later scan no longer sees: weights that begin at zero are flushed until they have grown.
+An op on a deep-scanned step (`record --deep-scan`) whose result is zero for at least a quarter of the elements that
+are not zero in FP64: products, squares, exponentials, casts. The scan carries the exact values along in FP64. The
+finding is about their consequence: finite, representable numbers that are off by more than half. Zeros without a
+consequence are no finding: probabilities that only weigh other terms, squares below a larger epsilon, and ReLU, dropout
+and masks, which are also zero in FP64. In the FP64 computation, a guard at the format's smallest number
+(`clamp(min=torch.finfo(x.dtype).tiny)`) becomes FP64's. Wrong numbers are also no finding if they make up less than
+`effect` of a sum, or if a later scan no longer shows them: weights that begin at zero underflow until they have grown.
 """,
     matters="""
 A variance of zero makes `rsqrt(0 + eps)` as large as eps allows, a scale of zero switches a layer off, a ratio of two
@@ -43,19 +43,18 @@ flushed numbers is noise. The values are all finite, and the histograms of modul
     return x * torch.rsqrt(var.float() + 1e-12)       # a million instead of ten thousand
 """,
     remedy="""
-Widen before the small numbers are made: `x.float()` before the square, `softmax(..., dtype=torch.float32)`, a scale
-that is applied first. Widening afterwards keeps the zero.
+Widen before the small numbers arise: `x.float()` before the square, `softmax(..., dtype=torch.float32)`, or a scale
+applied first. Widening afterwards keeps the zero.
 """,
     confidence="""
-0.95: the op was seen, its zeros were counted, and the right values were computed in FP64 beside it. 0.7 when one
-scanned step alone shows it, or when it could not be followed to the result it feeds.
+0.95: the scan recorded the op, counted its zeros and computed the exact values in FP64. 0.7 if only one scanned step
+shows it, or if the scan could not follow it to the result that it feeds.
 """,
     references=(
         "IEEE 754-2019, section 7.5 (underflow); FP16 rounds to zero at and below 2^-25",
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740 (arithmetic in FP32, storage in FP16)",
     ),
 )
-_REASON = "the op was seen and the right values were computed in FP64 beside it"
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -65,11 +64,10 @@ def check(view: RunView, options: Options) -> Checked:
         share = wrong_share(fact)
         return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
 
-    def tell(group: Group) -> Finding:
-        return _finding(view, group, options)
-
-    seen = "no underflow that leaves a wrong number behind"
-    return check_facts(view, ("underflow",), guilty, tell, seen=seen, flushes=lambda _: True)
+    return check_facts(
+        view, ("underflow",), guilty, lambda g: _finding(view, g, options), seen="no underflow changed a result",
+        flushes=lambda _: True,
+    )  # fmt: skip
 
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
@@ -80,19 +78,16 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     share = percent(wrong_share(fact))
     message = (
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} flushed {affected:,} elements to zero "
-        f"({fact.dtype}) that are up to {fact.number('exact_amax'):.4g} in FP64. {short_name(op)}{there} made "
-        f"{wrong:,} of {of:,} elements of it ({share}, limit {percent(options['wrong_share'])}) that are off by more "
-        f"than half, for instance {fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}."
+        f"({fact.dtype}) that reach {fact.number('exact_amax'):.4g} in FP64. {wrong:,} of {of:,} elements "
+        f"({share}, limit {percent(options['wrong_share'])}) of the result of {short_name(op)}{there} are therefore "
+        f"off by more than half: {fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}, for instance."
         f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
-    confidence, reason = certainty(group, 0.95, _REASON)
-    return Finding(
-        code="PD206",
-        name="swallowed-underflow",
-        severity=Severity.WARNING,
+    confidence, reason = certainty(group, 0.95, "the scan recorded the op and computed the exact values in FP64")
+    return RULE.finding(
         confidence=confidence,
-        title=f"{fact.short} flushes to zero {place_words(fact)}, and {short_name(op)} makes wrong numbers of it: "
-        f"{share} of the result{fact.line}",
+        title=f"{fact.short} flushes to zero {place_words(fact)}, and {share} of the result of {short_name(op)} is "
+        f"wrong{fact.line}",
         message=message,
         location=locate(view, group),
         evidence=evidence_of(group, {n: options[n] for n in ("wrong_share", "effect")}, reason),
@@ -109,7 +104,7 @@ def _prescription(fact: Fact, affected: int, wrong: int) -> Prescription:
             f"number; flushed elements {affected:,} -> 0",
             change={"compute_dtype": {"from": fact.dtype, "to": "float32"}, "op": fact.op},
             predicted=predicted,
-            snippet="y = x.float().square().mean(-1, keepdim=True)  # widened before the small numbers are made\n",
+            snippet="y = x.float().square().mean(-1, keepdim=True)  # widened before the small numbers arise\n",
         )
     return Prescription(
         title=f"scale up before `{fact.short}`{fact.line} and down after it: the smallest exact result is {least:.3g}; "
@@ -127,16 +122,12 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "wrong_share",
-            0.01,
-            "fraction",
-            "Share of a result's elements that may be finite and off by more than half.",
-            "Precdoctor's own: one in a hundred; ten times as many as for an overflow, because small numbers add less.",
-            maximum=1.0,
-        ),
+        RuleOption("wrong_share", 0.01, "fraction",
+                   "Maximum share of a result's elements that are finite and off by more than half.",
+                   "Chosen empirically: ten times as many as for an overflow, because small numbers add less.",
+                   maximum=1.0),
         EFFECT,
     ),
     sampled_steps=False,
     check=check,
-)
+)  # fmt: skip

@@ -11,21 +11,21 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import memory, plural
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, location, path_evidence, range_evidence
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import Key, key_of, known_format, location, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 
 PAGE = RulePage(
     finds="""
-Weight gradients kept in BF16 or FP16 that sum up so many micro-steps (backward passes per optimizer step) that the last
-ones are rounded away. A sum of N like terms is N times as large as the next term; once that is below half an ulp of the
-sum it is lost: the running sum stalls at 256 terms in BF16 and at 2048 in FP16. From there on it is a warning; from
-`share` of that number on, where the last micro-steps keep only two bits, information. The numbers are counted and the
-format is recorded; how large each micro-step's own gradient was is not in the log, like terms are assumed.
+Weight gradients in BF16 or FP16 that sum up so many micro-steps (backward passes per optimizer step) that rounding
+removes the last ones. A sum of N like terms is N times as large as the next term. Once that term is below half an ulp
+of the sum, it is lost: the running sum stalls at 256 terms in BF16 and at 2048 in FP16. From there on the finding is a
+warning; from `share` of that number on, where the last micro-steps keep only two bits, it is information. The log holds
+the number of micro-steps and the format, but not the size of each micro-step's gradient: the rule assumes like terms.
 """,
     matters="""
-The part of the gradient that all micro-batches agree on, which is what one accumulates for, stops growing; what is left
-is the noise of the first micro-steps. The effective batch is smaller than the one that is paid for, and the gradient
-too small by the same factor.
+The part of the gradient that all micro-batches agree on, the purpose of accumulation, stops growing; the noise of the
+first micro-steps is left. The effective batch is smaller than the computed one, and the gradient too small by the same
+factor.
 """,
     example="""
     model = model.bfloat16()
@@ -33,11 +33,11 @@ too small by the same factor.
         (loss(model, next(batches)) / 512).backward()
 """,
     remedy="""
-Keep the gradients in FP32: FP32 weights under BF16 autocast have FP32 gradients, and so has a buffer of one's own that
-the gradient is added to after each micro-step. Larger micro-batches, and fewer of them, help as well.
+Keep the gradients in FP32: use FP32 weights under BF16 autocast, or add the gradient to an FP32 buffer of your own
+after each micro-step. Fewer and larger micro-batches also help.
 """,
     confidence="""
-0.75: micro-steps and format are facts, that the terms are alike is an assumption. Terms of random sign stall later.
+0.75: micro-steps and format are recorded, but like terms are an assumption. Terms of random sign stall later.
 """,
     references=(
         "Higham, Accuracy and Stability of Numerical Algorithms, chapter 4 (recursive summation: N u)",
@@ -49,13 +49,14 @@ _COLUMNS = ("root", "module", "kind", "name", "call", "dtype", "numel", "shape")
 
 @dataclass(frozen=True)
 class _Sum:
+    """A gradient's sum over the micro-steps of one step; ``stalls``: terms at which a sum of ones stalls."""
+
     key: Key
     dtype: str
     numel: int
     process: Process
     step: int
     terms: int
-    #: Terms at which a sum of ones stalls: half an ulp of 2^(m+1) is one.
     stalls: int
 
 
@@ -78,37 +79,34 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _sums(view: RunView, counts: dict[tuple[Process, int], int]) -> dict[Key, _Sum]:
-    """Of each narrow weight gradient the recorded step with most micro-steps."""
+    """For each half-precision weight gradient the recorded step with most micro-steps."""
     found: dict[Key, _Sum] = {}
-    terms = [("dtype", "in", HALF)]
-    for r in view.scan_records(_COLUMNS, ("weight_grad",), steps=watched_steps(view), where=terms):
-        process, step = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
-        fmt, count = known_format(str(r["dtype"])), counts.get((process, step), 0)
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+    where = [("dtype", "in", HALF)]
+    for r in view.scan_records(_COLUMNS, ("weight_grad",), steps=watched_steps(view), where=where):
+        process, step = process_step(r)
+        fmt, count, key = known_format(str(r["dtype"])), counts.get((process, step), 0), key_of(r)
         if fmt is not None and (key not in found or count > found[key].terms):
-            stalls = 2 ** (fmt.mantissa_bits + 1)
+            stalls = 2 ** (fmt.mantissa_bits + 1)  # half an ulp of this sum is one
             found[key] = _Sum(key, str(r["dtype"]), int(r["numel"]), process, step, count, stalls)
     return found
 
 
 def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
     worst = max(guilty, key=lambda s: (s.terms / s.stalls, s.numel))
-    row: TensorRow = next(r for r in view.rows(worst.process, worst.step) if r.key == worst.key)
+    row = next(r for r in view.rows(worst.process, worst.step) if r.key == worst.key)
     elements = sum(s.numel for s in guilty)
     bits = max(0.0, math.log2(worst.stalls / worst.terms))
-    kept = min(1.0, worst.stalls / worst.terms)
+    share = worst.stalls / worst.terms
     message = (
-        f"{plural(len(guilty), 'weight gradient')} ({elements:,} elements) add up {plural(worst.terms, 'micro-step')} "
-        f"in {worst.dtype}, where a sum of like terms stalls at {worst.stalls:,} (limit "
-        f"{options['share'] * worst.stalls:g}): the last micro-step keeps {bits:.1f} bits beside the sum"
-        + (f", and only {kept:.0%} of what the micro-steps agree on arrives." if kept < 1.0 else ".")
+        f"{plural(len(guilty), 'weight gradient')} ({elements:,} elements) sum up {plural(worst.terms, 'micro-step')} "
+        f"in {worst.dtype}. There a sum of like terms stalls at {worst.stalls:,} (limit "
+        f"{options['share'] * worst.stalls:g}). The last micro-step keeps {bits:.1f} bits beside the sum."
+        + (f" Only {share:.0%} of the common part of all micro-steps arrives." if share < 1.0 else "")
     )
     stalled = worst.terms >= worst.stalls
     extra = widened_bytes(view, widened_elements(view, HALF, elements))
-    return Finding(
-        code="PD205",
-        name="swamped-accumulation",
-        severity=Severity.WARNING if stalled else Severity.INFO,
+    return RULE.finding(
+        severity=None if stalled else Severity.INFO,
         confidence=0.75,
         title=f"gradients of {worst.terms:,} micro-steps are summed in {worst.dtype}, whose sums stall at "
         f"{worst.stalls:,}",
@@ -123,7 +121,7 @@ def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
             "elements": elements,
             "range": range_evidence(row),
             "path": path_evidence([row]),
-            "confidence_reason": "micro-steps and format are recorded, that their gradients are alike is assumed",
+            "confidence_reason": "micro-steps and format are recorded; like gradients are assumed",
         },
         prescriptions=(
             Prescription(
@@ -148,16 +146,11 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "share",
-            0.25,
-            "fraction",
-            "Of the number of terms at which the sum stalls; from here on it is told, from the whole on a warning.",
-            "A quarter leaves the last term two bits. 256 and 2048 are 2^(m+1): half an ulp of the sum is one term.",
-            0.01,
-            1.0,
-        ),
+        RuleOption("share", 0.25, "fraction",
+                   "Share of the number of terms at which the sum stalls; at 1 the finding is a warning.",
+                   "A quarter leaves the last term two bits. At 256 and 2048, 2^(m+1), half an ulp is one term.",
+                   0.01, 1.0),
     ),
     check=check,
     step_columns=("micro_steps",),
-)
+)  # fmt: skip

@@ -1,42 +1,52 @@
-"""PD204: gradients shrink, from layer to layer or from step to step, until nothing is left."""
+"""PD204: gradients shrink, from layer to layer, from call to call or from step to step, until nothing is left.
+
+The detector along calls of a recurrent cell is :mod:`.vanishing_gradients_recurrent`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, modules_listed, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.underflow.saturated_generator import Player, players
-from precdoctor.diagnosis.families.underflow.vanishing_recurrence import finding as forgetting_finding
-from precdoctor.diagnosis.families.underflow.vanishing_recurrence import forgetting, learnt
+from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent import (
+    find_forgetting,
+    forgetting_finding,
+    learnt_share,
+)
 from precdoctor.diagnosis.survey.depth import Chain, chains, consistent_share, joined_chains, slope
-from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import path_evidence, range_evidence
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.healthy_steps import is_well
+from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
+from precdoctor.diagnosis.survey.rows import path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
 Chains of like layers (`blocks.0`, `blocks.1`, ...; every second entry of a sequence) along which the gradient of the
-output falls steadily from the last layer to the first: by more than `decay` binades in all, in at least three quarters
-of the steps from layer to layer. Chains that run one after the other (an encoder's and its decoder's) are taken as one.
-Compared are L2 norms, so that a change of resolution is no decay; medians over the recorded steps; the loss scale is
-taken out. Layers whose gradient is exactly zero are PD203's and left out here.
+output falls steadily from the last layer to the first: by more than `decay` binades in all, and in at least three
+quarters of the steps from layer to layer. Chains that run one after the other (an encoder's and its decoder's) count as
+one. The rule compares L2 norms without the loss scale, so that a change of resolution is no decay, as medians over the
+recorded steps. Layers whose gradient is exactly zero belong to PD203 and are left out.
 
-The calls of one module that a step calls `min_calls` times and more, a recurrent cell's, are such a chain, too. Cells
-forget, and most of what they forget nobody misses; so there it is a finding only where the first call gets less than
-2^-`call_decay` of the last, in three quarters of the calls less than the next, and the loss has not fallen by `learnt`.
+The calls of one module that a step calls at least `min_calls` times, as it does a recurrent cell, also form such a
+chain. Cells forget, mostly without harm. A chain of calls is therefore a finding only if the first call gets less than
+2^-`call_decay` of the last, three quarters of the calls get less than the next, and the loss fell by less than
+`learnt`.
 
-Or a model that learns through another one, which another optimizer trains (a generator through its discriminator), and
-gets nothing back from it any more: its gradient norm has fallen `starved` times from the oldest quarter of its steps to
-the newest, while its own loss went up. Where gradients vanish because everything is learnt, the loss goes down.
+Models that learn through another one, which another optimizer trains (a generator through its discriminator), and no
+longer get a gradient from it: the gradient norm has fallen `starved` times from the oldest quarter of the model's steps
+to the newest, while its own loss rose. If gradients vanish because everything is learnt, the loss falls.
 """,
     matters="""
 Under SGD the first layers do not train. Adam divides the size of gradients out, but only down to its eps, and in FP16
-the first layers' gradients are the first to be flushed. Where Adam's eps swallows the gradient of those layers (PD503),
-that is told here.
+the first layers' gradients are the first to be flushed. If Adam's eps exceeds the gradient of those layers (PD503),
+this finding reports it.
 
 A generator whose gradient has vanished stays where it is, or follows the noise that Adam scales up; the discriminator
 has won, and both losses look calm.
@@ -48,15 +58,16 @@ Twelve layers of width 32 with sigmoids: each passes on about an eighth of the g
 Residual connections or normalisation between the layers keep the gradient's size; so does an initialisation with gain
 one for the activation at hand (ReLU or GELU rather than sigmoid or tanh far from zero).
 
-A recurrent cell needs gates that stay open as long as something is to be remembered: a forget gate's bias of 1, or
-log(T - 1) for T calls.
+A recurrent cell needs gates that stay open while it has to remember: a forget gate's bias of 1, or log(T - 1) for T
+calls.
 
-Against a sure discriminator a loss that does not saturate (-log D in place of log(1 - D)), computed from logits, gives
-the generator a gradient; or let the discriminator learn more slowly.
+Against a sure discriminator, give the generator a loss that does not saturate (-log D instead of log(1 - D)), computed
+from logits; or let the discriminator learn more slowly.
 """,
     confidence="""
-0.85; 0.7 when fewer than four steps were recorded or the chain has fewer than six layers, and for a model that learns
-through another one: games end like that, too. 0.75 along calls: that the loss stays for that reason is inferred.
+0.85; 0.7 if fewer than four steps were recorded or the chain has fewer than six layers, and for a model that learns
+through another one, because healthy games can also end like that. 0.75 along calls: that the loss stays up for this
+reason is inferred.
 """,
     references=(
         "Hochreiter et al., Gradient flow in recurrent nets: the difficulty of learning long-term dependencies (2001)",
@@ -70,45 +81,24 @@ through another one: games end like that, too. 0.75 along calls: that the loss s
 
 #: Bounded activations and their largest slope, at 0.
 _SLOPES = {"Sigmoid": 0.25, "Hardsigmoid": 1 / 6, "Tanh": 1.0, "Softsign": 1.0}
+#: Layers of a chain lose as much as the activations between them, to within these binades. Chosen empirically.
+_AS_MUCH = 2.0
+#: Minimum number of an optimizer's steps for a comparison of its oldest and newest quarter: six steps each.
+_MIN_STEPS = 24
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the largest decay along layers, or along calls, or the model that its adversary gives nothing."""
-    looks = [_along_depth(view, options)]
-    for look in (_along_calls, _through_another):
-        if looks[-1].findings:
-            return looks[-1]
-        looks.append(look(view, options))
-    if looks[-1].findings:
-        return looks[-1]
-    judged = [c for c in looks if c.status is not Status.NOT_APPLICABLE]
-    return Checked((), "; ".join(c.reason for c in judged)) if judged else looks[0]
+    """One finding: the largest decay along layers, else along calls, else a model starved by its adversary."""
+    results = []
+    for detector in (_along_depth, _along_calls, _through_another):
+        results.append(detector(view, options))
+        if results[-1].findings:
+            return results[-1]
+    evaluated = [c for c in results if c.status is not Status.NOT_APPLICABLE]
+    return Checked((), "; ".join(c.reason for c in evaluated)) if evaluated else results[0]
 
 
-def _along_calls(view: RunView, options: Options) -> Checked:
-    found, fallen = forgetting(view, int(options["min_calls"])), learnt(view)
-    if found is None or fallen is None:
-        return Checked.not_applicable("no module is called often enough in a step")
-    words = (
-        f"the gradient along {found.calls} calls of `{found.chain.pattern}`: {max(0.0, found.lost):.1f} binades lost"
-    )
-    limits = options["call_decay"], options["learnt"]
-    if found.lost < limits[0] or found.steadiness < options["consistent_share"] or fallen >= limits[1]:
-        return Checked((), f"{words} (limit {limits[0]:g}), the loss fell by {percent(max(0.0, fallen))}")
-    return Checked([forgetting_finding(view, found, fallen, limits)], words, Status.FAILED)
-
-
-def _through_another(view: RunView, options: Options) -> Checked:
-    game = players(view)
-    if not game:
-        return Checked.not_applicable("no model learns through another one")
-    starved = [p for p in game if p.rose and p.fallen >= options["starved"]]
-    if starved:
-        words = f"the gradient of {starved[0].root} fell {starved[0].fallen:.2g} times while its loss rose"
-        return Checked([_starved_finding(starved[0], options)], words, Status.FAILED)
-    return Checked(
-        (), f"the gradient of {game[0].root}, which learns through {game[0].through}, fell {game[0].fallen:.2g} times"
-    )
+# -- along layers -----------------------------------------------------------------------------------------------------
 
 
 def _along_depth(view: RunView, options: Options) -> Checked:
@@ -126,10 +116,10 @@ def _along_depth(view: RunView, options: Options) -> Checked:
 
 
 def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
-    """Of layers and the activations between them, which lose as much, the layers: those can be changed."""
+    """The chain that loses most; of layers and the activations between them the layers, which can be changed."""
     weighted = {place[:2] for place in view.places("weight")}
     most = max(map(_decay, alive))
-    close = [c for c in alive if _decay(c) > most - 2.0]
+    close = [c for c in alive if _decay(c) > most - _AS_MUCH]
     layers = [c for c in close if (c.root, c.links[0].module) in weighted]
     return max(layers or close, key=_decay)
 
@@ -150,14 +140,13 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     first, last, lost = alive[0], alive[-1], _decay(chain)
     each = slope(_norms(chain))
     step = watched_steps(view)[-1]
-    rows = next((r for p in view.processes if (r := view.rows(p, step))), ())
-    mine = [r for r in rows if r.kind == "grad_output" and r.module in {k.module for k in alive}]
+    mine = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.module in {k.module for k in alive}]
     row = next((r for r in mine if r.module == first.module), None)
     message = (
         f"Along {len(alive)} layers of {chain.module_class} (`{chain.pattern}`) the gradient falls from "
         f"{last.norm:.3g} at `{last.module}` to {first.norm:.3g} at `{first.module}` (L2, median of "
-        f"{plural(chain.steps, 'step')}): by 2^{lost:.1f} (limit 2^{options['decay']:g}), a factor of "
-        f"{2.0**each:.3g} per layer. An element of the first one is {first.rms:.2g} on average."
+        f"{plural(chain.steps, 'step')}). That is a fall by 2^{lost:.1f} (limit 2^{options['decay']:g}), a factor of "
+        f"{2.0**each:.3g} per layer. The RMS at the first layer is {first.rms:.2g}."
     )
     evidence = {
         "decay_binades": lost,
@@ -169,10 +158,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     }
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
-    return Finding(
-        code="PD204",
-        name="vanishing-gradients",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
         title=f"gradients vanish along {len(alive)} layers: {first.norm / last.norm:.2g} reaches `{first.module}`",
         message=message,
@@ -183,7 +169,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
 
 
 def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescription, ...]:
-    """An activation that does not squash, where a module that does is between the layers; residual connections."""
+    """An unbounded activation if a bounded one lies between the layers; residual connections."""
     within = {k.module.rpartition(".")[0] for k in chain.links}
     between = {c for (r, m), c in view.module_classes.items() if r == chain.root and m.rpartition(".")[0] in within}
     predicted = {"first_to_last_gradient": {"from": ratio, "to": 1.0}}
@@ -198,7 +184,7 @@ def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescript
         return (residual,)
     name = squashing[0]
     leaky = Prescription(
-        title=f"LeakyReLU for {name}, whose slope is {_SLOPES[name]:g} at most: first / last {ratio:.2g} -> about 1",
+        title=f"LeakyReLU for {name}, whose slope is at most {_SLOPES[name]:g}: first / last {ratio:.2g} -> about 1",
         change={"modules": chain.pattern, "activation": {"from": name, "to": "LeakyReLU"}},
         predicted=predicted,
         snippet=(
@@ -211,19 +197,114 @@ def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescript
     return leaky, residual
 
 
-def _starved_finding(player: Player, options: Options) -> Finding:
+# -- along the calls of a recurrent cell ------------------------------------------------------------------------------
+
+
+def _along_calls(view: RunView, options: Options) -> Checked:
+    found, fallen = find_forgetting(view, int(options["min_calls"])), learnt_share(view)
+    if found is None or fallen is None:
+        return Checked.not_applicable("no module is called often enough in a step")
+    lost = max(0.0, found.lost)
+    words = f"the gradient along {found.calls} calls of `{found.chain.pattern}`: {lost:.1f} binades lost"
+    limits = options["call_decay"], options["learnt"]
+    if found.lost < limits[0] or found.steadiness < options["consistent_share"] or fallen >= limits[1]:
+        return Checked((), f"{words} (limit {limits[0]:g}), the loss fell by {percent(max(0.0, fallen))}")
+    return Checked([forgetting_finding(RULE, view, found, fallen, limits)], words, Status.FAILED)
+
+
+# -- through another model --------------------------------------------------------------------------------------------
+#
+# A generator learns through its discriminator, whose weights it does not move. With a loss that saturates, such as
+# log(1 - D(G(z))), its gradient shrinks as the discriminator gets surer, and its loss rises meanwhile.
+
+
+@dataclass(frozen=True)
+class _Player:
+    """An optimizer whose gradients come through the model of another one.
+
+    Attributes:
+        root, through: the model it trains, and the model its gradients come through.
+        norms, losses: medians over the oldest and the newest quarter of its steps.
+        rose: every loss of the newest quarter is above the median of the oldest.
+    """
+
+    process: Process
+    root: str
+    through: str
+    norms: tuple[float, float]
+    losses: tuple[float, float]
+    rose: bool
+    steps: Sequence[StepFacts]
+
+    @property
+    def fallen(self) -> float:
+        """The factor by which its gradient norm fell."""
+        return self.norms[0] / self.norms[1]
+
+
+def _through_another(view: RunView, options: Options) -> Checked:
+    players = _players(view)
+    if not players:
+        return Checked.not_applicable("no model learns through another one")
+    starved = [p for p in players if p.rose and p.fallen >= options["starved"]]
+    if starved:
+        words = f"the gradient of {starved[0].root} fell {starved[0].fallen:.2g} times while its loss rose"
+        return Checked([_starved_finding(starved[0], options)], words, Status.FAILED)
+    most = players[0]
+    return Checked(
+        (), f"the gradient of {most.root}, which learns through {most.through}, fell {most.fallen:.2g} times"
+    )
+
+
+def _players(view: RunView) -> list[_Player]:
+    """Players with enough steps that still get a gradient; the one whose gradient fell most comes first."""
+    optimizers = by_optimizer(view)
+    if len({o for _, o in optimizers}) < 2:
+        return []
+    trained = _roots_by_optimizer(view, "weight_grad_step")
+    passed = _roots_by_optimizer(view, "grad_output")
+    found = []
+    for (process, optimizer), steps in optimizers.items():
+        own = trained.get(optimizer, set())
+        rivals = {r for other, roots in trained.items() if other != optimizer for r in roots} - own
+        through = sorted(passed.get(optimizer, set()) & rivals)
+        known = [
+            (s.loss, s.grad_norm)
+            for s in steps
+            if s.loss is not None and s.grad_norm is not None and not s.skipped and is_well(view, process, s)
+        ]
+        if len(own) != 1 or not through or len(known) < _MIN_STEPS:
+            continue
+        old, new = known[: len(known) // 4], known[-(len(known) // 4) :]
+        losses, norms = ((median(s[i] for s in old), median(s[i] for s in new)) for i in (0, 1))
+        if norms[1] > 0.0:
+            rose = min(loss for loss, _ in new) > losses[0]
+            found.append(_Player(process, next(iter(own)), through[0], norms, losses, rose, steps))
+    return sorted(found, key=lambda p: -p.fallen)
+
+
+def _roots_by_optimizer(view: RunView, kind: str) -> Mapping[str, set[str]]:
+    """Per optimizer the roots with rows of this kind in its steps."""
+    whose = {(p, s.step): s.optimizer for p, steps in view.timeline.items() for s in steps}
+    found: dict[str, set[str]] = {}
+    for frame in view.scan(("root", "kind"), (kind,), steps=watched_steps(view)):
+        places = frame[["rank", "attempt", "step", "root"]].drop_duplicates()
+        for rank, attempt, step, root in places.itertuples(index=False):
+            optimizer = whose.get((Process(int(rank), int(attempt)), int(step)), "")
+            found.setdefault(optimizer, set()).add(text(root))
+    return found
+
+
+def _starved_finding(player: _Player, options: Options) -> Finding:
     before, after = player.norms
     step = player.steps[-1].step
     message = (
         f"{player.root} learns through {player.through}, which another optimizer trains. From the oldest quarter of "
         f"its {plural(len(player.steps), 'step')} to the newest the norm of its gradient fell from {before:.3g} to "
-        f"{after:.3g}, {player.fallen:.3g} times (limit {options['starved']:g}), while its own loss rose from "
-        f"{player.losses[0]:.3g} to {player.losses[1]:.3g}: the loss has saturated, it is not learnt."
+        f"{after:.3g}, {player.fallen:.3g} times (limit {options['starved']:g}). Meanwhile its own loss rose from "
+        f"{player.losses[0]:.3g} to {player.losses[1]:.3g}, so the loss has saturated."
     )
-    return Finding(
-        code="PD204",
-        name="vanishing-gradients",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.7,
         title=f"the gradient of {player.root} vanishes, {player.fallen:.2g} times smaller, while its loss rises",
         message=message,
@@ -265,48 +346,20 @@ RULE = Rule(
     triage=Triage.BACKWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "decay",
-            16.0,
-            "binades",
-            "Fall of the gradient's norm from the last layer to the first that is too much.",
-            "Precdoctor's own: the distance from 1 to FP16's smallest normal number is 14; healthy chains of "
-            "four to eight layers lose less than 2.",
-        ),
-        RuleOption(
-            "starved",
-            16.0,
-            "times",
-            "Fall of the gradient norm of a model that learns through another one, while its loss rises.",
-            "Precdoctor's own: in healthy adversarial runs it falls up to fivefold.",
-            1.0,
-        ),
-        RuleOption(
-            "call_decay",
-            24.0,
-            "binades",
-            "Fall of the gradient's norm from the last call of a module to its first that is too much.",
-            "FP32 has 24 significant bits: in a sum with the last call's share the first one's is rounded away.",
-        ),
-        RuleOption("min_calls", 8.0, "calls", "Modules called less often in a step are not judged.", "As PD604.", 4.0),
-        RuleOption(
-            "learnt",
-            0.1,
-            "fraction",
-            "Where the loss has fallen by so much, forgotten calls are not missed.",
-            "Precdoctor's own: in healthy recurrent runs of 60 steps it falls by half and more.",
-            maximum=1.0,
-        ),
-        RuleOption("min_layers", 4.0, "layers", "Shorter chains are not judged.", "A trend needs a few points.", 3.0),
-        RuleOption(
-            "consistent_share",
-            0.75,
-            "fraction",
-            "Steps from layer to layer that must go down.",
-            "Precdoctor's own: one weak layer is not a decay with depth.",
-            maximum=1.0,
-        ),
+        RuleOption("decay", 16.0, "binades", "Minimum fall of the gradient's norm from the last layer to the first.",
+                   "Chosen empirically: 1 is 14 binades above FP16's smallest normal number; healthy chains of four to "
+                   "eight layers lose less than 2."),
+        RuleOption("starved", 16.0, "times", "Minimum fall of the norm of a gradient that comes through another model.",
+                   "Chosen empirically: in healthy adversarial runs it falls up to fivefold.", 1.0),
+        RuleOption("call_decay", 24.0, "binades", "Minimum fall of the gradient's norm from last to first call.",
+                   "FP32 has 24 significant bits: added to the last call's share, the first one's is lost."),
+        RuleOption("min_calls", 8.0, "calls", "Minimum number of calls of a module in a step.", "As in PD604.", 4.0),
+        RuleOption("learnt", 0.1, "fraction", "Fall of the loss that makes forgotten calls harmless.",
+                   "Chosen empirically: in healthy recurrent runs of 60 steps it falls by at least half.", maximum=1.0),
+        RuleOption("min_layers", 4.0, "layers", "Minimum length of a chain.", "A trend needs a few points.", 3.0),
+        RuleOption("consistent_share", 0.75, "fraction", "Minimum share of the steps from layer to layer that go down.",
+                   "Chosen empirically: one weak layer is not a decay with depth.", maximum=1.0),
     ),
     explains={**when(anywhere, "PD203"), **when(starved_weights, "PD503")},
     check=check,
-)
+)  # fmt: skip

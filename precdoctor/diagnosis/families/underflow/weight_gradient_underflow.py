@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.advice.larger_loss_scale import loss_scale_of, plan_scale, prescribe_scale
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.underflow.quantised_gradient import finding as coarse_finding
-from precdoctor.diagnosis.families.underflow.quantised_gradient import finer, gridded
 from precdoctor.diagnosis.survey.gradient_underflow import (
     FLUSH_OPTIONS,
     GradientSeries,
-    Survey,
-    plan,
-    prescribe,
+    GradientSurvey,
+    examined_steps,
+    lost_magnitude,
     survey,
     tail_of,
 )
-from precdoctor.diagnosis.survey.rows import Key, path_evidence, path_to, range_evidence
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, dotted, gradient_evidence, location
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import FP16
+from precdoctor.numerics.tail import Tail, flushed_tail
 
 PAGE = RulePage(
     finds="""
-Gradients of weights of which a large share was rounded to zero in FP16 or BF16, while the gradients of the activations
-are still whole: the product of a small activation and a small gradient falls below the format, or a mean over many
-rows does. Under autocast such a gradient is widened to FP32 after it was computed in FP16; it is recognised by having
-no element below 2^-24. Zeros that are zero anyway (rows of an embedding nobody looked up, dead units) are told from
-flushed ones as PD201 tells them: the survivors must run into the flush limit, and their shape says how many lie below.
+Gradients of weights with a large share rounded to zero in FP16 or BF16, while the gradients of the activations are
+still whole: the product of a small activation and a small gradient falls below the format, or a mean over many rows
+does. Autocast computes such a gradient in FP16 and then widens it to FP32; the rule recognises it because no element
+is below 2^-24. PD201's method separates flushed elements from structural zeros (rows of an embedding that nobody
+looked up, dead units): the survivors must run into the flush limit, and their shape estimates how many lie below it.
 
-FP32 gradients that were rounded on their way (by a hook that compresses them, in a reduction) give themselves away: all
-their elements are multiples of one power of two on every step, and what came back to the layer is finer than that.
-They are judged by the same limits.
+FP32 gradients that were rounded on their way (by a hook that compresses them, in a reduction) show it: all their
+elements are multiples of one power of two on every step, and the gradient of the layer's output is finer than that.
+The same limits apply to them.
 """,
     matters="""
-A weight whose gradient is zero gets no update from the loss; with Adam even the moments forget it. Layers with small
-inputs are hit first (badly scaled features, the input of a quiet branch), and nothing is ever NaN.
+A weight whose gradient is zero gets no update from the loss; under Adam even the moments decay to nothing. Layers with
+small inputs are hit first (badly scaled features, the input of a quiet branch), and nothing is ever NaN.
 """,
     example="""
 Features in units that make them 1e-4, in FP16: the gradient of the first layer's weight is the output gradient times
@@ -51,91 +54,80 @@ Scale the loss by the power of two in the finding, or bring the layer's input to
 needs neither. Where gradients are compressed to FP16, divide by the workers afterwards, in FP32, or compress to BF16.
 """,
     confidence="""
-0.9; 0.7 when fewer than four steps were sampled; 0.6 below 1,000 surviving elements. PD201's page says how good the
-estimator is; it rather underestimates.
+0.9; 0.7 if fewer than four steps were sampled; 0.6 below 1,000 surviving elements. PD201's page states the accuracy of
+the estimator, which errs towards too few flushed elements.
 """,
     references=(
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.2",
         "NVIDIA BioNeMo framework, published gradient-underflow bands 0.5 / 2 / 4 %",
+        "PyTorch source: torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py (fp16_compress_hook)",
     ),
+)
+#: Steps that must all show the same grid: one or two multiples of a power of two are chance.
+_GRID_STEPS = 4
+#: Elements of the smallest gradient that is tested for a grid: fewer can be multiples of it by chance.
+_GRID_ELEMENTS = 64
+#: Up to this count of grid units FP64 holds ``sum`` and ``sum_sq`` exactly.
+_EXACT = 2.0**50
+_COLUMNS = (
+    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "order"),
+    *("nan", "pos_inf", "neg_inf", "zero", "amax", "amin_nonzero", "sum", "sum_sq", "exp_lo", "exp_hist"),
 )
 
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the worst weight gradient, with all others above the limits as evidence."""
-    found = _survey(view, options)
+    dying = options["flushed_share"]
+    found = survey(view, max_steps=options["max_steps"], dying_share=dying, kind="weight_grad")
     seen = f"{plural(len(found.tensors), 'weight gradient')} on {plural(len(found.steps), 'step')}"
-    guilty = {
-        k: t
-        for k, t in found.tensors.items()
-        if t.share >= options["flushed_share"] and t.lost_share >= options["lost_magnitude"]
-    }
+    limits = options["flushed_share"], options["lost_magnitude"]
+    guilty = {k: t for k, t in found.tensors.items() if t.share >= limits[0] and t.lost_share >= limits[1]}
     if guilty:
         finding = _finding(view, found, guilty, options)
         return Checked([finding], f"{plural(len(guilty), 'gradient')} of {seen} above the limit", Status.FAILED)
-    coarse = _coarse(view, options)
-    if coarse is not None:
-        return coarse
+    coarse = {
+        k: g
+        for k, g in _gridded(view, options["max_steps"]).items()
+        if g.share >= limits[0] and g.lost_share >= limits[1] and _finer(view, k, g) is not None
+    }
+    if coarse:
+        finding = _grid_finding(view, coarse, options)
+        return Checked([finding], f"{plural(len(coarse), 'FP32 gradient')} rounded to a coarse grid", Status.FAILED)
     if not found.tensors:
         return Checked.not_applicable("no weight gradient is stored in FP16 or BF16, or was rounded to it")
     worst = max(t.share for t in found.tensors.values())
-    return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(options['flushed_share'])})")
+    return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limits[0])})")
 
 
-def _coarse(view: RunView, options: Options) -> Checked | None:
-    """Of FP32 gradients that lie on a grid; None where none loses too much to it."""
-    limits = options["flushed_share"], options["lost_magnitude"]
-    guilty = {
-        k: g
-        for k, g in gridded(view, options["max_steps"]).items()
-        if g.share >= limits[0] and g.lost_share >= limits[1] and finer(view, k, g) is not None
-    }
-    if not guilty:
-        return None
-    finding = coarse_finding(view, guilty, limits, options["error_share"], options["margin_binades"])
-    return Checked([finding], f"{plural(len(guilty), 'FP32 gradient')} rounded to a coarse grid", Status.FAILED)
-
-
-def _survey(view: RunView, options: Options) -> Survey:
-    return survey(
-        view, max_steps=options["max_steps"], dying_share=options["flushed_share"], kind="weight_grad"
-    )  # fmt: skip
-
-
-def _finding(view: RunView, found: Survey, guilty: Mapping[Key, GradientSeries], options: Options) -> Finding:
+def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, GradientSeries], options: Options) -> Finding:
     key, tensor = max(guilty.items(), key=lambda item: item[1].share)
     process, step = tensor.worst
     rows = view.rows(process, step)
     row = next(r for r in rows if r.key == key)
-    facts = view.step_facts(process, step)
-    current = (row.scale or (facts.loss_scale if facts is not None else None)) or 1.0
+    current = loss_scale_of(view, row)
     activations = survey(view, max_steps=options["max_steps"], dying_share=options["flushed_share"])
-    room = min(found.headroom, activations.headroom)
-    limited = dataclasses.replace(found, headroom=room)
-    chosen = plan(view, limited, guilty, target=options["flushed_share"] / 10.0, margin=options["margin_binades"])
-    flushed = tail_of(row, tensor.fmt).total
-    parameter = ".".join(part for part in (row.module, row.name) if part)
-    structural = max(0.0, row.zero - flushed) / row.numel
+    limited = replace(found, headroom=min(found.headroom, activations.headroom))
+    chosen = plan_scale(view, limited, guilty, target=options["flushed_share"] / 10.0, margin=options["margin_binades"])
+    structural = max(0.0, row.zero - tail_of(row, tensor.fmt).total) / row.numel
+    name = tensor.fmt.name
     message = (
-        f"{percent(tensor.share)} of the gradient of `{parameter}`, computed in {tensor.fmt.name}, was rounded to zero "
-        f"in the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}), "
-        f"{percent(tensor.lost_share)} of its magnitude (limit {percent(options['lost_magnitude'])}); a further "
-        f"{percent(structural)} of it is zero for other reasons. What is left reaches {row.amax or 0.0:.3g}; "
-        f"{tensor.fmt.name} flushes up to {tensor.fmt.flush_limit:.3g}. Loss scale: {current:g}. "
+        f"Rounding to {name} set {percent(tensor.share)} of the gradient of `{row.parameter}` to zero, in the median "
+        f"of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}). It removed "
+        f"{percent(tensor.lost_share)} of the magnitude (limit {percent(options['lost_magnitude'])}); another "
+        f"{percent(structural)} is zero for other reasons. The largest element left is {row.amax or 0.0:.3g}; "
+        f"{name} flushes up to {tensor.fmt.flush_limit:.3g}. Loss scale: {current:g}. "
         f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits."
     )
     made = next((r for r in rows if r.kind == "grad_output" and r.key[:2] == key[:2] and r.amax), None)
     if made is not None:
-        message += f" The gradient of the module's output reaches {made.amax:.3g}, so its input is what is small."
+        message += f" The gradient of the module's output reaches {made.amax:.3g}, so the module's input is small."
     confidence, why = _confidence(tensor, row.numel - row.zero, len(found.steps))
-    return Finding(
-        code="PD202",
-        name="weight-gradient-underflow",
+    return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
-        title=f"{percent(tensor.share)} of the gradient of `{parameter}` is flushed to zero in {tensor.fmt.name}",
+        title=f"{percent(tensor.share)} of the gradient of `{row.parameter}` is flushed to zero in {name}",
         message=message,
-        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.BACKWARD, process.rank, step),
+        location=location(row, Phase.BACKWARD, process.rank, step),
         evidence={
             "flushed_share": tensor.share,
             "limit": options["flushed_share"],
@@ -144,16 +136,18 @@ def _finding(view: RunView, found: Survey, guilty: Mapping[Key, GradientSeries],
             "computed_in": tensor.fmt.dtype,
             "loss_scale": current,
             "steps_examined": len(found.steps),
-            "tensors": [
-                {"root": k[0], "parameter": f"{k[1]}.{k[3]}".strip("."), "flushed_share": t.share}
-                for k, t in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
-            ],
-            "range": range_evidence(row),
-            "path": path_evidence(path_to([r for r in rows if r.kind in ("loss", "grad_output")], row)),
+            "tensors": _listed({k: g.share for k, g in guilty.items()}),
+            **gradient_evidence(rows, row),
             "confidence_reason": why,
         },
-        prescriptions=(prescribe(view, tensor.fmt, current, chosen),),
+        prescriptions=(prescribe_scale(view, tensor.fmt, current, chosen),),
     )
+
+
+def _listed(shares: Mapping[Key, float]) -> list[dict[str, object]]:
+    """The sixteen gradients with the largest flushed share, for the evidence."""
+    worst = sorted(shares.items(), key=lambda item: -item[1])[:16]
+    return [{"root": k[0], "parameter": dotted(k[1], k[3]), "flushed_share": share} for k, share in worst]
 
 
 def _confidence(tensor: GradientSeries, alive: int, steps: int) -> tuple[float, str]:
@@ -161,7 +155,146 @@ def _confidence(tensor: GradientSeries, alive: int, steps: int) -> tuple[float, 
         return 0.6, "fewer than 1,000 elements survive"
     if len(tensor.shares) < 4 or steps < 4:
         return 0.7, "fewer than four steps were sampled"
-    return 0.9, "the survivors pile up at the flush limit as the zeros continue them"
+    return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
+
+
+# -- FP32 gradients on a grid -----------------------------------------------------------------------------------------
+#
+# Rounding near zero in FP16 leaves whole multiples of 2^-24, its smallest subnormal; a division by the workers before
+# and a multiplication afterwards leave multiples of that many times 2^-24. Sums of products in FP32 do not lie on such
+# a grid, and never on the same one on every step. In units of the grid the histogram shows what was rounded to zero.
+
+
+@dataclass
+class _GriddedSeries:
+    """A gradient whose non-zero elements are multiples of ``grid`` on every step; the lists hold one number per step.
+
+    Attributes:
+        shares: least share of the intended non-zero elements that was rounded to zero.
+        lost: share of the sum of magnitudes that was rounded to zero.
+    """
+
+    grid: float
+    shares: list[float] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+    worst: tuple[Process, int] = (Process(0, 0), 0)
+    worst_share: float = -1.0
+
+    @property
+    def share(self) -> float:
+        return median(self.shares)
+
+    @property
+    def lost_share(self) -> float:
+        return median(self.lost)
+
+    def add(self, row: TensorRow, process: Process) -> None:
+        tail = _grid_tail(row, self.grid)
+        share = tail.total / (tail.total + row.numel - row.zero)
+        self.shares.append(share)
+        self.lost.append(lost_magnitude(row.histogram.shift(FP16.min_subnormal / self.grid), tail))
+        if share > self.worst_share:
+            self.worst, self.worst_share = (process, row.step), share
+
+
+def _gridded(view: RunView, max_steps: float) -> dict[Key, _GriddedSeries]:
+    """FP32 weight gradients on the same grid on all steps; those under FP16 autocast or a loss scale are left out."""
+    found: dict[Key, _GriddedSeries | None] = {}
+    steps = examined_steps(view, int(max_steps))
+    where = [("dtype", "in", ("float32",))]
+    for record in view.scan_records(_COLUMNS, ("weight_grad",), steps=steps, where=where):
+        row = TensorRow.of(record)
+        process = Process(row.rank, row.attempt)
+        facts = view.step_facts(process, row.step)
+        scaled = facts is not None and (facts.autocast_dtype == FP16.dtype or facts.loss_scale is not None)
+        if row.numel < _GRID_ELEMENTS or row.zero == row.numel or row.phase == "recompute":
+            continue
+        grid = _grid_of(row)
+        series = found.setdefault(row.key, _GriddedSeries(grid) if grid is not None else None)
+        if scaled or series is None or series.grid != grid:
+            found[row.key] = None
+        else:
+            series.add(row, process)
+    return {k: g for k, g in found.items() if g is not None and len(g.shares) >= _GRID_STEPS}
+
+
+def _grid_of(row: TensorRow) -> float | None:
+    """The smallest element, if it is a power of two that divides all others; else None."""
+    grid = row.amin_nonzero
+    if not grid or math.frexp(grid)[0] != 0.5 or row.bad or None in (row.amax, row.sum, row.sum_sq):
+        return None
+    counts = (row.amax or 0.0) / grid, abs(row.sum or 0.0) / grid, (row.sum_sq or 0.0) / grid / grid
+    return grid if all(c <= _EXACT and c == round(c) for c in counts) else None
+
+
+def _grid_tail(row: TensorRow, grid: float) -> Tail:
+    """The elements below the grid, shifted to where FP16's grid is."""
+    return flushed_tail(row.histogram.shift(FP16.min_subnormal / grid), row.zero, FP16)
+
+
+def _finer(view: RunView, key: Key, gradient: _GriddedSeries) -> float | None:
+    """The smallest element of the gradient of the module's output, if it is below the grid."""
+    mine = (r for r in view.rows(*gradient.worst) if r.kind == "grad_output" and r.key[:2] == key[:2])
+    return next((r.amin_nonzero for r in mine if r.amin_nonzero and r.amin_nonzero < gradient.grid), None)
+
+
+def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: Options) -> Finding:
+    key, worst = max(guilty.items(), key=lambda item: item[1].share)
+    process, step = worst.worst
+    rows = view.rows(process, step)
+    row = next(r for r in rows if r.key == key)
+    message = (
+        f"Every element of the gradient of `{row.parameter}` is a multiple of {worst.grid:.3g}, "
+        f"2^{math.frexp(worst.grid)[1] - 1}, on {plural(len(worst.shares), 'step')}, and "
+        f"{percent(row.zero / row.numel)} are zero. FP32 resolves down to 1e-45, and the gradient of the module's "
+        f"output reaches down to {_finer(view, key, worst) or 0.0:.3g}. So the gradient was rounded on its way: to "
+        f"FP16 by a hook, or in a compressed reduction. The rounding set at least {percent(worst.share)} of it to zero "
+        f"(median, limit {percent(options['flushed_share'])}), {percent(worst.lost_share)} of its magnitude (limit "
+        f"{percent(options['lost_magnitude'])}). {plural(len(guilty), 'gradient')} above the limits."
+    )
+    return RULE.finding(
+        severity=Severity.ERROR if worst.share >= options["error_share"] else Severity.WARNING,
+        confidence=0.85,
+        title=f"at least {percent(worst.share)} of the gradient of `{row.parameter}` is rounded to zero: it arrives in "
+        f"steps of {worst.grid:.3g}",
+        message=message,
+        location=location(row, Phase.BACKWARD, process.rank, step),
+        evidence={
+            "flushed_share": worst.share,
+            "limit": options["flushed_share"],
+            "lost_magnitude_share": worst.lost_share,
+            "grid": worst.grid,
+            "steps_examined": len(worst.shares),
+            "tensors": _listed({k: g.share for k, g in guilty.items()}),
+            **gradient_evidence(rows, row),
+            "confidence_reason": "sums and squares are whole multiples of one power of two on every step; the share is "
+            "estimated from the survivors",
+        },
+        prescriptions=(_prescribe(row, worst, options["flushed_share"] / 10.0, options["margin_binades"]),),
+    )
+
+
+def _prescribe(row: TensorRow, gradient: _GriddedSeries, target: float, margin: float) -> Prescription:
+    tail = _grid_tail(row, gradient.grid)
+    intended = tail.total + row.numel - row.zero
+
+    def flushed(binades: int) -> float:
+        return tail.still_flushed(FP16, 2.0**binades) / intended
+
+    room = math.floor(FP16.headroom((row.amax or 0.0) * FP16.min_subnormal / gradient.grid) - margin)
+    binades = next((k for k in range(1, room + 1) if flushed(k) <= target), max(1, room))
+    return Prescription(
+        title=f"round gradients 2^{binades} times larger: flushed {percent(flushed(0))} -> {percent(flushed(binades))}",
+        change={"gradient_scale_when_rounded": {"from": 1.0, "to": 2.0**binades}},
+        predicted={"flushed_share": {"from": flushed(0), "to": flushed(binades)}, "overflow": 0},
+        snippet=(
+            f"scale = 2.0**{binades}\n"
+            "(loss * scale).backward()  # what rounds the gradients gets larger ones\n"
+            "for p in model.parameters():\n"
+            "    if p.grad is not None:\n"
+            "        p.grad.div_(scale)  # in FP32, before clipping and the optimizer's step\n"
+        ),
+    )
 
 
 RULE = Rule(

@@ -1,7 +1,7 @@
-"""Layers that were alive, and after some step give zeros only: what follows them no longer fires, nothing is learnt.
+"""PD203, layers that die: from some step on the activation behind a live layer is zero, and the loss stops falling.
 
-A step that is too large, or inputs that are, throws the biases and weights before a ReLU to where its input is
-negative for every example; its gradient is zero there, so it never comes back (Lu et al., arXiv:1903.06733).
+A step or inputs that are too large throw the weights and biases before a ReLU so far that its input is negative for
+every example. Its gradient is zero there, so the layer cannot recover (Lu et al., arXiv:1903.06733).
 """
 
 from __future__ import annotations
@@ -11,26 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import TensorRow, location, path_evidence, path_to, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, key_of, location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: It has been dead for this share of the recorded steps, at least, and on nearly all of those since it died.
+#: Least shares, chosen empirically: of the recorded steps on which the layer is dead, and of the steps since its death.
 _MOST, _NEARLY_ALL = 0.5, 0.9
-#: The layer nearest the loss gets a gradient: less than this share of it is zero.
+#: Share of zeros below which the gradient of the layer nearest the loss is alive. Half of a healthy ReLU's is zero.
 _ALIVE = 0.5
-#: Losses after its death that tell whether anything is learnt, and by which share it falls if so.
+#: Least number of losses after the death, and the share by which they fall if the run still learns; both empirical.
 _LOSSES, _LEARNT = 8, 0.1
-#: Inputs are of order one; from here on dividing them is the first thing to do.
+#: Inputs should be of order one; from this amax on, dividing them comes before a lower learning rate.
 _LARGE_INPUT = 16.0
-
-#: Root, module, kind, name, call of a tensor; a weight's are without the kind and call.
-_Key = tuple[str, ...]
 
 
 @dataclass
-class _Zeros:
+class _ZeroHistory:
     """Share of zeros of a tensor by step, the least over ranks."""
 
     shares: dict[int, float] = field(default_factory=dict)
@@ -38,12 +36,12 @@ class _Zeros:
     def note(self, step: int, share: float) -> None:
         self.shares[step] = min(share, self.shares.get(step, 1.0))
 
-    def died(self, limit: float, least: float) -> int | None:
-        """The first step from which on it is zero on nearly all to the end; None: not, too late, or from the start.
+    def death(self, limit: float, least: float) -> int | None:
+        """The step since which the tensor is zero on nearly all steps; None if it lives, died too late, or never lived.
 
         Args:
-            limit: share of its elements that is zero then.
-            least: steps since then.
+            limit: least share of zero elements.
+            least: minimum number of steps since then.
         """
         steps = sorted(self.shares)
         dead = [self.shares[s] >= limit for s in steps]
@@ -63,13 +61,17 @@ class _Zeros:
 
 
 @dataclass(frozen=True)
-class Died:
-    """A layer with weights, and the activation behind it that is zero since ``step``."""
+class DeadLayer:
+    """A layer with weights, and the activation behind it that is zero since ``step``.
 
-    #: The weight's gradient, on the last step looked at.
+    Attributes:
+        row: the weight's gradient on the last examined step.
+        before, since: median share of zeros in the activation before ``step`` and since.
+        gradient: median share of zeros in the weight's gradient since.
+    """
+
     row: TensorRow
     step: int
-    #: Medians: of the activation before and since, of the weight's gradient since.
     before: float
     since: float
     gradient: float
@@ -79,43 +81,43 @@ class Died:
 class Death:
     """All layers of a run that died, the one nearest the loss first, and the mean loss right after and at the end."""
 
-    layers: Sequence[Died]
+    layers: Sequence[DeadLayer]
     process: Process
     step: int
     losses: tuple[float, float]
     examined: int
 
 
-def died(view: RunView, steps: Sequence[int], limit: float, least: float) -> Death | None:
-    """The layers that died while the loss, which still gives the last layer a gradient, has not fallen since.
+def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) -> Death | None:
+    """The layers that died; the loss has not fallen since and still gives the last layer a gradient.
 
     Args:
-        view: of the run; of several optimizers it is not known which one trains what.
-        steps: those that may be looked at.
+        view: the run; with several optimizers the log does not show which one trains what.
+        steps: steps to examine.
         limit: least share of zeros, in the activation and in the gradient of the weight before it.
-        least: steps on which it must have been so.
+        least: minimum number of steps since the death.
     """
     if len(view.optimizers) > 1 or not steps:
         return None
     weights = _zeros(view, steps, ("weight_grad",))
-    dead = {key[:2]: (key, at) for key, z in weights.items() if (at := z.died(limit, least)) is not None}
+    dead = {key[:2]: (key, at) for key, z in weights.items() if (at := z.death(limit, least)) is not None}
     if not dead:
         return None
     activations = _zeros(view, steps, ("input", "output"))
-    gone = {key: at for key, z in activations.items() if (at := z.died(limit, least)) is not None}
+    gone = {key: at for key, z in activations.items() if (at := z.death(limit, least)) is not None}
     process = next((p for p in view.processes if gone and view.rows(p, steps[-1])), None)
     if process is None:
         return None
     rows = view.rows(process, steps[-1])
     layers = []
-    gradients = {_key_of(r): r for r in rows if r.kind == "weight_grad"}
+    gradients = {r.key: r for r in rows if r.kind == "weight_grad"}
     for row, layer in _producers(rows, dead, gone):
         weight, at = dead[layer.root, layer.module]
         if weight not in gradients:  # it got none on the last step
             continue
-        at = max(at, gone[_key_of(row)])
-        zeros, gradient = activations[_key_of(row)], weights[weight]
-        layers.append(Died(gradients[weight], at, zeros.until(at), zeros.since(at), gradient.since(at)))
+        at = max(at, gone[row.key])
+        zeros, gradient = activations[row.key], weights[weight]
+        layers.append(DeadLayer(gradients[weight], at, zeros.until(at), zeros.since(at), gradient.since(at)))
     if not layers or not _loss_gives(view, rows, min(d.step for d in layers), steps):
         return None
     losses = _losses_since(view, process, max(d.step for d in layers))
@@ -124,26 +126,21 @@ def died(view: RunView, steps: Sequence[int], limit: float, least: float) -> Dea
     return Death(layers, process, steps[-1], losses, len(steps))
 
 
-def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[_Key, _Zeros]:
-    """Of matrices, and of what goes through modules in training."""
+def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Key, _ZeroHistory]:
+    """Of tensors in training with at least two dimensions."""
     columns = ("root", "module", "kind", "name", "call", "phase", "shape", "numel", "zero")
-    found: dict[_Key, _Zeros] = {}
+    found: dict[Key, _ZeroHistory] = {}
     for r in view.scan_records(columns, kinds, steps=steps):
         if r["shape"] is None or len(r["shape"]) < 2 or not int(r["numel"]) or text(r["phase"]) not in ("train", ""):
             continue
-        key = (text(r["root"]), text(r["module"]), text(r["kind"]), text(r["name"]), str(int(r["call"])))
-        found.setdefault(key, _Zeros()).note(int(r["step"]), int(r["zero"]) / int(r["numel"]))
+        found.setdefault(key_of(r), _ZeroHistory()).note(int(r["step"]), int(r["zero"]) / int(r["numel"]))
     return found
 
 
-def _key_of(row: TensorRow) -> _Key:
-    return row.root, row.module, row.kind, row.name, str(row.call)
-
-
 def _producers(
-    rows: Sequence[TensorRow], dead: Mapping[_Key, object], gone: Mapping[_Key, int]
+    rows: Sequence[TensorRow], dead: Mapping[tuple[str, str], object], gone: Mapping[Key, int]
 ) -> list[tuple[TensorRow, TensorRow]]:
-    """Activations that are gone, each with the output of the dead layer right before it; nearest the loss first."""
+    """Dead activations, each with the output of the dead layer right before it; nearest the loss first."""
     found: dict[tuple[str, str], tuple[TensorRow, TensorRow]] = {}
     layer: TensorRow | None = None
     forward = [r for r in rows if r.kind in ("input", "output") and r.phase == "train" and r.order is not None]
@@ -151,13 +148,13 @@ def _producers(
     for r in forward:
         if r.kind == "output" and (r.root, r.module) in weighted:
             layer = r if (r.root, r.module) in dead else None
-        elif layer is not None and _key_of(r) in gone:
+        elif layer is not None and r.key in gone:
             found.setdefault((layer.root, layer.module), (r, layer))
     return list(found.values())[::-1]
 
 
 def _loss_gives(view: RunView, rows: Sequence[TensorRow], since: int, steps: Sequence[int]) -> bool:
-    """Whether the layer nearest the loss gets a gradient, most of it not zero, on most steps after the death."""
+    """Whether most of the gradient of the layer nearest the loss is non-zero, on most steps since the death."""
     last = next((r for r in rows if r.kind == "weight_grad" and len(r.shape) > 1), None)
     if last is None:
         return False
@@ -172,7 +169,7 @@ def _loss_gives(view: RunView, rows: Sequence[TensorRow], since: int, steps: Seq
 
 
 def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, float] | None:
-    """Means of the oldest and of the newest quarter of the losses since ``step``; None when there are few."""
+    """Mean loss over the oldest and the newest quarter of the steps since ``step``; None if there are few."""
     losses = [
         s.loss
         for s in view.timeline[process]
@@ -182,29 +179,26 @@ def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, fl
     return (fmean(losses[:quarter]), fmean(losses[-quarter:])) if len(losses) >= _LOSSES else None
 
 
-def finding(view: RunView, death: Death, limit: float) -> Finding:
-    """One, at the layer nearest the loss."""
+def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Finding:
+    """One finding, at the layer nearest the loss."""
     worst, rows = death.layers[0], view.rows(death.process, death.step)
-    row = worst.row
+    row, name = worst.row, worst.row.module or worst.row.root
     others = [f"`{d.row.module}` since step {d.step} ({percent(d.gradient)})" for d in death.layers[1:5]]
     batch = max((r.amax or 0.0 for r in rows if r.kind == "batch" and "float" in r.dtype), default=0.0)
     message = (
-        f"Since step {worst.step}, {percent(worst.since)} of what follows `{worst.row.module or worst.row.root}` is "
-        f"exactly zero, and {percent(worst.gradient)} of the gradient of its `{row.name}` (medians, limit "
-        f"{percent(limit)}); before, {percent(worst.before)} was."
-        + (f" So it is with {', '.join(others)}." if others else "")
+        f"Since step {worst.step}, {percent(worst.since)} of the activations after `{name}` are exactly zero "
+        f"({percent(worst.before)} before). So is {percent(worst.gradient)} of the gradient of its `{row.name}` "
+        f"(medians, limit {percent(limit)})."
+        + (f" The same happened to {', '.join(others)}." if others else "")
         + f" The loss has not fallen since ({death.losses[0]:.3g} right after, {death.losses[1]:.3g} at the end), and "
-        "it still gives the last layer a gradient: an activation that never fires passes none on, and stays so."
-        + (f" The input of the model goes up to {batch:.4g}." if batch >= _LARGE_INPUT else "")
+        "it still gives the last layer a gradient. A unit that never activates gets no gradient, so it cannot recover."
+        + (f" The model's input reaches {batch:.4g}." if batch >= _LARGE_INPUT else "")
     )
     whole = any(d.gradient == 1.0 for d in death.layers)
-    return Finding(
-        code="PD203",
-        name="dead-layer",
-        severity=Severity.WARNING,
+    return rule.finding(
         confidence=0.85 if whole else 0.7,
-        title=f"`{worst.row.module or worst.row.root}` died at step {worst.step}: {percent(worst.since)} of what "
-        "follows it is zero ever since, and the loss has not fallen",
+        title=f"`{name}` died at step {worst.step}: {percent(worst.since)} of the activations after it are zero since, "
+        "and the loss has not fallen",
         message=message,
         location=location(row, Phase.BACKWARD, death.process.rank, death.step),
         evidence={
@@ -218,17 +212,16 @@ def finding(view: RunView, death: Death, limit: float) -> Finding:
             "loss": {"from": death.losses[0], "to": death.losses[1]},
             "input_amax": batch or None,
             "steps_examined": death.examined,
-            "range": range_evidence(row),
-            "path": path_evidence(path_to([r for r in rows if r.kind in ("loss", "grad_output")], row)),
+            **gradient_evidence(rows, row),
             "confidence_reason": "zeros were counted in activations and gradients"
-            + ("" if whole else "; some units are left"),
+            + ("" if whole else "; some units still live"),
         },
         prescriptions=_prescriptions(view, death, worst, batch),
     )
 
 
-def _prescriptions(view: RunView, death: Death, worst: Died, batch: float) -> tuple[Prescription, ...]:
-    """Smaller inputs where they are large, else a smaller rate; and an activation with a slope everywhere."""
+def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) -> tuple[Prescription, ...]:
+    """Smaller inputs if they are large, else a lower rate; and an activation with a slope everywhere."""
     zeros = {"zero_share": {"from": worst.since, "to": worst.before}}
     moved = [s for s in view.timeline[death.process] if s.step < worst.step and s.lr]
     made = []
@@ -245,7 +238,7 @@ def _prescriptions(view: RunView, death: Death, worst: Died, batch: float) -> tu
         rate = max(s.lr or 0.0 for s in moved)
         made.append(
             Prescription(
-                title=f"a learning rate of {rate / 10:.3g} in place of {rate:.3g}, or a warm-up over the first "
+                title=f"learning rate {rate / 10:.3g} instead of {rate:.3g}, or a warm-up over the first "
                 f"{plural(10 * worst.step, 'step')}: zeros {percent(worst.since)} -> {percent(worst.before)}",
                 change={"lr": {"from": rate, "to": rate / 10}},
                 predicted=zeros,

@@ -1,7 +1,7 @@
-"""Gradients of a skipped step that are not zeroed: the next ones are added to an Inf, and no step is taken any more.
+"""PD301, leftover gradients: a skipped step does not zero them, new ones are added to an Inf, every step is skipped.
 
-Scripts that skip by themselves tend to leave out ``optimizer.zero_grad()`` together with ``optimizer.step()``. What was
-once non-finite then stays so, element by element, whatever the batch and the loss scale are.
+Scripts that skip by themselves tend to omit ``optimizer.zero_grad()`` together with ``optimizer.step()``. An element
+that was once non-finite then stays so, whatever the batch and the loss scale.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Steps behind the first one whose tensors are looked at, evenly spread.
+#: Later steps whose rows are read, evenly spread: bounds the work.
 _EXAMINED = 16
-#: Modules whose parameters get sums of products of what is finite: smaller terms cannot overflow where larger ones did
-#: not, nor is there a root or a quotient in them.
+#: Modules whose parameters get sums of products of finite numbers, without a root or a quotient: smaller terms cannot
+#: overflow where larger ones did not.
 _PLAIN = re.compile(r"(?:Linear|(?:Lazy)?Conv(?:Transpose)?[123]d|(?:Layer|Group|RMS|(?:Sync)?Batch)Norm(?:[123]d)?)$")
-#: By how much what comes down has become smaller since, at least.
+#: Minimum factor by which the arriving gradients have shrunk since: three backoffs. Chosen empirically.
 _SMALLER = 8.0
 
 
 @dataclass(frozen=True)
-class KeptGradients:
-    """Attributes:
-    first: the step that overflowed, whose gradients were kept.
-    skips: steps skipped since because of that, to the end of the run.
-    weights: whose gradient has been non-finite ever since.
+class LeftoverGradients:
+    """Gradients of an overflow that the script never zeroed.
+
+    Attributes:
+        first: the step that overflowed.
+        skips: steps skipped since, to the end of the run.
+        weights: weights whose gradient has been non-finite since.
     """
 
     first: int
@@ -41,50 +43,51 @@ class KeptGradients:
     def words(self) -> str:
         """A sentence for a message."""
         return (
-            f"Gradients are not zeroed when a step is skipped: on all {plural(self.skips, 'step')} behind step "
-            f"{self.first} the gradients of {plural(self.weights, 'weight')} hold the non-finite elements they had "
-            "there, although what comes down the backward pass is finite. New gradients are added to those, so that no "
-            "step can be taken any more."
+            f"Skipped steps do not zero their gradients. On all {plural(self.skips, 'step')} behind step {self.first} "
+            f"the gradients of {plural(self.weights, 'weight')} still hold the non-finite elements of that step. The "
+            "gradients that arrive are finite, but they are added to those elements, so every step is skipped."
         )
 
     def prescription(self, skipped: int) -> Prescription:
-        """``skipped``: steps of the run that were."""
+        """``skipped``: number of skipped steps of the run."""
         return Prescription(
-            title=f"`zero_grad()` after skipped steps, too: skipped steps {skipped} -> {skipped - self.skips}, if no "
+            title=f"`zero_grad()` also after skipped steps: skipped steps {skipped} -> {skipped - self.skips}, if no "
             "other batch overflows",
             change={"zero_grad": {"from": "after steps that are taken", "to": "after every step"}},
             predicted={"skipped_steps": {"from": skipped, "to": skipped - self.skips}},
             snippet=(
-                "scaler.step(optimizer)  # skips by itself what is not finite\n"
+                "scaler.step(optimizer)  # skips by itself if a gradient is not finite\n"
                 "scaler.update()\n"
                 "optimizer.zero_grad(set_to_none=True)  # under no `if`: a skipped step leaves gradients as well\n"
             ),
         )
 
 
-def kept_gradients(view: RunView, process: Process, steps: Sequence[StepFacts], least: float) -> KeptGradients | None:
-    """Whether that is why the run's last steps were skipped; None where it is not, or the log does not show it.
+def find_leftover_gradients(
+    view: RunView, process: Process, steps: Sequence[StepFacts], least: float
+) -> LeftoverGradients | None:
+    """The leftover gradients because of which the run's last steps were skipped; None if the log does not show any.
 
-    Non-finite elements that a layer makes anew differ in number from batch to batch, go away as the scale falls, or
-    come with a non-finite activation or gradient of one. Those of a kept gradient never become fewer; and either there
-    was such a tensor on the first skipped step and on none since, or what comes down has become so small with the scale
-    that a sum of products, as the gradient of a linear layer is, cannot overflow any more.
+    If a layer makes non-finite elements anew, their number differs from batch to batch, they disappear as the scale
+    falls, or a non-finite activation or output gradient comes with them. Those of a leftover gradient never become
+    fewer. Besides, either such a tensor was there on the first skipped step and on none since, or the arriving
+    gradients have shrunk so much with the scale that a sum of products, as in a linear layer, can no longer overflow.
 
     Args:
         view: the run.
-        process: whose steps they are.
-        steps: in order; those skipped at the end are judged.
-        least: so many of them at least behind the first.
+        process: the process of the steps.
+        steps: the steps in order; those skipped at the end are examined.
+        least: minimum number of them behind the first.
     """
     tail = steps[next((i + 1 for i in reversed(range(len(steps))) if not steps[i].skipped), 0) :]
     later = [s.step for s in tail[1:] if s.sampled]
     if len(tail) - 1 < least or len(later) < least or not tail[0].sampled:
         return None
     begun = view.rows(process, tail[0].step)
-    kept = _non_finite(begun)
-    if not kept:
+    leftover = _non_finite(begun)
+    if not leftover:
         return None
-    bad, rows = dict(kept), begun
+    bad, rows = dict(leftover), begun
     for step in later[:: max(1, len(later) // _EXAMINED)]:
         rows = view.rows(process, step)
         now = _non_finite(rows)
@@ -93,22 +96,22 @@ def kept_gradients(view: RunView, process: Process, steps: Sequence[StepFacts], 
         bad |= now
     if not _makes_its_own(begun) and not _cannot_overflow(begun, rows):
         return None
-    return KeptGradients(tail[0].step, len(tail) - 1, len(kept))
+    return LeftoverGradients(tail[0].step, len(tail) - 1, len(leftover))
 
 
 def _non_finite(rows: Sequence[TensorRow]) -> Mapping[Key, int]:
-    """Elements by gradient, of weights that have any."""
+    """The number of non-finite elements of each weight gradient that has any."""
     return {r.key: r.nan + r.pos_inf + r.neg_inf for r in rows if r.kind == "weight_grad" and r.bad}
 
 
 def _makes_its_own(rows: Sequence[TensorRow]) -> bool:
-    """Whether the step has non-finite values outside of weight gradients: masks of ``-inf`` apart."""
+    """Whether the step has non-finite values outside of weight gradients; masks of ``-inf`` do not count."""
     forward = any(r.nan or r.pos_inf for r in rows if r.kind in FORWARD_KINDS)
     return forward or any(r.bad for r in rows if r.kind in ("loss", "grad_output"))
 
 
 def _cannot_overflow(begun: Sequence[TensorRow], now: Sequence[TensorRow]) -> bool:
-    """Whether a layer's gradient is non-finite although what comes down to it is far smaller than it was."""
+    """Whether a layer's gradient is non-finite although the gradient that arrives is far smaller than it was."""
     before, after = _sizes(begun), _sizes(now)
     shrunk = {place for place, amax in after.items() if _SMALLER * amax <= before.get(place, 0.0)}
     return any(
@@ -119,7 +122,7 @@ def _cannot_overflow(begun: Sequence[TensorRow], now: Sequence[TensorRow]) -> bo
 
 
 def _sizes(rows: Sequence[TensorRow]) -> Mapping[tuple[str, str], float]:
-    """The largest gradient, as it lies in memory, of each module's outputs."""
+    """The amax of the gradient of each module's outputs, loss scale included."""
     sizes: dict[tuple[str, str], float] = {}
     for r in rows:
         if r.kind == "grad_output":

@@ -1,11 +1,12 @@
-"""Gradients that do not get back to the first calls of a recurrent cell, while nothing is learnt."""
+"""PD204 along calls: gradients vanish on the way to the first calls of a recurrent cell, and the loss stays up."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, call_chains, consistent_share, slope
@@ -16,15 +17,14 @@ from precdoctor.diagnosis.survey.view import RunView
 
 @dataclass(frozen=True)
 class Forgetting:
-    """A module that a step calls many times, and how much of the gradient its first call gets."""
+    """A module that a step calls many times; ``norms``: non-zero L2 norms of the output's gradient by call."""
 
     chain: Chain
-    #: L2 norms of the output's gradient by call, those that are not zero throughout.
     norms: tuple[float, ...]
 
     @property
     def lost(self) -> float:
-        """Binades between the last calls' gradient and the first's."""
+        """Binades between the last call's gradient and the first's."""
         return math.log2(self.norms[-1] / self.norms[0])
 
     @property
@@ -34,15 +34,15 @@ class Forgetting:
 
     @property
     def calls(self) -> int:
-        """In a step; those that the recorder takes together are told by their number of elements."""
+        """Calls in a step; late calls share one row, and its number of elements shows how many they are."""
         first, last = self.chain.links[0], self.chain.links[-1]
         if last.index < LAST_CALL or not (first.rms and last.rms):
             return last.index + 1
         return last.index + round((last.norm / last.rms) ** 2 / (first.norm / first.rms) ** 2)
 
 
-def forgetting(view: RunView, least: int) -> Forgetting | None:
-    """The module of at least ``least`` calls whose first call gets least; None where no module is called so often."""
+def find_forgetting(view: RunView, least: int) -> Forgetting | None:
+    """The module with at least ``least`` calls whose first call gets the smallest share; None without any."""
     made = [
         Forgetting(c, norms)
         for c in call_chains(view, "grad_output", least)
@@ -51,8 +51,8 @@ def forgetting(view: RunView, least: int) -> Forgetting | None:
     return max(made, key=lambda f: f.lost, default=None)
 
 
-def learnt(view: RunView) -> float | None:
-    """By which share the loss has fallen from the oldest quarter of the run to the newest; None without losses."""
+def learnt_share(view: RunView) -> float | None:
+    """The share by which the loss has fallen from the oldest quarter of the run to the newest; None without losses."""
     losses = [s.loss for steps in view.timeline.values() for s in steps if s.loss is not None and math.isfinite(s.loss)]
     quarter = len(losses) // 4
     if not quarter:
@@ -61,23 +61,25 @@ def learnt(view: RunView) -> float | None:
     return (before - after) / abs(before) if before else 0.0
 
 
-def finding(view: RunView, found: Forgetting, fallen: float, limits: tuple[float, float]) -> Finding:
-    """What ``found`` means; ``limits`` are those of the decay in binades and of the fall of the loss."""
+def forgetting_finding(
+    rule: Rule, view: RunView, found: Forgetting, fallen: float, limits: tuple[float, float]
+) -> Finding:
+    """One finding; ``limits``: of the decay in binades, and of the fall of the loss."""
     chain, step = found.chain, watched_steps(view)[-1]
     alive = [k for k in chain.links if k.norm > 0.0]
     first, last = alive[0], alive[-1]
     later = " and later" if last.index == LAST_CALL else ""
-    rows = next((r for p in view.processes if (r := view.rows(p, step))), ())
-    mine = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (chain.root, first.module)]
+    place = chain.root, first.module
+    mine = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) == place]
     row = next((r for r in mine if r.call == first.index), None)
     each = slope(found.norms[:-1] if later else found.norms)
     message = (
         f"A step calls `{first.module}` ({chain.module_class}) {found.calls} times. The gradient of its output falls "
         f"from {last.norm:.3g} at call {last.index}{later} to {first.norm:.3g} at call {first.index} (L2, median of "
-        f"{plural(chain.steps, 'step')}): by 2^{found.lost:.1f} (limit 2^{limits[0]:g}), a factor of {2.0**each:.3g} "
-        f"per call. What the first calls add to the weights' gradient is rounded away in FP32. The loss has fallen by "
-        f"{percent(max(0.0, fallen))} from the oldest quarter of the run to the newest (limit {percent(limits[1])}): "
-        "what depends on the first calls is not learnt."
+        f"{plural(chain.steps, 'step')}). That is a fall by 2^{found.lost:.1f} (limit 2^{limits[0]:g}), a factor of "
+        f"{2.0**each:.3g} per call. FP32 rounds away the first calls' share of the weights' gradient. From the "
+        f"oldest quarter of the run to the newest the loss has fallen by {percent(max(0.0, fallen))} (limit "
+        f"{percent(limits[1])}). The cell does not learn from its first calls."
     )
     evidence: dict[str, object] = {
         "decay_binades": found.lost,
@@ -88,28 +90,25 @@ def finding(view: RunView, found: Forgetting, fallen: float, limits: tuple[float
         "links": [{"call": k.index, "norm": k.norm} for k in chain.links],
         "steps_examined": chain.steps,
         "confidence_reason": f"it falls in {found.steadiness:.0%} of the steps from call to call; that the loss stays "
-        "for that reason is inferred",
+        "up for this reason is inferred",
     }
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
-    return Finding(
-        code="PD204",
-        name="vanishing-gradients",
-        severity=Severity.WARNING,
+    return rule.finding(
         confidence=0.75,
-        title=f"gradients vanish along {found.calls} calls of `{first.module}`: {first.norm / last.norm:.2g} of them "
-        "reaches the first",
+        title=f"gradients vanish along {found.calls} calls of `{first.module}`: {first.norm / last.norm:.2g} reaches "
+        "the first",
         message=message,
         location=Location(chain.root, first.module, chain.module_class, "grad_output", Phase.BACKWARD, 0, step),
         evidence=evidence,
-        prescriptions=(_remember(found),),
+        prescriptions=(_lasting_state(found),),
     )
 
 
-def _remember(found: Forgetting) -> Prescription:
-    """A cell that keeps its state over as many calls as a step makes.
+def _lasting_state(found: Forgetting) -> Prescription:
+    """A cell that keeps its state over the calls of a step.
 
-    A forget gate with the bias log(T - 1) keeps 1 - 1/T of the cell, (1 - 1/T)^T of it after T calls (Tallec and
+    A forget gate with the bias log(T - 1) keeps 1 - 1/T of the cell per call, (1 - 1/T)^T after T calls (Tallec and
     Ollivier, arXiv:1804.11188); an orthogonal matrix keeps the norm (Saxe et al., arXiv:1312.6120).
     """
     module, ratio = found.chain.links[0].module, found.norms[0] / found.norms[-1]

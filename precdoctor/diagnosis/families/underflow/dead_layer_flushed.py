@@ -1,7 +1,7 @@
-"""Trained weights whose gradient is exactly zero because FP16 flushed it, not because the loss gives them nothing.
+"""PD203, flushed layers: FP16 flushed the gradient of trained weights to zero; the loss itself gives them one.
 
-The zeros begin behind the last gradient of the backward pass with a non-zero element. If that one lies at or below the
-smallest normal number of FP16 throughout, what follows it was flushed. If there is none, the gradient died at the cast
+The zeros begin behind the last gradient of the backward pass with a non-zero element. If that gradient lies at or below
+FP16's smallest normal number throughout, those after it were flushed. If there is none, the gradient died at the cast
 behind the loss. If gradients elsewhere are well inside the format, the zeros are the loss's own: a weight of zero.
 """
 
@@ -11,30 +11,40 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from precdoctor.diagnosis.advice.larger_loss_scale import multiplied, out_of_subnormals, subnormal_share
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.gradient_underflow import FINE_BITS, MARGIN_BINADES, out_of_subnormals, subnormal_share
+from precdoctor.diagnosis.survey.gradient_underflow import FINE_BITS, MARGIN_BINADES
 from precdoctor.diagnosis.survey.harm import bulk_loss
-from precdoctor.diagnosis.survey.rows import TensorRow, location, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.survey.rows import (
+    Parameter,
+    TensorRow,
+    gradient_evidence,
+    location,
+    range_evidence,
+)
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16
 
-#: From this share of the elements of all weight matrices on the finding is an error: half of the model is no layer.
+#: Share of the elements of all weight matrices that makes the finding an error: half of the model is no single layer.
 _MOST = 0.5
-#: Binades above the smallest normal number that an estimated gradient is brought to.
+#: Binades above the smallest normal number that a loss scale must bring an estimated gradient to. Chosen empirically.
 _ROOM = 4
-#: Subnormal share of the last gradient that a loss scale is proposed for. Chosen empirically; no published source.
+#: Subnormal share of the last gradient that a proposed loss scale aims at. Chosen empirically.
 _TARGET = 0.01
 
 
 @dataclass(frozen=True)
 class FlushedZeros:
-    """Attributes:
-    first: the gradient of the first weight, in backward order, that is zero.
-    last: the last gradient before it with a non-zero element; None where there is none.
-    element: estimate of the unscaled gradient of one output element, where ``last`` is None: the loss over elements.
-    rows: of the step that was read.
+    """Where the gradients of one step become zero.
+
+    Attributes:
+        first: the gradient of the first weight, in backward order, that is zero.
+        last: the last gradient before it with a non-zero element, if any.
+        element: without ``last``, the estimated unscaled gradient of one output element.
+        rows: all tensors of the step.
     """
 
     first: TensorRow
@@ -48,10 +58,8 @@ class FlushedZeros:
         return self.first.scale or 1.0
 
 
-def flushed_zeros(view: RunView, process: Process, step: int, dead: frozenset[tuple[str, str, str]]) -> (
-    FlushedZeros | None
-):  # fmt: skip
-    """What cut off the gradients of ``dead`` (root, module, name); None where it was no rounding to FP16."""
+def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozenset[Parameter]) -> FlushedZeros | None:
+    """Where rounding to FP16 cut off the gradients of ``dead``; None if it did not."""
     rows = view.rows(process, step)
     facts = view.step_facts(process, step)
     gradients = [r for r in rows if r.kind == "grad_output" and r.order is not None and r.phase != "recompute"]
@@ -72,23 +80,23 @@ def flushed_zeros(view: RunView, process: Process, step: int, dead: frozenset[tu
 
 
 def _element(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:
-    """The loss over the elements of the gradient nearest to it: the size of one where the loss is their mean."""
+    """The loss divided by the elements of the gradient nearest to it: exact if the loss is their mean."""
     loss = next((r.amax / (r.scale or scale) for r in rows if r.kind == "loss" and r.amax), None)
     numel = min(gradients, key=lambda r: r.position).numel if gradients else 0
     return loss / numel if loss and numel else None
 
 
-def finding(
-    view: RunView, zeros: FlushedZeros, parameters: Sequence[str], elements: tuple[int, int], steps: tuple[int, int],
-    limit: float,
+def flushed_finding(
+    rule: Rule, view: RunView, zeros: FlushedZeros, parameters: Sequence[str], elements: tuple[int, int],
+    steps: tuple[int, int], limit: float,
 ) -> Finding:  # fmt: skip
-    """PD203's finding.
+    """One finding for all weights whose gradient was flushed.
 
     Args:
-        parameters: weights whose gradient is zero.
-        elements: those of them, and of all weight matrices.
-        steps: recorded ones on which they were zero, and all.
-        limit: least number of such steps.
+        parameters: names of these weights.
+        elements: number of their elements, and of the elements of all weight matrices.
+        steps: number of recorded steps with a zero gradient, and of all recorded steps.
+        limit: minimum number of such steps.
     """
     first, last = zeros.first, zeros.last
     shown = last or first
@@ -96,15 +104,13 @@ def finding(
     names = ", ".join(f"`{n}`" for n in parameters[:4]) + (f" and {len(parameters) - 4} more" if parameters[4:] else "")
     message = (
         f"The gradient of {names} was exactly zero in every element on {steps[0]:,} of "
-        f"{plural(steps[1], 'recorded step')} (limit {limit:g}): {elements[0]:,} of {elements[1]:,} elements get "
-        f"nothing. {_cause(zeros)} Loss scale: {zeros.scale:g}."
+        f"{plural(steps[1], 'recorded step')} (limit {limit:g}). {elements[0]:,} of {elements[1]:,} elements get no "
+        f"gradient. {_cause(zeros)} Loss scale: {zeros.scale:g}."
     )
-    return Finding(
-        code="PD203",
-        name="dead-layer",
+    return rule.finding(
         severity=Severity.ERROR if elements[0] >= _MOST * elements[1] else Severity.WARNING,
         confidence=0.85 if last is not None else 0.75,
-        title=f"gradients are flushed to zero in FP16 {begin}: {plural(len(parameters), 'weight')} got nothing on "
+        title=f"gradients are flushed to zero in FP16 {begin}: {plural(len(parameters), 'weight')} got none on "
         f"{steps[0]:,} steps",
         message=message,
         location=location(first, Phase.BACKWARD, first.rank, first.step),
@@ -116,11 +122,11 @@ def finding(
             "zeros_begin_at": first.module or first.root,
             "last_alive": shown.module or shown.root if last is not None else None,
             "loss_scale": zeros.scale,
+            **gradient_evidence(zeros.rows, first),
             "range": range_evidence(shown),
-            "path": path_evidence(path_to([r for r in zeros.rows if r.kind in ("loss", "grad_output")], first)),
-            "confidence_reason": "the last gradient that is not zero lies at the end of FP16's range"
+            "confidence_reason": "the last non-zero gradient lies at the end of FP16's range"
             if last is not None
-            else "every FP16 gradient is zero from the loss on; the size it should have is estimated from the loss",
+            else "every FP16 gradient is zero from the loss on; its exact size is estimated from the loss",
         },
         prescriptions=_prescriptions(view, zeros, elements),
     )
@@ -130,17 +136,14 @@ def _cause(zeros: FlushedZeros) -> str:
     last = zeros.last
     if last is not None:
         return (
-            f"The last gradient that is not zero is that of the output of `{last.place}` ({last.dtype}): its largest "
-            f"element is {last.amax or 0.0:.3g}, and FP16 rounds to zero up to {FP16.flush_limit:.3g}."
+            f"The last non-zero gradient is that of the output of `{last.place}` ({last.dtype}). Its largest element "
+            f"is {last.amax or 0.0:.3g}; FP16 flushes up to {FP16.flush_limit:.3g}."
         )
-    words = "All gradients in FP16 are zero from the first one behind the loss on."
+    words = "All FP16 gradients are zero, from the first one behind the loss on."
     if zeros.element is None:
         return words
     scaled = zeros.element * zeros.scale
-    return (
-        f"{words} The loss, spread over the elements of the first one, is {scaled:.2g} each; FP16 rounds to zero up to "
-        f"{FP16.flush_limit:.3g}."
-    )
+    return f"{words} Each of its elements should be about {scaled:.2g}; FP16 flushes up to {FP16.flush_limit:.3g}."
 
 
 def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]) -> tuple[Prescription, ...]:
@@ -159,7 +162,7 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
             return (wide,)
         binades, after = out_of_subnormals(last, room, target=_TARGET)
         before = subnormal_share(last, 0)
-        to = 2.0 ** (round(math.log2(scale)) + binades)
+        to = multiplied(scale, binades)
         scaled = Prescription(
             title=f"loss scale 2^{round(math.log2(to))}: subnormal in the gradient of `{last.place}` {percent(before)} "
             f"-> {percent(after)}",
@@ -172,7 +175,7 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
         return (wide,)
     needed = math.ceil(math.log2(FP16.min_normal / zeros.element)) + _ROOM
     scaled = Prescription(
-        title=f"loss scale 2^{needed}, at which an element of the output's gradient is about "
+        title=f"loss scale 2^{needed}, which makes an element of the output's gradient about "
         f"{zeros.element * 2.0**needed:.2g}: dead elements {elements[0]:,} -> 0",
         change={"loss_scale": {"from": scale, "to": 2.0**needed}},
         predicted={"dead_elements": dead},

@@ -1,0 +1,167 @@
+"""PD603's detection: a gradient norm that rose and stayed up, by a jump or over the whole run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.diagnosis.claims.rule import Options
+from precdoctor.diagnosis.divergence.onset import course_left
+from precdoctor.diagnosis.survey.histories import after_an_ordinary_update
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process
+
+#: Steps before a jump that make its baseline, and steps after it that show whether it stays. Chosen empirically.
+WINDOW, AFTER = 32, 5
+#: Steps of the ``AFTER`` that must stay up, and fewest steps behind a fatal one: a single one may be a batch.
+_STAY = 3
+#: Largest share of the rise that is left of an explosion that has passed: a quarter. Chosen empirically.
+_GONE = 0.25
+#: Share of a loss's rise that happens in the first step of a sudden one: half. Chosen empirically.
+_AT_ONCE = 0.5
+#: Least progress of a loss, as a share of it, that a jump can undo. Chosen empirically.
+_PROGRESS = 0.1
+#: A learning rate that has risen by this factor counts as raised. Chosen empirically.
+_RAISED = 2.0
+
+
+@dataclass(frozen=True)
+class Explosion:
+    """The first jump of a gradient norm that stays, or the rise of a whole run.
+
+    Attributes:
+        at: index of the step at which it shows.
+        baseline, peak: gradient norm before and at most.
+        loss: loss before and after, if known.
+        diverged: no jump; the whole run rose.
+        unbounded: diverged, with a loss that falls without end.
+        fatal: one step, and almost no gradient after it.
+    """
+
+    process: Process
+    steps: Sequence[StepFacts]
+    at: int
+    baseline: float
+    peak: float
+    loss: tuple[float, float] | None
+    diverged: bool = False
+    unbounded: bool = False
+    fatal: bool = False
+
+    @property
+    def first(self) -> StepFacts:
+        """The step at which it shows."""
+        return self.steps[self.at]
+
+    @property
+    def left(self) -> int:
+        """Index of the step that threw the run off: ``at`` or one before it."""
+        return course_left(self.steps, self.at)
+
+    @property
+    def sudden(self) -> bool:
+        """Whether loss and norm jumped in one step that the update before it cannot have caused."""
+        if self.loss is None or self.first.loss is None or self.diverged or self.fatal:
+            return False
+        at_once = self.first.loss - self.loss[0] >= _AT_ONCE * (self.loss[1] - self.loss[0])
+        return at_once and after_an_ordinary_update(self.steps, self.at)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the run got over it by itself: at its end most of the rise of norm and loss is gone."""
+        tail = self.steps[self.at :][-max(AFTER, (len(self.steps) - self.at) // 4) :]
+        losses = [s.loss for s in tail if s.loss is not None]
+        if self.diverged or self.fatal or self.loss is None or not losses or len(self.steps) - self.at < 4 * AFTER:
+            return False
+        norm, loss = median(s.grad_norm or 0.0 for s in tail), median(losses)
+        return _left(self.baseline, self.peak, norm) < _GONE and _left(*self.loss, loss) < _GONE
+
+    @property
+    def raised(self) -> tuple[float, float] | None:
+        """The usual learning rate before and the one in force, if it has just been at least doubled."""
+        rates = [s.lr for s in self.steps[max(0, self.at - WINDOW) : self.at + 1] if s.lr]
+        if len(rates) < 2 * AFTER:
+            return None
+        usual, present = median(rates[:-AFTER]), max(rates[-AFTER:])
+        return (usual, present) if present >= _RAISED * usual else None
+
+    @property
+    def way_up(self) -> Sequence[StepFacts]:
+        """The steps from the first one to the largest norm."""
+        norms = [s.grad_norm or 0.0 for s in self.steps]
+        return self.steps[: norms.index(max(norms)) + 1]
+
+
+def _left(before: float, peak: float, now: float) -> float:
+    return (now - before) / max(peak - before, 1e-30)
+
+
+def find_explosion(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
+    """The first jump that stays and takes the loss along, else the divergence of the whole run."""
+    norms = [s.grad_norm or 0.0 for s in steps]
+    for i in range(int(options["min_steps"]), len(steps)):
+        baseline = median(norms[max(0, i - WINDOW) : i])
+        if baseline <= 0.0 or norms[i] < options["factor"] * baseline:
+            continue
+        rest, far = norms[i + 1 :], options["fatal"]
+        if norms[i] >= far * baseline and len(rest) >= _STAY and max(rest) <= baseline / far:
+            return Explosion(process, steps, i, baseline, norms[i], _losses(steps, i), fatal=True)
+        after = norms[i : i + AFTER]
+        stays = sum(n >= options["factor"] * baseline for n in after)
+        if stays < _STAY:
+            continue
+        losses = _losses(steps, i)
+        if losses is None or _undone(steps, i, losses) >= options["undone_share"]:
+            return Explosion(process, steps, i, baseline, max(norms[i:]), losses)
+    return _divergence(process, steps, options)
+
+
+def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
+    """A run with last losses and norms far above its first ones; losses that change their sign are no measure."""
+    known = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
+    known = [(i, loss, norm) for i, loss, norm in known if math.isfinite(loss) and math.isfinite(norm)]
+    if len(known) < options["min_steps"]:
+        return None
+    if min(loss for _, loss, _ in known) <= 0.0:
+        return _unbounded(process, steps, known, options)
+    _, loss, norm = known[0]
+    last_loss, last_norm = (median(values[j] for values in known[-AFTER:]) for j in (1, 2))
+    far = options["diverged"]
+    if last_loss < max(far * loss, options["least_loss"]) or last_norm < far * norm or norm <= 0.0:
+        return None
+    at = next(i for i, _, n in known if n >= options["factor"] * norm)
+    return Explosion(process, steps, at, norm, max(n for *_, n in known), (loss, last_loss), diverged=True)
+
+
+def _unbounded(
+    process: Process, steps: Sequence[StepFacts], known: Sequence[tuple[int, float, float]], options: Options
+) -> Explosion | None:
+    """A loss that has fallen far below zero while gradients grew: it has no minimum nearby."""
+    first_loss, first_norm = (median(abs(values[j]) for values in known[:AFTER]) for j in (1, 2))
+    lowest = min(median(loss for _, loss, _ in known[i : i + AFTER]) for i in range(len(known) - AFTER + 1))
+    last_norm = median(norm for *_, norm in known[-max(AFTER, len(known) // 4) :])
+    grown = first_norm > 0.0 and last_norm >= options["factor"] * first_norm
+    if not grown or -lowest < max(options["unbounded"] * first_loss, options["least_loss"]):
+        return None
+    at = next(i for i, _, norm in known if norm >= options["factor"] * first_norm)
+    peak = max(norm for *_, norm in known)
+    return Explosion(process, steps, at, first_norm, peak, (first_loss, lowest), diverged=True, unbounded=True)
+
+
+def _losses(steps: Sequence[StepFacts], i: int) -> tuple[float, float] | None:
+    """Median loss before a jump and maximum after it; None if unknown."""
+    before = [s.loss for s in steps[max(0, i - WINDOW) : i] if s.loss is not None]
+    after = [s.loss for s in steps[i : i + 2 * AFTER] if s.loss is not None]
+    return (median(before), max(after)) if before and after else None
+
+
+def _undone(steps: Sequence[StepFacts], i: int, losses: tuple[float, float]) -> float:
+    """Share of the progress since the first steps that was lost; infinite if there was none and the loss doubled."""
+    start = [s.loss for s in steps[: min(8, i)] if s.loss is not None]
+    made = max(0.0, median(start) - losses[0]) if start else 0.0
+    lost = losses[1] - losses[0]
+    if made <= _PROGRESS * abs(losses[0]):
+        return math.inf if lost > abs(losses[0]) else 0.0
+    return lost / made

@@ -1,0 +1,201 @@
+"""PD301's prescriptions for a loss scale that keeps falling or skipping, the smaller change first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from precdoctor.diagnosis.advice.prescription_order import is_worthwhile
+from precdoctor.diagnosis.claims import snippets
+from precdoctor.diagnosis.claims.finding import Phase, Prescription
+from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, Overflow
+from precdoctor.diagnosis.survey.loss_scales import STOCK_INTERVAL
+from precdoctor.diagnosis.survey.origin import is_below
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, known_format
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import BF16, FP16
+
+#: Clean steps whose gradients are read, the newest and as many spread over the run: bounds the work.
+_READ = 8
+#: Binades by which one batch's gradient may exceed the largest of those steps. Chosen empirically; beyond it range is
+#: not the cause: a root at zero has an infinite slope in any format.
+_VARIES = 4
+
+
+def lower_bound(steps: Sequence[StepFacts], least: float) -> float | None:
+    """The scale below which the scaler does not go; None without such a bound.
+
+    A bound shows if the scaler falls elsewhere, but at least ``least`` skips left it at its lowest. A constant written
+    by hand has no bound: it does not move at all.
+    """
+    scales = [s.loss_scale or 0.0 for s in steps]
+    lowest = min(scales, default=0.0)
+    skips = [(scale, after) for s, scale, after in zip(steps, scales, scales[1:], strict=False) if s.skipped]
+    held = sum(scale == lowest for scale, _ in skips)
+    falls = any(after < scale for scale, after in skips)
+    return lowest if falls and lowest > 0.0 and held >= least else None
+
+
+def prescriptions(
+    view: RunView, steps: Sequence[StepFacts], start: float, end: float, found: Culprits, bound: float | None
+) -> tuple[Prescription, ...]:
+    """At least one prescription; first one that is predicted to save a good part of the skipped steps.
+
+    Args:
+        view: the run.
+        steps: the scaler's updates, including skipped ones.
+        start, end: the scale before and after the fall.
+        found: the layers that overflow.
+        bound: the scaler's :func:`lower_bound`.
+    """
+    offered = sorted(_candidates(view, steps, start, end, found, bound), key=lambda p: not is_worthwhile(p))
+    if bound is None:  # the prediction for a scaler without its bound is a lower limit of the effect
+        offered = [p for p in offered if is_worthwhile(p)]
+    return tuple(offered) or (_bfloat16(view, steps, end),)
+
+
+def _candidates(
+    view: RunView, steps: Sequence[StepFacts], start: float, end: float, found: Culprits, bound: float | None
+) -> Iterator[Prescription]:
+    shown, examined, hits = found.shown, len(found.overflows), found.hits
+    fmt = known_format(shown.dtype) if shown is not None else None
+    # A gradient that overflows reaches other layers: only the log can show that one layer in FP32 mends it.
+    forward = shown is not None and shown.phase is Phase.FORWARD
+    if shown is not None and fmt is not None and forward and shown.module and 2 * hits >= examined:
+        yield Prescription(
+            title=f"run `{shown.module}` in FP32: it overflows {fmt.name} ({fmt.max:g}) in {hits} of {examined} steps",
+            change={"module": shown.module, "dtype": {"from": shown.dtype, "to": "float32"}},
+            predicted={
+                "loss_scale": {"from": end, "to": start},
+                "overflows_in_examined_steps": {"from": examined, "to": examined - hits},
+            },
+            snippet=snippets.run_in_float32(shown.module, view.device),
+        )
+        return
+    if bound is not None and bound > 1.0:
+        yield _unbounded(view, steps, bound)
+    elif end >= 1.0 and any(not s.skipped and s.loss_scale for s in steps):
+        yield _lower_start(view, steps, end)
+    if shown is not None and 2 * (saved := _mended_steps(view, steps, found)) >= examined:
+        yield _layer(view, shown, saved, examined)
+    if bound is not None and bound > 1.0:
+        yield _bfloat16(view, steps, end)
+
+
+def _layer(view: RunView, shown: Overflow, saved: int, examined: int) -> Prescription:
+    return Prescription(
+        title=f"run `{shown.module}` in FP32: its gradients overflow FP16 ({FP16.max:g}), those around it fit; "
+        f"overflows in examined steps {examined} -> {examined - saved}",
+        change={"module": shown.module, "dtype": {"from": shown.dtype, "to": "float32"}},
+        predicted={"overflows_in_examined_steps": {"from": examined, "to": examined - saved}},
+        snippet=snippets.run_in_float32(shown.module, view.device),
+    )
+
+
+def _lower_start(view: RunView, steps: Sequence[StepFacts], end: float) -> Prescription:
+    target = 2.0 ** math.floor(math.log2(end))
+    over = sum(s.skipped and (s.loss_scale or 0.0) <= target for s in steps)
+    skipped = sum(s.skipped for s in steps)
+    return Prescription(
+        title=f"start at loss scale {target:g} and probe upwards every {STOCK_INTERVAL} steps: skipped steps "
+        f"{skipped} -> {over}",
+        change={"init_scale": target, "growth_interval": STOCK_INTERVAL},
+        predicted={"skipped_steps": {"from": skipped, "to": over}},
+        snippet=snippets.grad_scaler(view.device, target, STOCK_INTERVAL),
+    )
+
+
+def _unbounded(view: RunView, steps: Sequence[StepFacts], bound: float) -> Prescription:
+    skipped = sum(s.skipped for s in steps)
+    above = sum(s.skipped and (s.loss_scale or 0.0) > bound for s in steps)
+    halvings = math.ceil(math.log2(bound))  # each of them costs one step; a scale below 1 is no gain
+    return Prescription(
+        title=f"let the scale fall below {bound:g}, at most {halvings} halvings from 1: skipped steps {skipped} -> "
+        f"at most {min(skipped, above + halvings)}",
+        change={"lower_bound": {"from": bound, "to": 0.0}},
+        predicted={"skipped_steps": {"from": skipped, "to": min(skipped, above + halvings)}},
+        snippet=snippets.grad_scaler(view.device, bound, STOCK_INTERVAL),
+    )
+
+
+def _bfloat16(view: RunView, steps: Sequence[StepFacts], end: float) -> Prescription:
+    skipped = sum(s.skipped for s in steps)
+    return Prescription(
+        title=f"use BF16 autocast without a scaler: at scale {end:g} gradients still leave FP16's range",
+        change={"autocast_dtype": {"from": "float16", "to": "bfloat16"}},
+        predicted={"largest_finite": {"from": FP16.max, "to": BF16.max}, "skipped_steps": {"from": skipped, "to": 0}},
+        snippet=snippets.bfloat16_autocast(view.device),
+    )
+
+
+# -- one layer in FP32 ------------------------------------------------------------------------------------------------
+#
+# Outside autocast, a module computes the gradients of its weights and of its input in FP32. The gradient of its input
+# is then cast to FP16 for the module before, and the gradient of its output comes from the module behind: both must
+# fit. A skipped step shows it if they are finite there; otherwise clean steps do, where every gradient is recorded with
+# the scale it carried.
+
+
+def _mended_steps(view: RunView, steps: Sequence[StepFacts], found: Culprits) -> int:
+    """The number of examined steps without an overflow if the shown layer ran in FP32.
+
+    0 if the layer does not overflow in the backward pass, has no name, or is not computed in FP16.
+    """
+    shown = found.shown
+    if shown is None or shown.phase is not Phase.BACKWARD or not shown.module or shown.dtype != FP16.dtype:
+        return 0
+    process = Process(shown.row.rank, shown.row.attempt)
+    own, rest = _largest(view, process, steps, shown)
+    scales = {s.step: s.loss_scale or 0.0 for s in steps}
+    count = 0
+    for overflow in found.overflows:
+        if (overflow.root, overflow.module, overflow.phase) != (shown.root, shown.module, Phase.BACKWARD):
+            continue
+        rows, scale = view.rows(process, overflow.row.step), scales.get(overflow.row.step, 0.0)
+        out_of_range = own * scale * 2.0**_VARIES > FP16.max if own else overflow.row.nan == 0
+        others = [r for r in _gradients(rows) if not _inside(r, shown, _is_last(rows, shown))]
+        count += out_of_range and (0.0 < rest * scale <= FP16.max or not any(r.bad for r in others))
+    return count
+
+
+def _largest(view: RunView, process: Process, steps: Sequence[StepFacts], shown: Overflow) -> tuple[float, float]:
+    """The largest unscaled gradients inside the layer and outside it, over clean steps; 0 without any."""
+    clean = [s for s in steps if s.sampled and not s.skipped and s.loss_scale]
+    own = rest = 0.0
+    for step in {s.step for s in [*clean[:: max(1, len(clean) // _READ)][:_READ], *clean[-_READ:]]}:
+        rows = view.rows(process, step)
+        last = _is_last(rows, shown)
+        for row in _gradients(rows):
+            size = (row.amax or 0.0) / row.scale if row.scale else 0.0
+            if row.root == shown.root and (row.module == shown.module or is_below(row.module, shown.module)):
+                own = max(own, size)
+            if not _inside(row, shown, last):
+                rest = max(rest, size)
+    return own, rest
+
+
+def _gradients(rows: Sequence[TensorRow]) -> list[TensorRow]:
+    return [r for r in rows if r.kind in BACKWARD_KINDS]
+
+
+def _inside(row: TensorRow, shown: Overflow, last: bool) -> bool:
+    """Whether the gradient would be computed in FP32 together with the layer.
+
+    This holds for the gradient of its weights; if only the loss comes behind it, also for that of its output, which
+    modules around it share.
+    """
+    if row.root != shown.root:
+        return False
+    if row.kind == "grad_output" and (row.module == shown.module or is_below(shown.module, row.module)):
+        return last
+    return row.module == shown.module or is_below(row.module, shown.module)
+
+
+def _is_last(rows: Sequence[TensorRow], shown: Overflow) -> bool:
+    """Whether no other module of the model runs behind the layer, except modules around it."""
+    forward = [r for r in rows if r.kind in FORWARD_KINDS and r.root == shown.root and r.order is not None]
+    own = [r.order or 0 for r in forward if r.module == shown.module and r.kind == "output"]
+    return bool(own) and all(
+        (r.order or 0) <= max(own) or r.module == shown.module or is_below(shown.module, r.module) for r in forward
+    )
