@@ -13,9 +13,9 @@ from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.configuration.coarse_angles import angles_of
-from precdoctor.diagnosis.families.configuration.coarse_angles import finding as angles_finding
 from precdoctor.diagnosis.families.configuration.coarse_values import rounded_to
+from precdoctor.diagnosis.families.configuration.half_precision_positions_angles import angles_of
+from precdoctor.diagnosis.families.configuration.half_precision_positions_angles import finding as angles_finding
 from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import TensorRow, known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView

@@ -8,7 +8,6 @@ exponent histogram (:mod:`.fp8_prescriptions`).
 
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.families.fp8 import (
-    bad_fp8_scale,
     e4m3_gradients,
     fp8_accumulation,
     fp8_amax_explosion,
@@ -16,21 +15,22 @@ from precdoctor.diagnosis.families.fp8 import (
     fp8_outlier_channels,
     fp8_saturation,
     fp8_underflow,
-    held_down_fp8_scale,
     sensitive_layer_in_fp8,
-    stale_fp8_scale,
+    wrong_fp8_scale,
+    wrong_fp8_scale_held_down,
+    wrong_fp8_scale_invalid,
 )
 
 RULES: tuple[Rule, ...] = (
     fp8_saturation.RULE,
     fp8_underflow.RULE,
     e4m3_gradients.RULE,
-    stale_fp8_scale.RULE,
-    bad_fp8_scale.RULE,
+    wrong_fp8_scale.RULE,
+    wrong_fp8_scale_invalid.RULE,
     fp8_amax_explosion.RULE,
     sensitive_layer_in_fp8.RULE,
     fp8_outlier_channels.RULE,
     fp8_block_scaling.RULE,
     fp8_accumulation.RULE,
-    held_down_fp8_scale.RULE,
+    wrong_fp8_scale_held_down.RULE,
 )

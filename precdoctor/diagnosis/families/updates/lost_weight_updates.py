@@ -10,10 +10,10 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.large_weights import finding as large_finding
-from precdoctor.diagnosis.families.updates.large_weights import large_weights, lose_updates
-from precdoctor.diagnosis.families.updates.lost_update_counts import Counts, survey, usable_steps
-from precdoctor.diagnosis.families.updates.update_rounding import Moves, Proof, Rounding, rounding_of
+from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, survey, usable_steps
+from precdoctor.diagnosis.families.updates.lost_weight_updates_large import finding as large_finding
+from precdoctor.diagnosis.families.updates.lost_weight_updates_large import large_weights, lose_updates
+from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.survey.parameters import is_bare, parameter_label
 from precdoctor.diagnosis.survey.rows import Key, known_format, range_evidence, text
 from precdoctor.diagnosis.survey.view import Process, RunView

@@ -13,11 +13,16 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.updates.decayed_weights import finding as decay_finding
-from precdoctor.diagnosis.families.updates.decayed_weights import strongest_decay
-from precdoctor.diagnosis.families.updates.penalised_weights import finding as penalty_finding
-from precdoctor.diagnosis.families.updates.penalised_weights import strongest_penalty
-from precdoctor.diagnosis.families.updates.rate_prescriptions import Rates, gentler_start, lower_rate, rates_of
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import finding as decay_finding
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import strongest_decay
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_penalty import finding as penalty_finding
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_penalty import strongest_penalty
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import (
+    Rates,
+    gentler_start,
+    lower_rate,
+    rates_of,
+)
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.survey.parameters import parameter_label

@@ -11,8 +11,8 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.rounded_moments import finding as unpaired_finding
-from precdoctor.diagnosis.families.updates.rounded_moments import leaps, orphaned
+from precdoctor.diagnosis.families.updates.second_moment_underflow_rounded import finding as unpaired_finding
+from precdoctor.diagnosis.families.updates.second_moment_underflow_rounded import leaps, orphaned
 from precdoctor.diagnosis.survey.optimizer_states import (
     Moment,
     Owner,

@@ -12,7 +12,7 @@ from precdoctor.diagnosis.claims.relations import same_module, when, while_it_la
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.stalled_sums import Buffer, running_statistics, stalled_counts
+from precdoctor.diagnosis.families.updates.stalled_average_buffers import Buffer, running_statistics, stalled_counts
 from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import known_format, number, text
 from precdoctor.diagnosis.survey.view import Process, RunView

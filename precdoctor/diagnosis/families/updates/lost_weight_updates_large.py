@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.lost_update_counts import Counts, guessed, survey
+from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, guessed, survey
 from precdoctor.diagnosis.survey.parameters import parameter_label, states_per_parameter
 from precdoctor.diagnosis.survey.rows import Key, integer, range_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView

@@ -14,7 +14,7 @@ from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.updates.decayed_weights import is_decoupled
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import is_decoupled
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE
 from precdoctor.diagnosis.survey.parameters import parameter_label
