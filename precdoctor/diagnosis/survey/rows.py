@@ -20,8 +20,10 @@ TRIGGER_KINDS = ("loss", "weight_grad", "weight_grad_step", "weight", "update")
 #: How many tensors a path names, the finding's own included.
 PATH_LENGTH = 8
 
-#: What identifies a tensor across steps.
+#: What identifies a tensor across steps: root, module, kind, name, call.
 Key = tuple[str, str, str, str, int]
+#: Root, module and name of a weight, whatever is recorded of it.
+Parameter = tuple[str, str, str]
 
 #: The columns a :class:`TensorRow` is built from.
 ROW_COLUMNS = (
@@ -53,6 +55,21 @@ def integer(value: Any) -> int | None:
 def text(value: Any) -> str:
     """``value`` as a string; missing is empty."""
     return value if isinstance(value, str) else ""
+
+
+def key_of(record: Mapping[str, Any]) -> Key:
+    """The tensor that a scanned record is about."""
+    return (*parameter_of(record)[:2], text(record["kind"]), text(record["name"]), int(record["call"]))
+
+
+def parameter_of(record: Mapping[str, Any]) -> Parameter:
+    """The weight that a scanned record is about."""
+    return text(record["root"]), text(record["module"]), text(record["name"])
+
+
+def dotted(module: str, name: str) -> str:
+    """``blocks.0.weight``: a weight below its root."""
+    return f"{module}.{name}".strip(".")
 
 
 def known_format(dtype: str) -> Format | None:

@@ -44,6 +44,11 @@ class Process:
     attempt: int
 
 
+def process_step(record: Mapping[str, Any]) -> tuple[Process, int]:
+    """The process and the step of one scanned record."""
+    return Process(int(record["rank"]), int(record["attempt"])), int(record["step"])
+
+
 class RunView:
     """A run as the rules see it. Everything is read on first use and kept."""
 

@@ -13,7 +13,7 @@ from precdoctor.diagnosis.engine import diagnose_view, resolve_options
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, damage, operands, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, dead_blocks
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import block_damage, cures, smallest, works
-from precdoctor.diagnosis.families.fp8.fp8_scale_history import recipe_of, recorded, under
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import recipe_of, recorded, under
 from precdoctor.diagnosis.prescriptions.prescribed import prescribe
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.survey.view import RunView

@@ -102,10 +102,7 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
         f"{fact.number('seen'):.4g} where the numbers before the cast give {fact.number('exact'):.4g}."
         f"{elsewhere_words(group)}"
     )
-    return Finding(
-        code="PD705",
-        name="catastrophic-cancellation",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.9,
         title=f"a difference {place_words(fact)} is {fact.dtype} rounding only: {share} of its elements are "
         f"wrong{fact.line}",
@@ -142,10 +139,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     )
     why = "bits and error were measured against FP64 on the run's own numbers"
     confidence, reason = certainty(group, 0.95, why)
-    return Finding(
-        code="PD705",
-        name="catastrophic-cancellation",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=confidence,
         title=f"a variance {place_words(fact)} cancels in {lost:.0f} of {bits} bits: {share} of what is made of it is "
         f"wrong{fact.line}",
@@ -177,23 +171,14 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "bits_left",
-            3.0,
-            "bits",
-            "Significant bits that must be left.",
-            "Within three bits of the significand the leading digit of the difference is in doubt.",
-        ),
-        RuleOption(
-            "wrong_share",
-            0.5,
-            "fraction",
-            "Share of the elements made of it that may be off by a quarter or more.",
-            "Precdoctor's own: most of them; constant rows, whose variance is zero, are always lost.",
-            maximum=1.0,
-        ),
+        RuleOption("bits_left", 3.0, "bits", "Significant bits that must be left.",
+                   "Within three bits of the significand the leading digit of the difference is in doubt."),
+        RuleOption("wrong_share", 0.5, "fraction",
+                   "Share of the elements made of it that may be off by a quarter or more.",
+                   "Chosen empirically: most of them; constant rows, whose variance is zero, are always lost.",
+                   maximum=1.0),
         EFFECT,
     ),
     sampled_steps=False,
     check=check,
-)
+)  # fmt: skip

@@ -151,10 +151,7 @@ def _finding(view: RunView, how: str, price: _Price, options: Options, *, near: 
         gains += [f"headroom 2^{room:.1f} -> 2^{room + wider:.0f}"] * near
     predicted["significant_bits"] = {"from": FP16.mantissa_bits + 1, "to": BF16.mantissa_bits + 1}
     least = "not known" if room is None else f"2^{room:.1f} (limit 2^{options['headroom']:g})"
-    return Finding(
-        code="PD709",
-        name="fp16-where-bf16-fits",
-        severity=Severity.INFO,
+    return RULE.finding(
         confidence=0.8,
         title=f"{how} on a device that has BF16: {costs}",
         message=f"{how} has a price in this run: {price.told} ({percent(price.share)}, limit "
@@ -191,17 +188,12 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "skipped_share", 0.01, "fraction", "Steps skipped after calibration.",
-            "Precdoctor's own: a stock scaler, which grows every 2000 steps, skips 0.05 %.", maximum=1.0,
-        ),
-        RuleOption(
-            "min_skipped", 3.0, "steps", "Skipped steps, at least.", "Precdoctor's own: two may be chance.", 1.0
-        ),
-        RuleOption(
-            "headroom", 2.0, "binades", "Distance of an FP16 activation from 65504.",
-            "Precdoctor's own: amax varies by a factor of 2 to 4 between batches.",
-        ),
+        RuleOption("skipped_share", 0.01, "fraction", "Steps skipped after calibration.",
+                   "Chosen empirically: a stock scaler, which grows every 2000 steps, skips 0.05 %.", maximum=1.0),
+        RuleOption("min_skipped", 3.0, "steps", "Skipped steps, at least.", "Chosen empirically: two may be chance.",
+                   1.0),
+        RuleOption("headroom", 2.0, "binades", "Distance of an FP16 activation from 65504.",
+                   "Chosen empirically: amax varies by a factor of 2 to 4 between batches."),
     ),
     sampled_steps=False,
     check=check,

@@ -172,10 +172,7 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
         f"{table.fmt.mantissa_bits + 1} significant bits: {effect} (limit {limit:g}). "
         f"{plural(len(guilty), 'table')} affected."
     )
-    return Finding(
-        code="PD703",
-        name="half-precision-positions",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.85 if length else 0.7,
         title=f"`{name}` {holds}: {effect}",
         message=message,
@@ -231,36 +228,15 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "radians",
-            0.1,
-            "radians",
-            "Largest error of an angle at the longest recorded sequence.",
-            "Precdoctor's own: a tenth of a radian moves a sine by up to 0.1, 25 times what rounding it to BF16 does.",
-        ),
-        RuleOption(
-            "collision",
-            2.0,
-            "positions per number",
-            "Neighbouring positions that may round to one number.",
-            "Two: from there positions are not told apart.",
-            1.0,
-        ),
-        RuleOption(
-            "angle",
-            1.0,
-            "radians",
-            "Half an ulp of the largest angle whose sine or cosine is taken.",
-            "One: neighbouring integers are one angle. Networks of sines in half precision live with a tenth of it.",
-        ),
-        RuleOption(
-            "wide_angle",
-            0.1,
-            "radians",
-            "The same of an angle in FP32.",
-            "A tenth of that of half precision: nothing that is computed in FP32 is meant to be so coarse.",
-        ),
+        RuleOption("radians", 0.1, "radians", "Largest error of an angle at the longest recorded sequence.",
+                   "Chosen empirically: a tenth of a radian moves a sine by up to 0.1, 25 times what rounding it to BF16 does."),
+        RuleOption("collision", 2.0, "positions per number", "Neighbouring positions that may round to one number.",
+                   "Two: from there positions are not told apart.", 1.0),
+        RuleOption("angle", 1.0, "radians", "Half an ulp of the largest angle whose sine or cosine is taken.",
+                   "One: neighbouring integers are one angle. Networks of sines in half precision live with a tenth of it."),
+        RuleOption("wide_angle", 0.1, "radians", "The same of an angle in FP32.",
+                   "A tenth of that of half precision: nothing that is computed in FP32 is meant to be so coarse."),
     ),
     explains=when(angles_without_cast, "PD706"),
     check=check,
-)
+)  # fmt: skip

@@ -120,9 +120,7 @@ def finding(view: RunView, angles: Angles, limit: float) -> Finding:
         else f"The {what} is taken of angles in {angles.dtype}"
     )
     wide = angles.fmt.mantissa_bits >= FP32.mantissa_bits
-    return Finding(
-        code="PD703",
-        name="half-precision-positions",
+    return rule.finding(
         severity=Severity.WARNING,
         confidence=0.75 if angles.widened else 0.85,
         title=f"{what} of {angles.dtype} positions in {where}: {effect}{line}",

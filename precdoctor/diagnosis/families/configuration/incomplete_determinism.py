@@ -155,9 +155,7 @@ def _finding(
         for g in gaps
     )
     where = "" if cuda else " This run is on a CPU, where the switches do nothing; on a CUDA device they would."
-    return Finding(
-        code="PD707",
-        name="incomplete-determinism",
+    return RULE.finding(
         severity=severity,
         confidence=0.85 if cuda else 0.7,
         title=f"determinism is asked for, and {plural(len(touched), 'layer')} may differ from run to run"
@@ -197,4 +195,4 @@ RULE = Rule(
     ),
     check=check,
     preview="It reports a setting of two ranks or runs; no fault of the corpus is found by it first.",
-)
+)  # fmt: skip

@@ -107,10 +107,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
     confidence, reason = _certainty(group)
-    return Finding(
-        code="PD706",
-        name="lossy-cast",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=confidence,
         title=f"cast from {before} to {after} {place_words(fact)}: {effect}{fact.line}",
         message=message,
@@ -182,26 +179,14 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "lost",
-            0.5,
-            "fraction",
-            "Share of a tensor's sum of magnitudes that a cast may lose.",
-            "Half: most of it.",
-            maximum=1.0,
-        ),
+        RuleOption("lost", 0.5, "fraction", "Share of a tensor's sum of magnitudes that a cast may lose.",
+                   "Half: most of it.", maximum=1.0),
         EFFECT,
-        RuleOption(
-            "collided",
-            0.25,
-            "fraction",
-            "Share of distinct integers that may become equal to another one.",
-            "Precdoctor's own: random integers below 1000 in batches of 64 stay below it; in BF16 512 positions reach "
-            "it.",
-            maximum=1.0,
-        ),
+        RuleOption("collided", 0.25, "fraction", "Share of distinct integers that may become equal to another one.",
+                   "Chosen empirically: random integers below 1000 in batches of 64 stay below it; in BF16 512 positions reach it.",
+                   maximum=1.0),
     ),
     sampled_steps=False,
     explains=when(cast_of_angles, "PD703"),
     check=check,
-)
+)  # fmt: skip

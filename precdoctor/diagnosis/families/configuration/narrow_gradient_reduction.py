@@ -171,10 +171,7 @@ def _finding(
             f"{percent(after.zero / after.numel)} as the optimizer is given it"
         )
     sharded = reduction.wrapper != "DistributedDataParallel"
-    return Finding(
-        code="PD708",
-        name="narrow-gradient-reduction",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.75 if sharded or steps < 4 else 0.9,
         title=_title(name, gradient, reduction, share),
         message=f"{message}. {plural(len(guilty), 'gradient')} affected.",
@@ -235,9 +232,7 @@ def _snippet(reduction: _Reduction, to: str) -> str:
 def _many_ranks(fmt: Format, reduction: _Reduction, key: Key) -> Finding:
     limit = 2 ** (fmt.mantissa_bits + 1)
     how = reduction.words(fmt.dtype or fmt.name)
-    return Finding(
-        code="PD708",
-        name="narrow-gradient-reduction",
+    return RULE.finding(
         severity=Severity.INFO,
         confidence=0.6,
         title=f"gradients of {reduction.ranks:,} ranks are added up by {how}",
@@ -274,6 +269,9 @@ RULE = Rule(
     severity=Severity.WARNING,
     triage=Triage.BACKWARD,
     page=PAGE,
-    options=(*FLUSH_OPTIONS[:2], MAX_STEPS),
+    options=(
+        *FLUSH_OPTIONS[:2],
+        MAX_STEPS,
+    ),
     check=check,
-)
+)  # fmt: skip

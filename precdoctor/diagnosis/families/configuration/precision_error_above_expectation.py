@@ -78,10 +78,7 @@ def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Li
     title, message = _told(found, guilty, limits)
     several = len(found.steps) > 1
     confidence = (0.9 if several else 0.8) - (0.0 if found.exact else 0.1)
-    return Finding(
-        code="PD704",
-        name="precision-error-above-expectation",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=round(confidence, 2),
         title=title,
         message=message,
@@ -193,38 +190,18 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "expected",
-            4.0,
-            "u",
-            "What a healthy piece stays below; reports count by it.",
-            "Input, weight and result of a layer rounded once each give 0.7 u in RMS; 4 u is five times that.",
-            0.1,
-        ),
-        RuleOption(
-            "limit",
-            8.0,
-            "u",
-            "An own error above it is a finding.",
-            "Precdoctor's own: twice what is expected; two bits more than one rounding of all operands loses.",
-            0.1,
-        ),
-        RuleOption(
-            "bits",
-            3.0,
-            "bits",
-            "With fewer right bits left, amplification is a finding.",
-            "Precdoctor's own: an eighth of the tensor is noise, so that its gradient is, too.",
-        ),
-        RuleOption(
-            "amplification",
-            8.0,
-            "ratio",
-            "By how much a piece enlarges errors for them to be put down to it.",
-            "Precdoctor's own: three bits lost in one place; residual and normalised layers stay below 2.",
-            1.0,
-        ),
+        RuleOption("expected", 4.0, "u", "What a healthy piece stays below; reports count by it.",
+                   "Input, weight and result of a layer rounded once each give 0.7 u in RMS; 4 u is five times that.",
+                   0.1),
+        RuleOption("limit", 8.0, "u", "An own error above it is a finding.",
+                   "Chosen empirically: twice what is expected; two bits more than one rounding of all operands loses.",
+                   0.1),
+        RuleOption("bits", 3.0, "bits", "With fewer right bits left, amplification is a finding.",
+                   "Chosen empirically: an eighth of the tensor is noise, so that its gradient is, too."),
+        RuleOption("amplification", 8.0, "ratio", "By how much a piece enlarges errors for them to be put down to it.",
+                   "Chosen empirically: three bits lost in one place; residual and normalised layers stay below 2.",
+                   1.0),
     ),
     sampled_steps=False,
     check=check,
-)
+)  # fmt: skip

@@ -220,9 +220,7 @@ def _narrow_products(
 
 def _finding(flag: _Flag) -> Finding:
     layer = flag.layers[0]
-    return Finding(
-        code="PD702",
-        name="reduced-precision-flags",
+    return RULE.finding(
         severity=flag.severity,
         confidence=0.85,
         title=flag.title,
@@ -265,22 +263,11 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "min_terms",
-            1024.0,
-            "products",
-            "Linear layers that add up fewer are not judged.",
-            "Half of the 2,048 like terms at which a running FP16 sum stops.",
-            1.0,
-        ),
-        RuleOption(
-            "headroom",
-            2.0,
-            "binades",
-            "Outputs nearer to FP16's end may have partial sums beyond it.",
-            "Precdoctor's own: partial sums of zero-mean products exceed the result by a factor of a few.",
-        ),
+        RuleOption("min_terms", 1024.0, "products", "Linear layers that add up fewer are not judged.",
+                   "Half of the 2,048 like terms at which a running FP16 sum stops.", 1.0),
+        RuleOption("headroom", 2.0, "binades", "Outputs nearer to FP16's end may have partial sums beyond it.",
+                   "Chosen empirically: partial sums of zero-mean products exceed the result by a factor of a few."),
     ),
     check=check,
     preview="A flag costs precision that most models do not miss, and no recorded harm decides which do.",
-)
+)  # fmt: skip

@@ -89,10 +89,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     )
     why = "the error was measured against FP64 on the run's own numbers"
     confidence, reason = certainty(group, 0.85 if fact.backward else 0.95, why)
-    return Finding(
-        code="PD701",
-        name="reduction-in-half",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=confidence,
         title=f"{what} {place_words(fact)} is accumulated in {fact.dtype} and {percent(error)} off{fact.line}",
         message=message,
@@ -134,22 +131,13 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "error",
-            0.05,
-            "fraction",
-            "Relative error (L2) of a sum against FP64.",
-            "Precdoctor's own: 25 roundings to BF16; ten times what rounding alone does to 24 layers of residuals.",
-        ),
-        RuleOption(
-            "roundings",
-            0.25,
-            "half ulps",
-            "Least error of a reduction beside the sum of its terms' magnitudes.",
-            "A sum accumulated in FP32 is thousands of times below, however much cancels in it.",
-        ),
+        RuleOption("error", 0.05, "fraction", "Relative error (L2) of a sum against FP64.",
+                   "Chosen empirically: 25 roundings to BF16; ten times what rounding alone does to 24 layers of residuals."),
+        RuleOption("roundings", 0.25, "half ulps",
+                   "Least error of a reduction beside the sum of its terms' magnitudes.",
+                   "A sum accumulated in FP32 is thousands of times below, however much cancels in it."),
         EFFECT,
     ),
     sampled_steps=False,
     check=check,
-)
+)  # fmt: skip

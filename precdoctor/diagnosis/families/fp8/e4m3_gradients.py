@@ -135,10 +135,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         )
         if not _harmed(view, operand, options):
             sure, why = 0.7, "counted at the cast; how much the lost rows matter is not known"
-    return Finding(
-        code="PD403",
-        name="e4m3-gradients",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=sure,
         title=f"{percent(_lost(operand))} of the {operand.label} is lost in E4M3; E5M2 would flush "
         f"{percent(cure.damage.flushed)}",
@@ -173,23 +170,13 @@ RULE = Rule(
     page=PAGE,
     options=(
         FLUSHED_SHARE,
-        RuleOption(
-            "lost_db",
-            LOST_DB.default,
-            LOST_DB.unit,
-            "Signal to noise that the gradient or its bulk must lose.",
-            LOST_DB.source,
-        ),
-        RuleOption(
-            "lost_blocks",
-            0.25,
-            "fraction",
-            "Blocks of 128 (or 32) elements that become zero whole, in the median over the steps they are recorded on.",
-            "Precdoctor's own: a quarter of the samples; E5M2 keeps them at no cost in memory.",
-            maximum=1.0,
-        ),
+        RuleOption("lost_db", LOST_DB.default, LOST_DB.unit, "Signal to noise that the gradient or its bulk must lose.",
+                   LOST_DB.source),
+        RuleOption("lost_blocks", 0.25, "fraction",
+                   "Blocks of 128 (or 32) elements that become zero whole, in the median over the steps they are recorded on.",
+                   "Chosen empirically: a quarter of the samples; E5M2 keeps them at no cost in memory.", maximum=1.0),
         MIN_ELEMENTS,
     ),
-    explains=when(same_tensors, "PD402", "PD407", "PD408", "PD409"),
+    explains=when(same_tensors, "PD402", "PD407", "PD408"),
     check=check,
-)
+)  # fmt: skip

@@ -193,9 +193,7 @@ def _finding(view: RunView, guilty: Sequence[tuple[_Product, SumError]], options
     place, phase = product.module or product.root, "backward" if product.backward else "forward"
     verb = "are" if narrow else "would be, on an Ada or Hopper device,"
     ratios = " and ".join(f"{s.factor.mean:.2f}" for s in product.sides)
-    return Finding(
-        code="PD410",
-        name="fp8-accumulation",
+    return RULE.finding(
         severity=Severity.WARNING if narrow else Severity.INFO,
         confidence=0.7 if narrow else 0.6,
         title=f"sums of {product.terms:,} FP8 products in `{place}` {verb} {percent(error.accumulated)} off: "
@@ -266,15 +264,12 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "lost_bits", 1.0, "bits", "Significant bits that the accumulator takes off the sums, beyond the casts.",
-            "At one bit it costs more than casting both operands to FP8 does.",
-        ),
-        RuleOption(
-            "relative_error", 0.01, "fraction", "Error of the sums that comes from the accumulator alone.",
-            "Precdoctor's own: two and a half times the largest error of rounding a result to BF16 (2^-8).",
-            maximum=1.0,
-        ),
+        RuleOption("lost_bits", 1.0, "bits",
+                   "Significant bits that the accumulator takes off the sums, beyond the casts.",
+                   "At one bit it costs more than casting both operands to FP8 does."),
+        RuleOption("relative_error", 0.01, "fraction", "Error of the sums that comes from the accumulator alone.",
+                   "Chosen empirically: two and a half times the largest error of rounding a result to BF16 (2^-8).",
+                   maximum=1.0),
     ),
     check=check,
 )  # fmt: skip

@@ -26,7 +26,6 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     location,
     seen_words,
 )
-from precdoctor.diagnosis.families.fp8.fp8_scale_history import scaled
 from precdoctor.diagnosis.survey.trends import Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
@@ -83,7 +82,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
     judged = [o for o in found.values() if o.settled and o.settled[0].numel >= options["min_elements"]]
-    longest = max((len(scaled(o)) for o in judged), default=0)
+    longest = max((len(o.scaled) for o in judged), default=0)
     if longest < 2 * options["min_points"]:
         return Checked((), f"{seen_words(found)}: too few steps of known scale for a trend")
     trends = [(o, trend) for o in judged if (trend := _trend(o, options)) is not None]
@@ -113,7 +112,7 @@ def _floor(cast: Cast, share: float) -> float:
 
 def _trend(operand: Operand, options: Options) -> Trend | None:
     """Of amax, where it grows."""
-    casts = [c for c in scaled(operand) if c.amax]
+    casts = [c for c in operand.scaled if c.amax]
     if len(casts) < 2 * options["min_points"] or operand.flushed_share >= options["flushed_share"]:
         return None
     amax = fit([(c.step, c.amax or 1.0) for c in casts])
@@ -124,7 +123,7 @@ def _trend(operand: Operand, options: Options) -> Trend | None:
 
 def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
     """With the forecast, where the bulk stays behind."""
-    casts = [c for c in scaled(operand) if c.amax]
+    casts = [c for c in operand.scaled if c.amax]
     spreads = [(c.step, 2.0 ** (math.log2(c.peak) - _floor(c, options["flushed_share"]))) for c in casts]
     spread = fit(spreads)
     if spread is None or spread.low <= 0.0 or spread.slope < 0.5 * spread.overall:
@@ -137,7 +136,7 @@ def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing |
 def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Finding:
     worst = growing[0]
     operand, trend = worst.operand, worst.amax
-    casts = [c for c in scaled(operand) if c.amax]
+    casts = [c for c in operand.scaled if c.amax]
     cast, first = casts[-1], casts[0]
     steps = plural(trend.last - trend.first, "step")
     message = (
@@ -147,10 +146,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
         f"{_forecast(worst, options)} {plural(len(growing), 'operand')} growing."
     )
     wide = worst.left[2] > 4.0 * max(worst.left[0], 1.0)
-    return Finding(
-        code="PD406",
-        name="fp8-amax-explosion",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.65 if wide or trend.points < 24 else 0.8,
         title=f"amax of the {operand.label} grows {100.0 * trend.slope:.2g} binades per 100 steps: its bulk is flushed "
         f"in about {worst.left[1]:,.0f} steps",
@@ -169,7 +165,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
                 {"step": c.step, "amax": c.amax, "headroom_binades": operand.fmt.headroom(c.peak)}
                 for c in casts[:: -max(1, -(-len(casts) // 64))][::-1]
             ],
-            "tensors": listed((g.operand for g in growing), lambda o: {"amax": scaled(o)[-1].amax}),
+            "tensors": listed((g.operand for g in growing), lambda o: {"amax": o.scaled[-1].amax}),
             **operand.evidence(view, cast),
             "confidence_reason": "a straight line in log2 over the newer half of the steps"
             + (", with a wide interval" if wide else ""),
@@ -223,18 +219,12 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "min_growth", 3.0, "binades", "Climbed by the line over the newer half of the steps.",
-            "Precdoctor's own: amax of healthy tensors stays within a factor of eight after the first steps.",
-        ),
-        RuleOption(
-            "min_points", 8.0, "steps", "Recorded steps in the newer half, at least.",
-            "A line and its error need a few points.", 4.0,
-        ),
-        RuleOption(
-            "horizon", 4.0, "times the run", "Forecasts that look further ahead than this are not made.",
-            "As in PD602: growth early in training levels off.",
-        ),
+        RuleOption("min_growth", 3.0, "binades", "Climbed by the line over the newer half of the steps.",
+                   "Chosen empirically: amax of healthy tensors stays within a factor of eight after the first steps."),
+        RuleOption("min_points", 8.0, "steps", "Recorded steps in the newer half, at least.",
+                   "A line and its error need a few points.", 4.0),
+        RuleOption("horizon", 4.0, "times the run", "Forecasts that look further ahead than this are not made.",
+                   "As in PD602: growth early in training levels off."),
         FLUSHED_SHARE,
         MIN_ELEMENTS,
     ),

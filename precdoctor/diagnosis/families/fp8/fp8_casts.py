@@ -21,6 +21,7 @@ from precdoctor.diagnosis.survey.histogram_columns import exponents
 from precdoctor.diagnosis.survey.rows import (
     Key,
     integer,
+    key_of,
     known_format,
     number,
     path_evidence,
@@ -179,6 +180,11 @@ class Operand:
         return tuple(casts if len(self.casts) == 1 else [c for c in casts if c is not self.casts[0]])
 
     @cached_property
+    def scaled(self) -> tuple[Cast, ...]:
+        """The settled casts of known scale."""
+        return tuple(c for c in self.settled if c.amax is not None)
+
+    @cached_property
     def flushed_share(self) -> float:
         """Median over steps."""
         return median(c.flushed_share for c in self.settled) if self.settled else 0.0
@@ -324,7 +330,7 @@ def _read(view: RunView) -> dict[Key, Operand]:
         cast = _cast(r)
         if fmt is None or cast is None:
             continue
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        key = key_of(r)
         mine = casts.setdefault(key, {})
         mine[cast.step] = _together(mine[cast.step], cast) if cast.step in mine else cast
         facts[key] = text(r["module_class"]), fmt, text(r["dtype"])

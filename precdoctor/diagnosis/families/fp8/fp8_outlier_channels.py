@@ -132,9 +132,7 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
     cast, size = operand.typical, worst.fmt.block[1]
     blocked = block_damage(view, operand, worst.fmt)
     cure = next((c for c in in_blocks(view, operand) if worst.fmt.name in c.words), kept_wide(operand))
-    return Finding(
-        code="PD408",
-        name="fp8-outlier-channels",
+    return RULE.finding(
         severity=Severity.ERROR if bulk.flushed >= 0.5 else Severity.WARNING,
         confidence=0.85 if worst.blocks >= 3 else 0.7,
         title=f"outliers in the {operand.label} cost the rest of it {bulk.lost_db:.1f} dB in {operand.fmt.name}",
@@ -199,20 +197,17 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "lost_db", LOST_DB.default, LOST_DB.unit,
-            "Signal to noise the bulk loses at the scale of the tensor's amax, against one of its own.", LOST_DB.source,
-        ),
-        RuleOption(
-            "outlier_share", 0.05, "fraction", "With more elements than this above the bulk they are no outliers.",
-            "One channel of twenty; LLM.int8() finds 0.1 % of the features.", maximum=1.0,
-        ),
-        RuleOption(
-            "hot_blocks", 0.5, "fraction", "Blocks that may hold an outlier; with more of them blocks do not help.",
-            "Precdoctor's own: half of the tensor must gain.", maximum=1.0,
-        ),
+        RuleOption("lost_db", LOST_DB.default, LOST_DB.unit,
+                   "Signal to noise the bulk loses at the scale of the tensor's amax, against one of its own.",
+                   LOST_DB.source),
+        RuleOption("outlier_share", 0.05, "fraction",
+                   "With more elements than this above the bulk they are no outliers.",
+                   "One channel of twenty; LLM.int8() finds 0.1 % of the features.", maximum=1.0),
+        RuleOption("hot_blocks", 0.5, "fraction",
+                   "Blocks that may hold an outlier; with more of them blocks do not help.",
+                   "Chosen empirically: half of the tensor must gain.", maximum=1.0),
         MIN_ELEMENTS,
     ),
-    explains=when(same_tensors, "PD402", "PD407", "PD409"),
+    explains=when(same_tensors, "PD402", "PD407"),
     check=check,
 )  # fmt: skip

@@ -54,12 +54,6 @@ def cut(histogram: ExponentHistogram) -> int:
     return trimmed.lo + middle + REACH
 
 
-def spread(operand: Operand) -> float:
-    """Binades between the amax and the upper end of the median's bin, on a typical step."""
-    cast = operand.typical
-    return float(np.log2(cast.peak)) - (cut(cast.statistics.histogram) - REACH + 1)
-
-
 def bulk_of(operand: Operand) -> Bulk | None:
     """In the median over a few steps, field by field; None when there are no outliers on half of them."""
     each = [b for c in operand.spots if (b := _bulk(c, operand.fmt)) is not None]

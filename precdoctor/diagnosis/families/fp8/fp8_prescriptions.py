@@ -13,7 +13,7 @@ from precdoctor.diagnosis.claims.rule import RuleOption
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Damage, Operand, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
-from precdoctor.diagnosis.survey.rows import Key, number
+from precdoctor.diagnosis.survey.rows import Key, key_of, number
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, BlockFormat, BlockHistogram
@@ -23,29 +23,15 @@ from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 _BLOCK_STEPS = 3
 _SIZES = (128, 32)
 
-FLUSHED_SHARE = RuleOption(
-    "flushed_share",
-    0.04,
-    "fraction",
-    "Finite non-zero elements that the cast rounds to zero, median over steps.",
-    "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo; a starting point, not truth.",
-    maximum=1.0,
-)
-LOST_DB = RuleOption(
-    "lost_db",
-    3.0,
-    "dB",
-    "Signal to quantisation noise below that of rounding to the format's mantissa (32.2 dB in E4M3, 26.2 dB in E5M2).",
-    "At 3 dB the scale costs as much as all rounding does.",
-)
-MIN_ELEMENTS = RuleOption(
-    "min_elements",
-    512.0,
-    "elements",
-    "Smaller tensors are not judged.",
-    "Four tiles of 128.",
-    1.0,
-)
+FLUSHED_SHARE = RuleOption("flushed_share", 0.04, "fraction",
+                           "Finite non-zero elements that the cast rounds to zero, median over steps.",
+                           "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo; a starting point, not truth.",
+                           maximum=1.0)  # fmt: skip
+LOST_DB = RuleOption("lost_db", 3.0, "dB",
+                     "Signal to quantisation noise below that of rounding to the format's mantissa (32.2 dB in E4M3, 26.2 dB in E5M2).",
+                     "At 3 dB the scale costs as much as all rounding does.")  # fmt: skip
+MIN_ELEMENTS = RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.",
+                          1.0)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -199,8 +185,7 @@ def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
         ["root", "module", "kind", "name", "call", "phase", "amax", *columns], (KIND,), steps=chosen
     ):
         if r["phase"] != "recompute" and number(r["amax"]):
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            found.setdefault(key, []).append(r)
+            found.setdefault(key_of(r), []).append(r)
     return found
 
 

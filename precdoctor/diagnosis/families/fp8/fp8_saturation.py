@@ -25,6 +25,7 @@ from precdoctor.diagnosis.survey.rows import (
     Key,
     TensorRow,
     integer,
+    key_of,
     known_format,
     path_evidence,
     path_to,
@@ -126,7 +127,7 @@ def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[in
             continue
         clipped = integer(r.get("saturated"))
         share = (int(r["at_max"]) if clipped is None else clipped) / numel
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        key = key_of(r)
         tensor = tensors.setdefault(key, _Tensor(str(r["dtype"]), clipped is not None, numel))
         tensor.shares.append(share)
         steps.add(int(r["step"]))
@@ -165,9 +166,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     if source is not None and source.amax:
         binades = max(1, math.ceil(math.log2(source.amax * (row.scale or 1.0) / largest)))
     confidence = 0.95 if tensor.exact else 0.8 if tensor.numel >= 4096 else 0.6
-    return Finding(
-        code="PD401",
-        name="fp8-saturation",
+    return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
         title=f"{percent(tensor.share)} of {row.label} is {what} the maximum of {tensor.dtype}, {largest:g}",
@@ -205,9 +204,7 @@ def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Fin
     share, largest = operand.saturated_share, operand.fmt.max
     cast = max(operand.settled, key=lambda c: (c.saturated_share, -c.step))
     sure, why = confidence(operand)
-    return Finding(
-        code="PD401",
-        name="fp8-saturation",
+    return RULE.finding(
         severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
         confidence=0.95 if sure > 0.7 else sure,
         title=f"{percent(share)} of the {operand.label} is clipped at the maximum of {operand.fmt.dtype}, {largest:g}",
@@ -291,33 +288,16 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "at_max_share",
-            0.02,
-            "fraction",
-            "Elements exactly at the maximum, median over steps.",
-            "2.5 times the one element per 1x128 tile that amax scaling puts there (0.78 %).",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "saturated_share",
-            0.005,
-            "fraction",
-            "Elements clipped by a cast that was observed, median over steps.",
-            "Above the 0.3 % of Gaussian elements that floor-rounded E8M0 scales clip (OCP MX).",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "error_share",
-            0.1,
-            "fraction",
-            "From this share on the finding is an error, below a warning.",
-            "Precdoctor's own.",
-            maximum=1.0,
-        ),
+        RuleOption("at_max_share", 0.02, "fraction", "Elements exactly at the maximum, median over steps.",
+                   "2.5 times the one element per 1x128 tile that amax scaling puts there (0.78 %).", maximum=1.0),
+        RuleOption("saturated_share", 0.005, "fraction",
+                   "Elements clipped by a cast that was observed, median over steps.",
+                   "Above the 0.3 % of Gaussian elements that floor-rounded E8M0 scales clip (OCP MX).", maximum=1.0),
+        RuleOption("error_share", 0.1, "fraction", "From this share on the finding is an error, below a warning.",
+                   maximum=1.0),
         LOST_DB,
         RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.", 1.0),
     ),
     explains={**when(same_module, "PD203"), **when(same_tensors, "PD407")},
     check=check,
-)
+)  # fmt: skip

@@ -112,9 +112,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
     )
     sure, why = confidence(operand)
     share = operand.flushed_share
-    return Finding(
-        code="PD402",
-        name="fp8-underflow",
+    return RULE.finding(
         severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
         confidence=sure,
         title=f"{percent(share)} of the {operand.label} is flushed to zero in {operand.fmt.name}",
@@ -162,16 +160,11 @@ RULE = Rule(
     options=(
         FLUSHED_SHARE,
         LOST_DB,
-        RuleOption(
-            "error_share",
-            0.5,
-            "fraction",
-            "From this flushed share on the finding is an error, below a warning.",
-            "Precdoctor's own: half of a tensor is no tail.",
-            maximum=1.0,
-        ),
+        RuleOption("error_share", 0.5, "fraction",
+                   "From this flushed share on the finding is an error, below a warning.",
+                   "Chosen empirically: half of a tensor is no tail.", maximum=1.0),
         MIN_ELEMENTS,
     ),
-    explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407", "PD409")},
+    explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407")},
     check=check,
-)
+)  # fmt: skip

@@ -1,66 +1,29 @@
-"""PD411: delayed scaling whose history is too long: one old spike keeps the scale small."""
+"""PD404, cause ``held-down``: delayed scaling whose history is so long that one old spike keeps the scale small."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
-from precdoctor.diagnosis.claims.relations import same_tensors, when
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.finding import Finding, Prescription
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, damage, operands
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
-    FLUSHED_SHARE,
-    LOST_DB,
-    MIN_ELEMENTS,
-    harmful,
-    listed,
-    location,
-    seen_words,
-)
-from precdoctor.diagnosis.families.fp8.fp8_scale_history import (
+from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, damage
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import harmful, listed, location
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
     Course,
     every_step,
     first_that,
     moves,
     recorded,
-    scaled,
     shorter,
     snippet,
     words,
 )
+from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 
-PAGE = RulePage(
-    finds="""
-Casts to a float8 dtype whose scale is still that of an earlier spike: the log holds a step whose amax, at least
-`spike` binades larger than now, is what the scale in force brings to the format's maximum. Meanwhile the cast flushes
-more than the limit, elements of weight among them (as PD402 measures it), on `held_share` of the recorded steps, and
-the scale of the tensor's own amax would not. A spike that the format has room for is no fault: Gaussian data lose
-nothing until amax is some ten binades below the maximum.
-""",
-    matters="""
-The largest amax of the last 1024 steps is right until one bad batch: for a thousand steps the tensor then lives in the
-format's subnormals.
-""",
-    example="""
-A loss spike makes one gradient 2^12 times as large; with `amax_history_len=1024` its scale is 2^12 times too small for
-the next 1024 steps, and E5M2 or E4M3 flush what was normal before.
-""",
-    remedy="""
-A shorter history. The log is replayed with 512, 256 ... steps, and the longest that is enough is prescribed, so that
-the scale does not go stale instead (PD404).
-""",
-    confidence="""
-0.9: the spike, the scale and the flushed elements are all in the log. 0.7 when steps lie between the recorded ones.
-""",
-    references=(
-        "Transformer Engine documentation: DelayedScaling, amax_history_len, amax_compute_algo",
-        "Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433",
-    ),
-)
 #: How the amax of the spike times the scale in force lies to the maximum: margins of up to two binades, rounded scales.
 _EXPLAINED = (2.0**-3.1, 1.05)
 #: Steps in a row behind a spike after which the replay of long histories is not told apart.
@@ -88,25 +51,21 @@ class _Held:
         return median(c.flushed_share for c, _ in self.casts)
 
 
-def check(view: RunView, options: Options) -> Checked:
-    """One finding: the operand that is held down most often."""
-    found = operands(view)
-    if not found:
-        return Checked.not_applicable("no tensor is cast to a float8 dtype")
+def held_down(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Options) -> Checked:
+    """Report the operand that is held down most often."""
     moving = [o for o in found.values() if moves(o) and o.settled[0].numel >= options["min_elements"]]
     if not moving:
-        return Checked((), f"{seen_words(found)}: no scale that follows from amax")
+        return Checked((), "no scale follows from amax")
     held = [_held(o, options) for o in moving]
     guilty = [h for h in held if h.share >= options["held_share"] and len(h.casts) >= _FEWEST]
     if not guilty:
-        return Checked((), f"{len(moving)} of {seen_words(found)}: no scale held down by a spike to any harm")
+        return Checked((), f"{len(moving)} with a scale that moves, none held down by a spike to any harm")
     guilty.sort(key=lambda h: (-h.share, h.operand.key))
-    return Checked([_finding(view, guilty, options)], f"{plural(len(guilty), 'operand')} of {seen_words(found)}",
-                   Status.FAILED)  # fmt: skip
+    return Checked([_finding(rule, view, guilty, options)], f"a spike holds {plural(len(guilty), 'scale')} down")
 
 
 def _held(operand: Operand, options: Options) -> _Held:
-    casts = scaled(operand)
+    casts = operand.scaled
     sized = [c for c in operand.casts if c.amax]
     pairs = []
     for cast in casts:
@@ -138,18 +97,16 @@ def _costs(cast: Cast, operand: Operand, options: Options) -> bool:
     return own.flushed < options["flushed_share"] or not harmful(own, fmt, options["lost_db"])
 
 
-def _finding(view: RunView, guilty: Sequence[_Held], options: Options) -> Finding:
+def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Options) -> Finding:
     worst = guilty[0]
     operand = worst.operand
     cast, spike = max(worst.casts, key=lambda pair: (pair[0].flushed_share, -pair[0].step))
     wasted = operand.fmt.headroom(cast.peak)
     better = _better(worst, options)
     whole = every_step(operand)
-    return Finding(
-        code="PD411",
-        name="held-down-fp8-scale",
-        severity=Severity.WARNING,
+    return rule.finding(
         confidence=0.9 if whole else 0.7,
+        cause="held-down",
         title=f"a spike of step {spike.step} holds the FP8 scale of the {operand.label} down: "
         f"{percent(worst.flushed)} flushed",
         message=f"At step {spike.step} amax of the {operand.label} was {spike.amax or 0.0:.3g}; up to "
@@ -201,31 +158,3 @@ def _prescribe(held: _Held, better: Course) -> Prescription:
         },
         snippet=snippet(better.recipe, operand.fmt.max, operand.fmt.dtype),
     )
-
-
-RULE = Rule(
-    code="PD411",
-    name="held-down-fp8-scale",
-    severity=Severity.WARNING,
-    triage=Triage.FORWARD,
-    page=PAGE,
-    options=(
-        FLUSHED_SHARE,
-        LOST_DB,
-        RuleOption(
-            "held_share", 0.25, "fraction", "Recorded steps on which the scale is held down and the cast flushes.",
-            "Precdoctor's own: a quarter of the training.", maximum=1.0,
-        ),
-        RuleOption(
-            "spike", 3.0, "binades", "By how much the spike must be larger than amax is now.",
-            "Amax of training data commonly varies by a factor of 2 to 4 between steps.",
-        ),
-        RuleOption(
-            "stale_db", 10.0, "dB", "What clipping may cost on a step under the proposed recipe.",
-            "The limit of PD404.",
-        ),
-        MIN_ELEMENTS,
-    ),
-    explains=when(same_tensors, "PD402", "PD407"),
-    check=check,
-)  # fmt: skip

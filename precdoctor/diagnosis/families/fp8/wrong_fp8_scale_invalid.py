@@ -1,55 +1,25 @@
-"""PD405: an FP8 scale out of an amax that was zero or not finite."""
+"""PD404, cause ``invalid-amax``: a scale made of an amax that was zero or not finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
-from precdoctor.diagnosis.claims.relations import same_tensors, when, while_it_lasts
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Operand, operands
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed, location, seen_words
-from precdoctor.diagnosis.families.fp8.fp8_scale_history import snippet
+from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Operand
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed, location
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import snippet
+from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.fp8_scaling import DelayedScaling
 
-PAGE = RulePage(
-    finds="""
-Scales in front of a cast to a float8 dtype that are no scales: infinite (448 / 0), zero (448 / inf), NaN, or negative;
-and scales out of an epsilon (448 / 1e-12), which are finite but put the next tensor that is not all zero `absurd`
-binades above the format's maximum. A tensor of zeros under a huge finite scale stays zero and is no fault: frozen
-layers and unused branches have zero gradients. Steps at which the tensor itself was already non-finite do not count.
-""",
-    matters="""
-0 times an infinite scale is NaN, and NaN in a float8 operand is NaN in everything behind it. A scale out of an epsilon
-turns the whole next tensor into +-448; a scale of zero turns it into zeros for as long as the infinite amax stays in
-the history. An output layer that starts at zero is enough: the gradients above it are zero at step 0.
-""",
-    example="""
-    scale = 448.0 / history.amax()                       # history: [0.0], the gradient was zero
-    scale = 448.0 / history.amax().clamp_min(1e-12)      # 4.5e14: finite, and as wrong
-    amax = history[history.isfinite() & (history > 0)]
-    scale = 448.0 / amax.max() if amax.numel() else scale    # the scale before, 1 at the start
-""",
-    remedy="""
-Leave zero and non-finite amax out of the history; with nothing left keep the scale there was, 1 at the start.
-""",
-    confidence="""
-0.95 when the zero or non-finite amax stands in the log at or before the step; 0.8 when only the scale does.
-""",
-    references=(
-        "pytorch/ao issue 3356: zero amax gives an infinite scale, fixed by an epsilon",
-        "Transformer Engine: the scale is kept where amax is 0 or not finite",
-    ),
-)
-
 
 @dataclass(frozen=True, eq=False)
-class _Bad:
+class _Invalid:
     operand: Operand
     casts: tuple[Cast, ...]
 
@@ -58,29 +28,25 @@ class _Bad:
         return sum(c.non_finite > 0 for c in self.casts), len(self.casts) / len(self.operand.casts)
 
 
-def check(view: RunView, options: Options) -> Checked:
-    """One finding: the operand whose scale did most harm."""
-    found = operands(view)
-    if not found:
-        return Checked.not_applicable("no tensor is cast to a float8 dtype")
-    guilty = [b for o in found.values() if (b := _bad(view, o, options)).casts]
+def invalid_amax(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Options) -> Checked:
+    """Report the operand whose scale did most harm."""
+    guilty = [b for o in found.values() if (b := _invalid(view, o, options["absurd"])).casts]
     if not guilty:
         known = sum(c.scale is not None for o in found.values() for c in o.casts)
-        return Checked((), f"{seen_words(found)}: {plural(known, 'scale')}, all finite, positive and of their size")
+        return Checked((), f"{plural(known, 'scale')}, all finite, positive and of a plausible size")
     guilty.sort(key=lambda b: (-b.harm[0], -b.harm[1], b.operand.key))
-    return Checked([_finding(view, guilty, options)], f"{plural(len(guilty), 'operand')} of {seen_words(found)}",
-                   Status.FAILED)  # fmt: skip
+    return Checked([_finding(rule, view, guilty, options)], f"{plural(len(guilty), 'operand')} with an invalid scale")
 
 
-def _bad(view: RunView, operand: Operand, options: Options) -> _Bad:
+def _invalid(view: RunView, operand: Operand, absurd: float) -> _Invalid:
     scales = [c.scale for c in operand.casts if c.scale is not None and c.scale_is_sound and c.alive]
     usual = median(scales) if scales else None
     bad = []
     for before, cast in zip((None, *operand.casts), operand.casts, strict=False):
-        if not _suspicious(cast, before, operand, usual, options["absurd"]) or _came_in(view, operand, cast):
+        if not _suspicious(cast, before, operand, usual, absurd) or _came_in(view, operand, cast):
             continue
         bad.append(cast)
-    return _Bad(operand, tuple(bad))
+    return _Invalid(operand, tuple(bad))
 
 
 def _suspicious(cast: Cast, before: Cast | None, operand: Operand, usual: float | None, absurd: float) -> bool:
@@ -124,18 +90,17 @@ def _reason(operand: Operand, cast: Cast) -> tuple[str, bool]:
     return f"an amax before it must have been {kind}", False
 
 
-def _finding(view: RunView, guilty: Sequence[_Bad], options: Options) -> Finding:
+def _finding(rule: Rule, view: RunView, guilty: Sequence[_Invalid], options: Options) -> Finding:
     worst = guilty[0]
     operand, cast = worst.operand, worst.casts[0]
     reason, shown = _reason(operand, cast)
     lasting = len(worst.casts) > options["recovers_in"] or any(c.non_finite for c in worst.casts)
     limits = f"limit: finite, above 0, and less than {options['absurd']:g} binades over the maximum"
     scale = "NaN" if cast.scale is None else f"{cast.scale:.3g}"
-    return Finding(
-        code="PD405",
-        name="bad-fp8-scale",
+    return rule.finding(
         severity=Severity.ERROR if lasting else Severity.WARNING,
         confidence=0.95 if shown else 0.8,
+        cause="invalid-amax",
         title=f"the FP8 scale of the {operand.label} is {scale} at step {cast.step}: {reason}",
         message=f"In front of the cast of the {operand.label} to {operand.fmt.dtype} stood the scale {scale} at step "
         f"{cast.step} ({limits}): {reason}. {_effect(cast)} {plural(len(worst.casts), 'step')} of "
@@ -166,7 +131,7 @@ def _effect(cast: Cast) -> str:
     return f"{percent(cast.saturated_share)} of the elements were clipped to the maximum."
 
 
-def _prescribe(worst: _Bad, cast: Cast) -> Prescription:
+def _prescribe(worst: _Invalid, cast: Cast) -> Prescription:
     """The scale that keeping the one before would have left, and what it would have clipped, from the log."""
     operand = worst.operand
     sized = [c for c in operand.casts if c.amax and not any(c is b for b in worst.casts)]
@@ -183,27 +148,3 @@ def _prescribe(worst: _Bad, cast: Cast) -> Prescription:
         },
         snippet=snippet(DelayedScaling(16), operand.fmt.max, operand.fmt.dtype),
     )
-
-
-RULE = Rule(
-    code="PD405",
-    name="bad-fp8-scale",
-    severity=Severity.ERROR,
-    triage=Triage.FORWARD,
-    page=PAGE,
-    options=(
-        RuleOption(
-            "absurd", 16.0, "binades", "From so far above the format's maximum on a finite scale is no scale.",
-            "Precdoctor's own: no amax of data jumps by 65,536 from one step to the next.", 1.0,
-        ),
-        RuleOption(
-            "recovers_in", 2.0, "steps", "With so few such steps, all finite, the finding is a warning, else an error.",
-            "Precdoctor's own: at the first step of a training there is nothing yet to lose.",
-        ),
-    ),
-    explains={
-        **when(while_it_lasts, "PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
-        **when(same_tensors, "PD401", "PD402", "PD404", "PD407", "PD411"),
-    },
-    check=check,
-)  # fmt: skip

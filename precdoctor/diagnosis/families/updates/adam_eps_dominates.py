@@ -192,10 +192,7 @@ def _finding(
         f"is that size, a step is {percent(factor)} of what Adam means it to be. "
         f"{plural(len(guilty), 'weight')} of {total:,} affected."
     )
-    return Finding(
-        code="PD503",
-        name="adam-eps-dominates",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.95 if root is not None else 0.85 if len(gradient.shares) >= 8 else 0.7,
         title=f"Adam's eps {eps:g} swallows the gradient of `{parameter}` (RMS {rms:.1g})",
         message=message,
@@ -250,39 +247,20 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "below_share",
-            0.5,
-            "fraction",
-            "Non-zero gradient elements below eps / damping, in the median over steps and at the start.",
-            "Half: the typical element.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "damping",
-            8.0,
-            "times",
-            "How far below eps an element counts: its step is 1 / (damping + 1) of the learning rate.",
-            "Precdoctor's own: a step of a ninth is worth a change, one of a half is not; PPO runs well at eps 1e-5.",
-            1.0,
-        ),
-        RuleOption(
-            "opening",
-            2.0,
-            "times",
-            "A gradient that is that much larger in the last quarter of the steps than in the first is not judged.",
-            "Precdoctor's own: a gradient's size varies by less from batch to batch unless something makes it grow.",
-            1.0,
-        ),
+        RuleOption("below_share", 0.5, "fraction",
+                   "Non-zero gradient elements below eps / damping, in the median over steps and at the start.",
+                   "Half: the typical element.", maximum=1.0),
+        RuleOption("damping", 8.0, "times",
+                   "How far below eps an element counts: its step is 1 / (damping + 1) of the learning rate.",
+                   "Chosen empirically: a step of a ninth is worth a change, one of a half is not; PPO runs well at eps 1e-5.",
+                   1.0),
+        RuleOption("opening", 2.0, "times",
+                   "A gradient that is that much larger in the last quarter of the steps than in the first is not judged.",
+                   "Chosen empirically: a gradient's size varies by less from batch to batch unless something makes it grow.",
+                   1.0),
         RuleOption("min_steps", 4.0, "steps", "Recorded steps, at least.", "A median needs a few.", 2.0),
-        RuleOption(
-            "min_elements",
-            64.0,
-            "elements",
-            "Smaller weights are not judged.",
-            "Shares of a few elements are chance.",
-            1.0,
-        ),
+        RuleOption("min_elements", 64.0, "elements", "Smaller weights are not judged.",
+                   "Shares of a few elements are chance.", 1.0),
     ),
     check=check,
-)
+)  # fmt: skip

@@ -99,9 +99,7 @@ def finding(view: RunView, stuck: list[Large], limit: float) -> Finding:
     }
     if row is not None:
         evidence["range"] = range_evidence(row)
-    return Finding(
-        code="PD501",
-        name="lost-weight-updates",
+    return rule.finding(
         severity=Severity.WARNING,
         confidence=0.9 if exact else 0.7,
         title=f"{percent(counts.share)} of the updates of `{worst.name}` are lost in FP32: "

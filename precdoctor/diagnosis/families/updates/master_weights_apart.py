@@ -132,10 +132,7 @@ def _finding(apart: Mapping[_Place, _Pair], total: int, options: Options) -> Fin
         f"computes with the other. "
         f"{plural(len(apart), 'weight')} of {total:,} affected."
     )
-    return Finding(
-        code="PD508",
-        name="master-weights-apart",
-        severity=Severity.ERROR,
+    return RULE.finding(
         confidence=0.95,
         title=f"`{name}` is not its FP32 master copy rounded: {pair.ulps[last]:.2g} ulps apart",
         message=message,
@@ -177,21 +174,11 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "ulps",
-            1.0,
-            "ulps",
-            "How far every element must be off at least, for the sums to differ as they do.",
-            "Rounding to nearest moves an element by half an ulp at most, stochastic rounding by one.",
-        ),
-        RuleOption(
-            "min_steps",
-            3.0,
-            "recorded steps",
-            "The newest ones, on all of which they must be apart.",
-            "Precdoctor's own: a weight may be set by hand once, and be overwritten at the next step.",
-            1.0,
-        ),
+        RuleOption("ulps", 1.0, "ulps",
+                   "How far every element must be off at least, for the sums to differ as they do.",
+                   "Rounding to nearest moves an element by half an ulp at most, stochastic rounding by one."),
+        RuleOption("min_steps", 3.0, "recorded steps", "The newest ones, on all of which they must be apart.",
+                   "Chosen empirically: a weight may be set by hand once, and be overwritten at the next step.", 1.0),
     ),
     check=check,
-)
+)  # fmt: skip

@@ -118,9 +118,7 @@ def _finding(
     )
     extra = widened_bytes(view, elements)
     few = len(updates.steps) < 4
-    return Finding(
-        code="PD502",
-        name="no-master-weights",
+    return RULE.finding(
         severity=Severity.WARNING if now >= options["lost_now"] else Severity.INFO,
         confidence=0.65 if few else 0.8,
         title=f"{dtype} weights without a wider copy: {percent(later)} of updates lost once the rate has decayed",
@@ -157,27 +155,14 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "decay",
-            0.1,
-            "fraction",
-            "What the learning rate will come down to.",
-            "Cosine and linear schedules commonly end at a tenth or below (arXiv:2203.15556).",
-            2.0**-20,
-            1.0,
-        ),
-        RuleOption(
-            "lost_later", 0.25, "fraction", "Lost updates at that rate that are too many.", "As PD501.", maximum=1.0
-        ),
-        RuleOption(
-            "lost_now",
-            0.1,
-            "fraction",
-            "From this share lost already on it is a warning, before that information.",
-            "Precdoctor's own.",
-            maximum=1.0,
-        ),
+        RuleOption("decay", 0.1, "fraction", "What the learning rate will come down to.",
+                   "Cosine and linear schedules commonly end at a tenth or below (arXiv:2203.15556).", 2.0**-20,
+                   maximum=1.0),
+        RuleOption("lost_later", 0.25, "fraction", "Lost updates at that rate that are too many.", "As PD501.",
+                   maximum=1.0),
+        RuleOption("lost_now", 0.1, "fraction",
+                   "From this share lost already on it is a warning, before that information.", maximum=1.0),
     ),
     check=check,
     step_columns=("lr",),
-)
+)  # fmt: skip

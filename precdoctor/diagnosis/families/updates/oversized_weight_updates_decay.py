@@ -86,9 +86,7 @@ def finding(view: RunView, decay: Decay, shrunk: Mapping[_Place, tuple[str, floa
     after = 10.0 ** math.floor(math.log10(USUAL / decay.share) + 1e-9) * decay.weight_decay
     longer = decay.steps * decay.weight_decay / after
     process, timeline = next(iter(view.timeline.items()))
-    return Finding(
-        code="PD504",
-        name="oversized-weight-updates",
+    return rule.finding(
         severity=Severity.WARNING,
         confidence=0.85,
         title=f"weight decay takes {percent(decay.share)} of every weight away per step: "

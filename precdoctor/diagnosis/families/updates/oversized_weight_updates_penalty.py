@@ -82,9 +82,7 @@ def finding(
     parameter, ratio = parameter_label(*place), ratios[place]
     process, timeline = next(iter(view.timeline.items()))
     rate = next((s.lr for s in reversed(timeline) if s.lr), None)
-    return Finding(
-        code="PD504",
-        name="oversized-weight-updates",
+    return rule.finding(
         severity=Severity.WARNING,
         confidence=0.85,
         title=f"L2 regularisation outweighs the gradient of `{parameter}` {ratio.newer:,.3g} times: "

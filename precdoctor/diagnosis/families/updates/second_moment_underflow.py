@@ -156,10 +156,7 @@ def _finding(view: RunView, guilty: Mapping[Owner, _Lost], total: int, eps: floa
         + (f"There only eps divides, {step}. " if known else f"Where {_foreign(view)} divides by its root, {step}. ")
         + f"{plural(len(guilty), 'parameter')} of {total:,} affected."
     )
-    return Finding(
-        code="PD506",
-        name="second-moment-underflow",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.95 if known and len(lost.shares) >= 4 else 0.8,
         title=f"the second moment of `{label(owner)}` is zero for {percent(lost.share)} of its gradient ({row.dtype})",
         message=message,
@@ -239,40 +236,20 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "share",
-            0.01,
-            "fraction",
-            "Elements with a second moment of zero, of those whose gradient is above eps, in the median over steps.",
-            "Precdoctor's own: each of them takes steps that are too long by orders of magnitude.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "others_share",
-            0.05,
-            "fraction",
-            "The same where the optimizer is not one of torch's.",
-            "Precdoctor's own: it may bound its steps, and a few long ones do less harm then.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "beyond",
-            10.0,
-            "times Adam's longest step",
-            "A step longer than that was not made of moments of the same gradients.",
-            "Precdoctor's own: the bound holds for any gradients; schedules that change the betas move it a few times.",
-            1.0,
-        ),
-        RuleOption("min_steps", 2.0, "steps", "Steps with recorded state, at least.", "Precdoctor's own.", 1.0),
-        RuleOption(
-            "min_elements",
-            16.0,
-            "elements",
-            "Elements with a gradient above eps, at least.",
-            "Shares of a few elements are chance.",
-            1.0,
-        ),
+        RuleOption("share", 0.01, "fraction",
+                   "Elements with a second moment of zero, of those whose gradient is above eps, in the median over steps.",
+                   "Chosen empirically: each of them takes steps that are too long by orders of magnitude.",
+                   maximum=1.0),
+        RuleOption("others_share", 0.05, "fraction", "The same where the optimizer is not one of torch's.",
+                   "Chosen empirically: it may bound its steps, and a few long ones do less harm then.", maximum=1.0),
+        RuleOption("beyond", 10.0, "times Adam's longest step",
+                   "A step longer than that was not made of moments of the same gradients.",
+                   "Chosen empirically: the bound holds for any gradients; schedules that change the betas move it a few times.",
+                   1.0),
+        RuleOption("min_steps", 2.0, "steps", "Steps with recorded state, at least.", minimum=1.0),
+        RuleOption("min_elements", 16.0, "elements", "Elements with a gradient above eps, at least.",
+                   "Shares of a few elements are chance.", 1.0),
     ),
     explains={**when(same_module, "PD504"), **when(lost_moments, "PD603", "PD605", "PD509")},
     check=check,
-)
+)  # fmt: skip

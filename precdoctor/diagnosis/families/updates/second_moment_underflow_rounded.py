@@ -144,9 +144,7 @@ def finding(view: RunView, lost: Mapping[Owner, Orphaned], long: Mapping[Owner, 
     leap = max(long.values(), key=lambda o: o.rates, default=None)
     kind, shown = ("opt_state", worst) if worst is not None else ("update", leap)
     assert shown is not None
-    return Finding(
-        code="PD506",
-        name="second-moment-underflow",
+    return rule.finding(
         severity=Severity.WARNING,
         confidence=0.9,
         title=_title(worst, leap),

@@ -348,15 +348,9 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "min_writes",
-            6.0,
-            "recorded steps",
-            "Writes to an average before it is expected to have moved.",
-            "Precdoctor's own: a weight that is at rest for one step is not at rest for six.",
-            1.0,
-        ),
+        RuleOption("min_writes", 6.0, "recorded steps", "Writes to an average before it is expected to have moved.",
+                   "Chosen empirically: a weight that is at rest for one step is not at rest for six.", 1.0),
     ),
     explains={**when(while_it_lasts, "PD605"), **when(same_module, "PD701")},
     check=check,
-)
+)  # fmt: skip

@@ -156,9 +156,7 @@ def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options
             f"Held against the recorded gradients, sqrt(v) is {ratio:.3g} times too large in the median weight: steps "
             "are that much smaller than Adam means them to be."
         )
-    return Finding(
-        code="PD505",
-        name="stalled-second-moment",
+    return RULE.finding(
         severity=Severity.WARNING if ratio >= options["fallen"] else Severity.INFO,
         confidence=0.9 if narrow.measured is None else 0.95,
         title=f"Adam's second moment cannot decay in {dtype}: beta2 {beta2:g} is within half an ulp of 1",
@@ -197,17 +195,12 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "fallen",
-            4.0,
-            "times",
-            "How much too large sqrt(v) must be for a warning; without recorded state, the fall of the gradient norm.",
-            "Precdoctor's own: steps a quarter of their size are worth a change.",
-            1.0,
-        ),
-        RuleOption("min_steps", 8.0, "steps", "Shorter runs have nothing to decay.", "Precdoctor's own.", 1.0),
+        RuleOption("fallen", 4.0, "times",
+                   "How much too large sqrt(v) must be for a warning; without recorded state, the fall of the gradient norm.",
+                   "Chosen empirically: steps a quarter of their size are worth a change.", 1.0),
+        RuleOption("min_steps", 8.0, "steps", "Shorter runs have nothing to decay.", minimum=1.0),
     ),
     sampled_steps=False,
     check=check,
     step_columns=("grad_norm",),
-)
+)  # fmt: skip

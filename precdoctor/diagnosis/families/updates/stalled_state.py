@@ -107,10 +107,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"{elsewhere_words(group)}"
     )
     wide = "float64" if dtype == "float32" else "float32"
-    return Finding(
-        code="PD509",
-        name="stalled-state",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.9,
         title=f"{short} changes nothing: {percent(share)} of the elements of {what} stay as they are in {dtype}"
         f"{fact.line}",
@@ -135,15 +132,9 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "share",
-            0.75,
-            "fraction",
-            "Least share of the elements that FP64 moves that must keep their bits.",
-            "Chosen empirically; no published source.",
-            maximum=1.0,
-        ),
+        RuleOption("share", 0.75, "fraction", "Least share of the elements that FP64 moves that must keep their bits.",
+                   maximum=1.0),
     ),
     sampled_steps=False,
     check=check,
-)
+)  # fmt: skip

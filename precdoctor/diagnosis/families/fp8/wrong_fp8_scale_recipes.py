@@ -29,20 +29,15 @@ _SLIGHT = 1.1
 _FITTED = 1.05
 
 
-def scaled(operand: Operand) -> list[Cast]:
-    """The settled casts of known scale."""
-    return [c for c in operand.settled if c.amax is not None]
-
-
 def moves(operand: Operand) -> bool:
     """Whether the scale changes over the steps: a constant one is no history."""
-    scales = [c.scale or 1.0 for c in scaled(operand)]
+    scales = [c.scale or 1.0 for c in operand.scaled]
     return bool(scales) and max(scales) > 1.01 * min(scales)
 
 
 def lags(operand: Operand) -> bool:
     """Whether the scale moves, but not with the tensor's own amax: their product would be the same on every step."""
-    peaks = [c.peak for c in scaled(operand)]
+    peaks = [c.peak for c in operand.scaled]
     return moves(operand) and max(peaks) > 1.1 * min(peaks)
 
 
@@ -101,7 +96,7 @@ class Course:
 
 def recorded(operand: Operand, lost_db: float, flushed_share: float) -> Course:
     """As it was; what clips at a scale that was too large for the steps before as well has not jumped past it."""
-    casts = scaled(operand)
+    casts = operand.scaled
     peaks = [c.peak / operand.fmt.max if _jumped(operand, c) else 0.0 for c in casts]
     return _course(
         operand, None, casts, peaks, [1.0] * len(casts), [c.flushed_share for c in casts],
