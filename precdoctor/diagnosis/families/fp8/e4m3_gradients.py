@@ -173,7 +173,7 @@ RULE = Rule(
         RuleOption("lost_db", LOST_DB.default, LOST_DB.unit, "Signal to noise that the gradient or its bulk must lose.",
                    LOST_DB.source),
         RuleOption("lost_blocks", 0.25, "fraction",
-                   "Blocks of 128 (or 32) elements that become zero whole, in the median over the steps they are recorded on.",
+                   "Least share of blocks of 128 (or 32) elements that become zero whole, median over their steps.",
                    "Chosen empirically: a quarter of the samples; E5M2 keeps them at no cost in memory.", maximum=1.0),
         MIN_ELEMENTS,
     ),

@@ -278,7 +278,7 @@ RULE = Rule(
                    "The difference in loss that PD804 and PD821 take as the least that matters."),
         RuleOption("noise_share", 0.02, "fraction",
                    "Variance of the noise over that of the model's results, median over steps.",
-                   "Chosen empirically: no fit then explains more than 98 % of them; rounding to E4M3 alone leaves 0.06 %.",
+                   "Chosen empirically: no fit explains more than 98 % then; rounding to E4M3 alone leaves 0.06 %.",
                    maximum=1.0),
     ),
     check=check,
