@@ -32,13 +32,13 @@ from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 
 PAGE = RulePage(
     finds="""
-Operands of FP8 casts whose unscaled amax grows exponentially: `min_growth` binades over the newer half of the recorded
-steps, by a line through log2(amax) whose slope is above zero with 95 % certainty and has not slackened to half that of
-the whole run; *and* whose bulk does not grow with it, for a scale that follows amax takes the format along. The
-distance between amax and the magnitude below which the allowed share of the elements lies must grow as well, and its
-line reach the range of the format (18.8 binades in E4M3, 32.8 in E5M2, from the largest number down to what is flushed)
-within `horizon` times what was recorded. What is above the limit already is PD402's, PD403's or PD408's; growth towards
-the limit of a 16-bit format is PD602's, that of gradients with the loss PD603's.
+Operands of FP8 casts whose unscaled amax grows exponentially while their bulk stays behind. Amax must grow by
+`min_growth` binades over the newer half of the recorded steps, on a line through log2(amax) with a slope above zero
+(95 % certainty) that is at least half that of the whole run. A scale that follows amax takes the format along, so the
+distance between amax and the magnitude below which the allowed share of the elements lies must also grow. Its line must
+reach the range of the format (18.8 binades in E4M3, 32.8 in E5M2, from the largest number down to the flush limit)
+within `horizon` times the recorded steps. PD402, PD403 and PD408 report operands that are already above the limit,
+PD602 growth towards the limit of a 16-bit format, PD603 gradients that grow with the loss.
 """,
     matters="""
 Outliers that amplify themselves (gated products, attention logits, an output layer without weight decay) have ended
@@ -62,7 +62,7 @@ block, so that only the outlier's own block sinks, or keep the operand wide.
 )
 
 
-#: Share of the blocks that may hold an outlier for blocks to help.
+#: Largest share of blocks with an outlier for blocks to help: the default of PD408's `hot_blocks`.
 _MOST = 0.5
 
 
@@ -70,14 +70,14 @@ _MOST = 0.5
 class _Growing:
     operand: Operand
     amax: Trend
-    #: Of the distance between amax and the bulk's lower end.
+    #: Trend of the distance between amax and the lower end of the bulk.
     spread: Trend
     #: Steps until that distance is the format's range: low, estimate, high.
     left: tuple[float, float, float]
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the operand that gets there first."""
+    """One finding: the operand whose bulk is flushed first."""
     found = operands(view)
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
@@ -96,7 +96,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def reach(fmt: Format) -> float:
-    """Binades from the largest number of a format down to the largest magnitude it flushes."""
+    """Binades from the largest number of a format down to its flush limit."""
     return math.log2(fmt.max) - math.log2(fmt.flush_limit)
 
 
@@ -111,7 +111,7 @@ def _floor(cast: Cast, share: float) -> float:
 
 
 def _trend(operand: Operand, options: Options) -> Trend | None:
-    """Of amax, where it grows."""
+    """The trend of amax; None unless it grows."""
     casts = [c for c in operand.scaled if c.amax]
     if len(casts) < 2 * options["min_points"] or operand.flushed_share >= options["flushed_share"]:
         return None
@@ -122,7 +122,7 @@ def _trend(operand: Operand, options: Options) -> Trend | None:
 
 
 def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
-    """With the forecast, where the bulk stays behind."""
+    """The operand with its forecast; None unless the bulk stays behind."""
     casts = [c for c in operand.scaled if c.amax]
     spreads = [(c.step, 2.0 ** (math.log2(c.peak) - _floor(c, options["flushed_share"]))) for c in casts]
     spread = fit(spreads)
@@ -185,7 +185,7 @@ def _forecast(growing: _Growing, options: Options) -> str:
 
 
 def _prescribe(view: RunView, growing: _Growing) -> Prescription:
-    """E5M2 for a gradient, else blocks, else the tensor's own dtype: how long it lasts, or how much of it is spared."""
+    """E5M2 for a gradient, else blocks, else the tensor's own dtype, with the steps or blocks that it saves."""
     operand, soon = growing.operand, growing.left[1]
     predicted: dict[str, dict[str, float]]
     if operand.gradient and operand.fmt.mantissa_bits == E4M3FN.mantissa_bits:
@@ -205,7 +205,7 @@ def _prescribe(view: RunView, growing: _Growing) -> Prescription:
 
 
 def _blocked(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:
-    """Block formats, each with the share of the blocks that hold an outlier."""
+    """Yield block formats, each with its share of blocks with an outlier."""
     for cure in in_blocks(view, operand):
         size = int(str(cure.change["block"]))
         last = round(median(cut(c.statistics.histogram) for c in operand.spots))
@@ -219,11 +219,11 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption("min_growth", 3.0, "binades", "Climbed by the line over the newer half of the steps.",
+        RuleOption("min_growth", 3.0, "binades", "Least growth of the line over the newer half of the steps.",
                    "Chosen empirically: amax of healthy tensors stays within a factor of eight after the first steps."),
-        RuleOption("min_points", 8.0, "steps", "Recorded steps in the newer half, at least.",
+        RuleOption("min_points", 8.0, "steps", "Least number of recorded steps in the newer half.",
                    "A line and its error need a few points.", 4.0),
-        RuleOption("horizon", 4.0, "times the run", "Forecasts that look further ahead than this are not made.",
+        RuleOption("horizon", 4.0, "times the run", "Longest forecast.",
                    "As in PD602: growth early in training levels off."),
         FLUSHED_SHARE,
         MIN_ELEMENTS,
