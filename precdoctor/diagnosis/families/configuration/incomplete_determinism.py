@@ -148,7 +148,7 @@ def _finding(
     cuda: bool,
 ) -> Finding:
     root, module, kind = gaps[0].layers[0]
-    told = "; ".join(
+    listed = "; ".join(
         f"{', '.join(f'`{m or r}` ({c})' for r, m, c in g.layers[:3])}"
         + (f" and {len(g.layers) - 3} more" if len(g.layers) > 3 else "")
         + f": {g.words}"
@@ -161,7 +161,7 @@ def _finding(
         title=f"determinism is asked for, and {plural(len(touched), 'layer')} may differ from run to run"
         + ("" if cuda else " on CUDA"),
         message=f"The run asks for determinism ({', '.join(asked)}), and {plural(len(touched), 'layer')} (limit "
-        f"{options['min_layers']:g}) may give other bits from run to run. {told}.{where}",
+        f"{options['min_layers']:g}) may give other bits from run to run. {listed}.{where}",
         location=Location(root, module, kind, "grad_output", Phase.BACKWARD),
         evidence={
             "asked_by": [a.strip("`") for a in asked],

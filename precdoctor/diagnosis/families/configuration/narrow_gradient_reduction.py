@@ -102,7 +102,7 @@ def check(view: RunView, options: Options) -> Checked:
     if reduction.ranks >= 2 ** (fmt.mantissa_bits + 1):
         return Checked([_many_ranks(fmt, reduction, key)], f"{seen}: a running sum stalls", Status.FAILED)
     worst = max(median(g.flushed) for g in gradients.values())
-    return Checked((), f"{seen}: {percent(worst)} flushed in the worst")
+    return Checked((), f"{seen}: at most {percent(worst)} flushed")
 
 
 def _reductions(view: RunView) -> Mapping[str, _Reduction]:

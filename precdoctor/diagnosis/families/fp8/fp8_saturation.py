@@ -106,13 +106,13 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked([_clipped(view, clipped, options)], reason, Status.FAILED)
     if not tensors:
         worst = max((o.saturated_share for o in casts.values()), default=0.0)
-        return Checked((), f"{seen_words(casts)}: {percent(worst)} clipped in the worst")
+        return Checked((), f"{seen_words(casts)}: at most {percent(worst)} clipped")
     seen = f"{plural(len(tensors), 'FP8 tensor')} on {plural(len(steps), 'step')}"
     limits = {True: options["saturated_share"], False: options["at_max_share"]}
     guilty = {k: t for k, t in tensors.items() if t.share > limits[t.exact]}
     if not guilty:
         worst = max(t.share for t in tensors.values())
-        return Checked((), f"{seen}: {percent(worst)} at the maximum in the worst")
+        return Checked((), f"{seen}: at most {percent(worst)} at the maximum")
     key, tensor = max(guilty.items(), key=lambda item: item[1].share)
     finding = _finding(view, key, tensor, limits[tensor.exact], options, len(guilty))
     return Checked([finding], f"{plural(len(guilty), 'tensor')} of {seen} above the limit", Status.FAILED)

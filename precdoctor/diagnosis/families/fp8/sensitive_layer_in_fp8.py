@@ -206,7 +206,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
     what = {"logits": "the final logits", "norm": "a norm", "router": "a router", "result": "the model's results"}.get(
         worst.role, "an embedding"
     )
-    told = [s for s in judged if s.damaged] or judged
+    shown = [s for s in judged if s.damaged] or judged
     harm = (
         f"{percent(operand.flushed_share)} flushed, {percent(operand.saturated_share)} clipped, signal to noise "
         f"{cost.sqnr_db:.1f} dB, {cost.lost_db:.1f} dB below rounding (limit {options['lost_db']:g})"
@@ -236,7 +236,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
             "noise_share": worst.noise,
             "damaged": sum(s.damaged for s in judged),
             "steps_examined": len(operand.settled),
-            "tensors": listed((s.operand for s in told), lambda o: {"flushed_share": o.flushed_share}),
+            "tensors": listed((s.operand for s in shown), lambda o: {"flushed_share": o.flushed_share}),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },

@@ -101,8 +101,8 @@ def _folded(findings: Sequence[Finding]) -> Sequence[Finding]:
     """Make what an invalid amax did to the same operands a consequence of it."""
     first, *others = findings
     effects = [f for f in others if first.cause == "invalid-amax" and same_tensors(first, f)]
-    told = [{"code": f.code, "name": f.name, "message": f.title} for f in effects]
-    first = replace(first, evidence={**first.evidence, "consequences": told}) if told else first
+    shown = [{"code": f.code, "name": f.name, "message": f.title} for f in effects]
+    first = replace(first, evidence={**first.evidence, "consequences": shown}) if shown else first
     return [first, *(f for f in others if f not in effects)]
 
 

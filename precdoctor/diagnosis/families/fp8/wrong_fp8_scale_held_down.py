@@ -24,18 +24,18 @@ from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 
-#: How the amax of the spike times the scale in force lies to the maximum: margins of up to two binades, rounded scales.
+#: Amax of the spike times the scale in force, over the maximum: room for margins of two binades and rounded scales.
 _EXPLAINED = (2.0**-3.1, 1.05)
-#: Steps in a row behind a spike after which the replay of long histories is not told apart.
+#: Least number of held-down steps; chosen empirically.
 _FEWEST = 4
-#: Casts whose cost is predicted; it must be above the limits on most of them.
+#: Number of casts whose cost is predicted, to bound the time; most of them must be above the limits.
 _PREDICTED = 8
 
 
 @dataclass(frozen=True, eq=False)
 class _Held:
     operand: Operand
-    #: Casts below the limit of an old spike, and that spike's for each.
+    #: Held-down casts, each with the cast of its spike.
     casts: tuple[tuple[Cast, Cast], ...]
 
     @property
@@ -79,7 +79,7 @@ def _held(operand: Operand, options: Options) -> _Held:
 
 
 def _spike(cast: Cast, sized: Sequence[Cast], operand: Operand, binades: float) -> Cast | None:
-    """The newest earlier cast whose amax the scale in force belongs to."""
+    """The newest earlier cast that the scale in force fits, if its amax was so much larger."""
     low, high = _EXPLAINED
     for other in reversed(sized):
         product = (other.amax or 0.0) * (cast.scale or 0.0) / operand.fmt.max
@@ -89,7 +89,7 @@ def _spike(cast: Cast, sized: Sequence[Cast], operand: Operand, binades: float) 
 
 
 def _costs(cast: Cast, operand: Operand, options: Options) -> bool:
-    """Harm at the scale in force, none at the tensor's own."""
+    """Whether the scale in force does harm and that of the tensor's own amax would not."""
     fmt = operand.fmt
     if not harmful(damage(cast.statistics, fmt), fmt, options["lost_db"]):
         return False
@@ -109,12 +109,12 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Option
         cause="held-down",
         title=f"a spike of step {spike.step} holds the FP8 scale of the {operand.label} down: "
         f"{percent(worst.flushed)} flushed",
-        message=f"At step {spike.step} amax of the {operand.label} was {spike.amax or 0.0:.3g}; up to "
-        f"{plural(worst.longest, 'step')} later the scale was still that of the spike, {cast.scale or 0.0:.3g} at step "
-        f"{cast.step}, where amax was {cast.amax or 0.0:.3g}: {wasted:.1f} binades of {operand.fmt.dtype} unused. On "
-        f"{len(worst.casts)} of {plural(len(operand.settled), 'step')} ({percent(worst.share)}, limit "
+        message=f"At step {spike.step} amax of the {operand.label} was {spike.amax or 0.0:.3g}. Up to "
+        f"{plural(worst.longest, 'step')} later the scale was still that of the spike. At step {cast.step} it was "
+        f"{cast.scale or 0.0:.3g} and amax {cast.amax or 0.0:.3g}: {wasted:.1f} binades of {operand.fmt.dtype} unused. "
+        f"On {len(worst.casts)} of {plural(len(operand.settled), 'step')} ({percent(worst.share)}, limit "
         f"{percent(options['held_share'])}) more than {percent(options['flushed_share'])} was flushed, "
-        f"{percent(worst.flushed)} in their median. {plural(len(guilty), 'operand')} in all.",
+        f"{percent(worst.flushed)} in their median. Affected: {plural(len(guilty), 'operand')}.",
         location=location(operand, cast),
         evidence={
             "held_share": worst.share,
@@ -135,7 +135,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Option
 
 
 def _better(held: _Held, options: Options) -> Course:
-    """The longest history that flushes on less than half of the limit's share of the steps, stale no more than now."""
+    """The longest history that flushes on less than half the limit of steps and is stale no more often than now."""
     now = recorded(held.operand, options["stale_db"], options["flushed_share"])
 
     def accept(course: Course) -> bool:

@@ -21,10 +21,12 @@ from precdoctor.numerics.fp8_scaling import DelayedScaling
 @dataclass(frozen=True, eq=False)
 class _Invalid:
     operand: Operand
+    #: Its casts with an invalid scale.
     casts: tuple[Cast, ...]
 
     @property
     def harm(self) -> tuple[int, float]:
+        """Number of casts with non-finite results, and share of the casts with an invalid scale."""
         return sum(c.non_finite > 0 for c in self.casts), len(self.casts) / len(self.operand.casts)
 
 
@@ -41,12 +43,9 @@ def invalid_amax(rule: Rule, view: RunView, found: Mapping[Key, Operand], option
 def _invalid(view: RunView, operand: Operand, absurd: float) -> _Invalid:
     scales = [c.scale for c in operand.casts if c.scale is not None and c.scale_is_sound and c.alive]
     usual = median(scales) if scales else None
-    bad = []
-    for before, cast in zip((None, *operand.casts), operand.casts, strict=False):
-        if not _suspicious(cast, before, operand, usual, absurd) or _came_in(view, operand, cast):
-            continue
-        bad.append(cast)
-    return _Invalid(operand, tuple(bad))
+    pairs = zip((None, *operand.casts), operand.casts, strict=False)
+    bad = (cast for before, cast in pairs if _suspicious(cast, before, operand, usual, absurd))
+    return _Invalid(operand, tuple(c for c in bad if not _came_in(view, operand, c)))
 
 
 def _suspicious(cast: Cast, before: Cast | None, operand: Operand, usual: float | None, absurd: float) -> bool:
@@ -61,7 +60,7 @@ def _suspicious(cast: Cast, before: Cast | None, operand: Operand, usual: float 
 
 
 def _came_in(view: RunView, operand: Operand, cast: Cast) -> bool:
-    """Whether a tensor before this one at the same step was non-finite already, so that no scale is to blame."""
+    """Whether an earlier tensor of the same step was already non-finite, so that no scale is to blame."""
     if not cast.non_finite:
         return False
     rows = view.rows(cast.process, cast.step)
@@ -76,7 +75,7 @@ def _came_in(view: RunView, operand: Operand, cast: Cast) -> bool:
 
 
 def _reason(operand: Operand, cast: Cast) -> tuple[str, bool]:
-    """Where the scale comes from, in words, and whether the log shows it."""
+    """The origin of the scale in words, and whether the log shows it."""
     earlier = [c for c in operand.casts if c.step < cast.step]
     if cast.scale is not None and math.isinf(cast.scale) and cast.non_finite == cast.numel:
         return f"amax was 0 at step {cast.step} itself, or at the step before", True
@@ -102,9 +101,9 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Invalid], options: Opt
         confidence=0.95 if shown else 0.8,
         cause="invalid-amax",
         title=f"the FP8 scale of the {operand.label} is {scale} at step {cast.step}: {reason}",
-        message=f"In front of the cast of the {operand.label} to {operand.fmt.dtype} stood the scale {scale} at step "
-        f"{cast.step} ({limits}): {reason}. {_effect(cast)} {plural(len(worst.casts), 'step')} of "
-        f"{len(operand.casts)} with such a scale, {plural(len(guilty), 'operand')} in all.",
+        message=f"At step {cast.step} the {operand.label} was cast to {operand.fmt.dtype} with the scale {scale} "
+        f"({limits}): {reason}. {_effect(cast)} {plural(len(worst.casts), 'step')} of {len(operand.casts)} had such a "
+        f"scale. Affected: {plural(len(guilty), 'operand')}.",
         location=location(operand, cast),
         evidence={
             "scale": cast.scale if cast.scale is not None else math.nan,
@@ -132,14 +131,14 @@ def _effect(cast: Cast) -> str:
 
 
 def _prescribe(worst: _Invalid, cast: Cast) -> Prescription:
-    """The scale that keeping the one before would have left, and what it would have clipped, from the log."""
+    """Keep the previous scale, with the share that the operand's sound scales clip."""
     operand = worst.operand
     sized = [c for c in operand.casts if c.amax and not any(c is b for b in worst.casts)]
     before = next((c.scale for c in reversed(sized) if c.step < cast.step), None)
     kept = before if before is not None else 1.0
     clipped = [c.saturated_share for c in sized]
     return Prescription(
-        title=f"leave zero and non-finite amax out and keep the scale there was, {kept:.3g}: steps with a bad scale "
+        title=f"leave zero and non-finite amax out and keep the previous scale, {kept:.3g}: invalid scales "
         f"{len(worst.casts)} -> 0",
         change={"operand": operand.label, "scale": {"from": cast.scale, "to": kept}},
         predicted={

@@ -127,8 +127,8 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
         title=f"weight decay takes {percent(decay.share)} of every weight away per step: "
         f"`{parameter_label(*place)}` is down to {percent(worst.left)} of its initial size",
         message=(
-            f"{decay.optimizer} runs at weight decay {decay.weight_decay:g} and a learning rate of {decay.rate:.3g}: "
-            f"a step takes the share {decay.share:.2g} of a weight (limit {limit:g}), so that a weight remembers about "
+            f"{decay.optimizer} runs at weight decay {decay.weight_decay:g} and a learning rate of {decay.rate:.3g}: a "
+            f"weight loses the share {decay.share:.2g} per step (limit {limit:g}) and can remember about "
             f"{decay.steps:,.0f} steps. {_shrunk_words(place, worst, shrunk)} Gradients no longer balance the decay."
         ),
         location=_location(view, place, worst),

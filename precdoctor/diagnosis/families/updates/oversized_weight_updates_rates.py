@@ -65,11 +65,11 @@ def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, 
     factor = rounded_down(target / ratio)
     groups = sum(len(o.get("groups") or ()) for o in view.optimizers)
     varies = rates is not None and min(rates.first, rates.last) < _AT_PEAK * rates.peak
-    told = ""
+    shown = ""
     if rates is not None and groups == 1:
-        told = f" ({'peak ' if varies else ''}{rates.peak:.3g} -> {rates.peak * factor:.3g})"
+        shown = f" ({'peak ' if varies else ''}{rates.peak:.3g} -> {rates.peak * factor:.3g})"
     return Prescription(
-        title=f"learning rate x {factor:g}{told}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
+        title=f"learning rate x {factor:g}{shown}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
         change={"lr_factor": factor},
         predicted=_predicted(ratio, ratio * factor),
         snippet=snippets.lower_rate(factor),

@@ -109,7 +109,7 @@ def check(view: RunView, options: Options) -> Checked:
             found = rounded_finding(RULE, view, orphans, long, eps)
             return Checked([found], f"{seen}: moments that no gradients can make", Status.FAILED)
         worst = max((v.share for v in lost.values() if v.shares), default=0.0)
-        return Checked((), f"{seen}: {percent(worst)} of the elements with a gradient above eps are zero in the worst")
+        return Checked((), f"{seen}: at most {percent(worst)} of the elements with a gradient above eps are zero")
     return Checked([_finding(view, guilty, len(moments), eps, options)], f"{len(guilty):,} of {seen} have zeros",
                    Status.FAILED)  # fmt: skip
 

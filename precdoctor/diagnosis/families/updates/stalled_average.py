@@ -82,17 +82,17 @@ def check(view: RunView, options: Options) -> Checked:
     averages, counts = _averages(view, options), stalled_counts(view, options["min_writes"])
     statistics = running_statistics(view, options["min_writes"])
     still = {p: b for p, b in statistics.items() if not b.changes}
-    told: list[tuple[str, Finding]] = [(averages.reason, f) for f in averages.findings]
+    found: list[tuple[str, Finding]] = [(averages.reason, f) for f in averages.findings]
     if still:
         seen = f"{len(still):,} of {plural(len(statistics), '16-bit running statistic')} never change"
-        told.append((seen, _statistics_finding(still, options)))
+        found.append((seen, _statistics_finding(still, options)))
     if counts:
         seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
-        told.append((seen, _count_finding(counts, options)))
-    if told:
-        return Checked([_together([f for _, f in told])], "; ".join(seen for seen, _ in told), Status.FAILED)
+        found.append((seen, _count_finding(counts, options)))
+    if found:
+        return Checked([_together([f for _, f in found])], "; ".join(seen for seen, _ in found), Status.FAILED)
     if statistics and averages.status is Status.NOT_APPLICABLE:
-        return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, all of which move")
+        return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, and all of them move")
     return averages
 
 
@@ -123,7 +123,7 @@ def _averages(view: RunView, options: Options) -> Checked:
     seen = plural(len(averages), "16-bit average")
     stalled = {p: t for p, t in averages.items() if not weights[p].moves and weights[t].moves}
     if not stalled:
-        return Checked((), f"{seen} of weights, all of which move")
+        return Checked((), f"{seen} of weights, and all of them move")
     finding = _finding(stalled, averages, weights, options)
     return Checked([finding], f"{len(stalled):,} of {seen} do not move", Status.FAILED)
 
@@ -184,7 +184,7 @@ def _finding(
     message = (
         f"`{dotted(*place[1:])}` is {weight.dtype} and was written to on {plural(writes, 'recorded step')} (limit "
         f"{options['min_writes']:g}) without changing a bit, while `{dotted(*twin[1:])}`, of the same shape, changed "
-        f"{plural(weights[twin].moves, 'time')}: what is added is below half an ulp, {half_ulp:.2g} of an element. "
+        f"{plural(weights[twin].moves, 'time')}: each addend is below half an ulp, {half_ulp:.2g} of an element. "
         f"{len(stalled):,} of {plural(len(averages), 'averaged tensor')} stand still."
     )
     return RULE.finding(
