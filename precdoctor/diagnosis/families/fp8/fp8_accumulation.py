@@ -57,6 +57,7 @@ not show, make the error larger. 0.6 in a run on another device.
 )
 #: Compute capabilities whose FP8 units have the narrow accumulator.
 _NARROW = ((8, 9), (9, 0))
+#: A Hopper unit, as it is and with promotion every 128 terms (references of the page).
 _FAST, _PROMOTED = Accumulator(), Accumulator(promote=128)
 #: Number of simulated products, those with the largest drift, to bound the time.
 _SIMULATED = 8

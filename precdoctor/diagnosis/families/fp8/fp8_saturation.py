@@ -289,11 +289,9 @@ RULE = Rule(
     options=(
         RuleOption("at_max_share", 0.02, "fraction", "Largest share exactly at the maximum, median over steps.",
                    "2.5 times the one element per 1x128 tile that amax scaling puts there (0.78 %).", maximum=1.0),
-        RuleOption("saturated_share", 0.005, "fraction",
-                   "Largest share clipped by a recorded cast, median over steps.",
+        RuleOption("saturated_share", 0.005, "fraction", "Largest share clipped by a recorded cast, median over steps.",
                    "Above the 0.3 % of Gaussian elements that floor-rounded E8M0 scales clip (OCP MX).", maximum=1.0),
-        RuleOption("error_share", 0.1, "fraction", "Share from which the finding is an error.",
-                   maximum=1.0),
+        RuleOption("error_share", 0.1, "fraction", "Share from which the finding is an error.", maximum=1.0),
         LOST_DB,
         RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.", 1.0),
     ),

@@ -161,8 +161,7 @@ RULE = Rule(
     options=(
         FLUSHED_SHARE,
         LOST_DB,
-        RuleOption("error_share", 0.5, "fraction",
-                   "Flushed share from which the finding is an error.",
+        RuleOption("error_share", 0.5, "fraction", "Flushed share from which the finding is an error.",
                    "Chosen empirically: half of a tensor is no tail.", maximum=1.0),
         MIN_ELEMENTS,
     ),

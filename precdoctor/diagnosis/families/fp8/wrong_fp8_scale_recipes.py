@@ -16,6 +16,7 @@ from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, De
 
 #: Histories that are recognised and proposed; the last is Transformer Engine's default, its tests use 16.
 LENGTHS = tuple(1 << k for k in range(11))
+#: Margins that are recognised, in binades; chosen empirically.
 _MARGINS = (0, 1, 2, 3)
 #: Binades within which a scale is that of a recipe, chosen empirically (rounding amax to BF16 moves it by 0.006); one
 #: rounded down to a power of two may lie a binade lower.

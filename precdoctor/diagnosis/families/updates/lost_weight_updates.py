@@ -10,7 +10,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, survey, usable_steps
+from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, survey, usable_steps, weight_row
 from precdoctor.diagnosis.families.updates.lost_weight_updates_large import large_finding, large_weights, lose_updates
 from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.survey.parameters import is_bare, parameter_label
@@ -164,9 +164,7 @@ def _finding(
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:
         confidence, why = min(confidence, 0.8), f"{why}; most updates stick, so another fault may weigh more"
-    row = next(
-        (r for r in view.rows(process, step) if r.kind == "weight" and r.key[:2] == key[:2] and r.name == key[3]), None
-    )
+    row = weight_row(view, key, worst)
     evidence = {
         "lost_share": share,
         "limit": options["lost_share" if general else "stuck_share"],

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from precdoctor.diagnosis.survey.rows import Key, integer, key_of, text
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, integer, key_of, text
 from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 from precdoctor.numerics.histogram import ExponentHistogram
 
@@ -76,6 +76,12 @@ def survey(
         _add(counts, r, (unchanged, trivial), relative)
         counts.worst = at
     return found
+
+
+def weight_row(view: RunView, key: Key, counts: Counts) -> TensorRow | None:
+    """The row of the weight itself on the worst step of its updates."""
+    rows = view.rows(*counts.worst)
+    return next((r for r in rows if r.kind == "weight" and r.key[:2] == key[:2] and r.name == key[3]), None)
 
 
 def _add(counts: Counts, r: Mapping[str, Any], unchanged: tuple[int, float], relative: ExponentHistogram) -> None:

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, guessed, survey
+from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, guessed, survey, weight_row
 from precdoctor.diagnosis.survey.parameters import parameter_label, states_per_parameter
 from precdoctor.diagnosis.survey.rows import Key, integer, key_of, range_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
-from precdoctor.numerics.formats import FP32
+from precdoctor.numerics.formats import FP32, FP64
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
-
-#: Significant bits of FP64, which is no recorded format.
-_FP64_BITS = 53
 
 
 @dataclass(frozen=True)
@@ -80,14 +77,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
         "Lost updates do not add up."
     )
     exact = not guessed(view)
-    row = next(
-        (
-            r
-            for r in view.rows(process, step)
-            if r.kind == "weight" and r.key[:2] == worst.key[:2] and r.name == worst.key[3]
-        ),
-        None,
-    )
+    row = weight_row(view, worst.key, counts)
     evidence: dict[str, object] = {
         "lost_share": counts.share,
         "limit": limit,
@@ -144,7 +134,7 @@ def _offset(parameter: Large) -> Prescription:
 def _float64(view: RunView, parameter: Large) -> Prescription:
     counts = parameter.counts
     total = counts.relative.total
-    after = counts.relative[: -_FP64_BITS - 1].total / total if total else 0.0
+    after = counts.relative[: -FP64.mantissa_bits - 2].total / total if total else 0.0
     extra = 4 * counts.numel * (2 + states_per_parameter(view))  # weight, gradient and state follow the weight's format
     change: Mapping[str, object] = {"weight_dtype": {"parameter": parameter.name, "from": "float32", "to": "float64"}}
     return Prescription(

@@ -242,8 +242,7 @@ RULE = Rule(
     options=(
         RuleOption("share", 0.01, "fraction",
                    "Elements with a second moment of zero among those with a gradient above eps, median over steps.",
-                   "Chosen empirically: the steps of each are too long by orders of magnitude.",
-                   maximum=1.0),
+                   "Chosen empirically: the steps of each are too long by orders of magnitude.", maximum=1.0),
         RuleOption("others_share", 0.05, "fraction", "The same where the optimizer is not one of torch's.",
                    "Chosen empirically: it may bound its steps, and a few long ones do less harm then.", maximum=1.0),
         RuleOption("beyond", 10.0, "times Adam's longest step",
