@@ -104,7 +104,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         )
         limit, limits = percent(options["lost"]), {"lost": options["lost"], "effect": options["effect"]}
     message = (
-        f"At step {fact.step}, the cast of a tensor of {fact.count('numel'):,} elements from {before} to {after}"
+        f"At step {fact.step}, a tensor of {fact.count('numel'):,} elements is cast from {before} to {after}"
         f"{fact.line} {place_words(fact)}: {effect} ({measured}; limit {limit})."
         f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )

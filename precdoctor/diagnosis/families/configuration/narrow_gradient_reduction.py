@@ -168,8 +168,8 @@ def _finding(
         message += f", and on {plural(len(gradient.overflows), 'step')} its largest is beyond {gradient.fmt.max:g}"
     if after is not None:
         message += (
-            f". At step {step} {percent(row.zero / row.numel)} of it are zero before the reduction and "
-            f"{percent(after.zero / after.numel)} as the optimizer is given it"
+            f". At step {step} {percent(row.zero / row.numel)} of it is zero before the reduction, and "
+            f"{percent(after.zero / after.numel)} in the gradient that the optimizer gets"
         )
     sharded = reduction.wrapper != "DistributedDataParallel"
     return RULE.finding(
@@ -201,7 +201,7 @@ def _title(name: str, gradient: _Gradient, reduction: _Reduction, share: float) 
     how = reduction.words(gradient.fmt.dtype or gradient.fmt.name)
     if gradient.overflows:
         return f"the gradient of `{name}` overflows in its reduction by {how} over {plural(reduction.ranks, 'rank')}"
-    return f"{percent(share)} of the gradient of `{name}` become zero in its reduction by {how}"
+    return f"{percent(share)} of the gradient of `{name}` becomes zero in its reduction by {how}"
 
 
 def _prescribe(gradient: _Gradient, reduction: _Reduction, share: float) -> Prescription:

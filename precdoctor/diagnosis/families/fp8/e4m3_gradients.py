@@ -143,7 +143,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         f"{percent(operand.saturated_share)} are clipped, in the median of {plural(len(operand.settled), 'step')} "
         f"(limit {percent(options['flushed_share'])}). The scale is not to blame: at each step's own amax E4M3 "
         f"would flush {percent(fitted)}, E5M2 {percent(cure.damage.flushed)}. "
-        f"{whole}{plural(len(guilty), 'gradient')} in all.",
+        f"{whole}Affected: {plural(len(guilty), 'gradient')}.",
         location=location(operand, cast),
         evidence={
             "flushed_share": operand.flushed_share,

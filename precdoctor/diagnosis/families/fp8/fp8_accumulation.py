@@ -194,18 +194,18 @@ def _finding(view: RunView, guilty: Sequence[tuple[_Product, SumError]], options
     product, error = guilty[0]
     side = product.sides[0]
     place, phase = product.module or product.root, "backward" if product.backward else "forward"
-    verb = "are" if narrow else "would be, on an Ada or Hopper device,"
+    verb, device = ("makes", "") if narrow else ("would make", " on an Ada or Hopper device")
     ratios = " and ".join(f"{s.factor.mean:.2f}" for s in product.sides)
     return RULE.finding(
         severity=Severity.WARNING if narrow else Severity.INFO,
         confidence=0.7 if narrow else 0.6,
-        title=f"sums of {product.terms:,} FP8 products in `{place}` {verb} {percent(error.accumulated)} off: "
-        "fast accumulation",
+        title=f"fast accumulation {verb} sums of {product.terms:,} FP8 products in `{place}` "
+        f"{percent(error.accumulated)} wrong{device}",
         message=f"The {phase} pass of `{place}` multiplies its `{product.names[0]}` and `{product.names[1]}` with "
         f"`use_fast_accum=True` and adds up {product.terms:,} products. Means of {ratios} times the root mean square "
-        f"give the terms one sign, and an accumulator of {_FAST.bits} bits that truncates is "
-        f"{percent(error.accumulated)} off (limit {percent(options['relative_error'])}), where the casts to FP8 cost "
-        f"{percent(error.rounded)}: {error.lost_bits:.1f} significant bits less (limit {options['lost_bits']:g}). "
+        f"give the terms one sign. A truncating accumulator of {_FAST.bits} bits {verb} the sums "
+        f"{percent(error.accumulated)} wrong (limit {percent(options['relative_error'])}), the casts to FP8 "
+        f"{percent(error.rounded)}: {error.lost_bits:.1f} significant bits are lost (limit {options['lost_bits']:g}). "
         f"{plural(len(guilty), 'product')} affected." + ("" if narrow else " This device adds up in FP32."),
         location=Location(
             product.root, product.module, side.module_class or None, KIND,

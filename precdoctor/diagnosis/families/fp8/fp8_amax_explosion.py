@@ -143,7 +143,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
         f"Amax of the {operand.label} ({operand.fmt.dtype}) grows by a factor of {2.0 ** (100.0 * trend.slope):.3g} "
         f"per 100 steps: {first.amax or 0.0:.3g} at step {first.step}, {cast.amax or 0.0:.3g} at step {cast.step}, "
         f"{trend.climbed:.1f} binades over the newest {steps} (limit {options['min_growth']:g}). "
-        f"{_forecast(worst, options)} {plural(len(growing), 'operand')} growing."
+        f"{_forecast(worst, options)} Affected: {plural(len(growing), 'operand')}."
     )
     wide = worst.left[2] > 4.0 * max(worst.left[0], 1.0)
     return RULE.finding(

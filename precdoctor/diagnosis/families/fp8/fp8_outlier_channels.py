@@ -140,7 +140,7 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
         confidence=0.85 if worst.blocks >= 3 else 0.7,
         title=f"outliers in the {operand.label} cost the rest of it {bulk.lost_db:.1f} dB in {operand.fmt.name}",
         message=f"{percent(bulk.outliers)} of the elements of the {operand.label} reach {bulk.distance:.1f} binades "
-        f"beyond the rest and set its scale. At the scale of the tensor's amax the rest is left {bulk.sqnr_db:.1f} dB "
+        f"beyond the rest and set its scale. At the scale of the tensor's amax the rest keeps {bulk.sqnr_db:.1f} dB "
         f"of signal to noise, {bulk.lost_db:.1f} dB less than at a scale of its own (limit {options['lost_db']:g}), "
         f"and {percent(bulk.flushed)} of it becomes zero; it holds {percent(bulk.magnitude)} of the sum of magnitudes. "
         f"The outliers sit in {percent(worst.hot)} of the blocks of {size}: with a scale per block the other "

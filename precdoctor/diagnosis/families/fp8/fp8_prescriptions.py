@@ -249,8 +249,8 @@ def seen_words(found: Mapping[Key, Operand]) -> str:
 def scale_words(cast: Cast) -> str:
     """Amax before and after scaling, in words."""
     if cast.scale is None:
-        return f"it reaches {cast.peak:.3g} before the cast, scale not known"
-    return f"it reaches {cast.amax or 0.0:.3g}, times the scale {cast.scale:.3g} that is {cast.peak:.3g}"
+        return f"the cast gets up to {cast.peak:.3g}, at an unknown scale"
+    return f"amax {cast.amax or 0.0:.3g} times the scale {cast.scale:.3g} is {cast.peak:.3g}"
 
 
 def confidence(operand: Operand) -> tuple[float, str]:

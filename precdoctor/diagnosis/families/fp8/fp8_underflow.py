@@ -121,7 +121,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
         f"{percent(options['flushed_share'])}). Its non-zero elements keep {bulk.bits:.1f} of "
         f"{bulk.of_bits} significant bits on average. {proof}{_cost_words(cost, operand, options)} At step {cast.step} "
-        f"{scale_words(cast)}, {padding(operand):.1f} binades below {operand.fmt.max:g} in the median. "
+        f"{scale_words(cast)}; in the median {padding(operand):.1f} binades below {operand.fmt.max:g} are unused. "
         f"{plural(len(guilty), 'operand')} above the limits.",
         location=location(operand, cast),
         evidence={
@@ -146,7 +146,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
 def _cost_words(cost: Damage, operand: Operand, options: Options) -> str:
     fmt = operand.fmt
     return (
-        f"That takes {percent(cost.lost_magnitude)} of its magnitude (rounding takes "
+        f"Flushing takes {percent(cost.lost_magnitude)} of its magnitude (rounding takes "
         f"{percent(rounding_magnitude(fmt))}); the signal to noise is {cost.sqnr_db:.1f} dB, {cost.lost_db:.1f} dB "
         f"below the {rounding_db(fmt):.1f} dB of {fmt.name} at a fitting scale (limit {options['lost_db']:g})."
     )
