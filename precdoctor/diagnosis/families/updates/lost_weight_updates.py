@@ -222,7 +222,7 @@ def _foreign(view: RunView) -> str:
 
 
 def _kept(view: RunView, moves: Moves | None) -> str:
-    """What became of the updates, in a sentence."""
+    """Whether FP32 weights would have kept the updates, in a sentence."""
     if moves is None:
         return "FP32 weights would have kept them."
     if moves.rounding is Rounding.UNKNOWN:

@@ -78,7 +78,7 @@ class Shrunk:
 
 
 def strongest_decay(view: RunView) -> Decay | None:
-    """Of the optimizers whose decay per step follows from their settings; None without one."""
+    """The strongest decay of an optimizer whose settings give its share per step; None without one."""
     found = []
     for optimizer in view.optimizers:
         name = text(optimizer.get("name"))
@@ -93,7 +93,7 @@ def strongest_decay(view: RunView) -> Decay | None:
 
 
 def strongest_penalty(view: RunView) -> Penalty | None:
-    """Of the optimizers that add it to the gradient and divide by the sum's size; None without one."""
+    """The strongest penalty of an optimizer that divides by the size of gradient plus penalty; None without one."""
     found = [
         Penalty(text(o.get("name")), decay)
         for o in view.optimizers
