@@ -105,6 +105,15 @@ def test_the_prescribed_history_does_what_it_promises(tmp_path):
     assert [f.code for f in after.findings] == []
 
 
+def test_an_invalid_amax_takes_the_stale_scale_of_the_same_operand_along(tmp_path):
+    stale = delayed(lambda s: draws(5)(s) * (32.0 if s % 4 == 3 else 1.0), 1)
+    cast = lambda s: (np.zeros((32, 256)), math.inf) if s == 6 else stale(s)  # noqa: E731
+    both = diagnose(add_operand(Training(32), UP, "input", cast).write(tmp_path / "both"))
+    [finding] = both.findings
+    assert (finding.code, finding.cause) == ("PD404", "invalid-amax")
+    assert any("stale on" in c["message"] for c in finding.evidence["consequences"])
+
+
 def test_the_bulk_beside_an_outlier_is_what_casting_leaves_of_it(tmp_path):
     def draw(step):
         x = draws(6, (64, 1024))(step)

@@ -27,11 +27,11 @@ in 17 under any recipe. It must also happen on that share of the newer half: wei
 history in their first steps. A scale that never moves has no history (see PD401). The first recorded step, whose
 history is empty, does not count.
 
-`held-down`: the scale still belongs to an earlier spike. The log holds a step whose amax, at least `spike` binades
-larger than now, is what the scale in force brings to the format's maximum. Meanwhile the cast flushes more than the
-limit, elements of weight among them (as PD402 measures it), on `held_share` of the recorded steps, and the scale of the
-tensor's own amax would not. A spike that the format has room for is not reported: Gaussian data lose nothing until amax
-is about ten binades below the maximum.
+`held-down`: the scale still belongs to an earlier spike. The log holds a step whose amax was at least `spike` binades
+larger than now, and the scale in force brings that amax to the format's maximum. Meanwhile the cast flushes more than
+the limit, elements of weight among them (as PD402 measures it), on `held_share` of the recorded steps, and the scale of
+the tensor's own amax would not. A spike that the format has room for is not reported: Gaussian data lose nothing until
+amax is about ten binades below the maximum.
 
 `invalid-amax`: the scale is infinite (448 / 0), zero (448 / inf), NaN or negative; or it comes from an epsilon
 (448 / 1e-12), is finite, and puts the next tensor that is not all zero `absurd` binades above the format's maximum. A
